@@ -209,7 +209,7 @@ class Agent:
             self._carry_out(effect)
         self._arm_timer()
         if self._config.exit_when_done and self._has_run_ended and not self.session.outgoing and self._is_idle:
-            logger.info("no run is left and nothing waits to be sent: done")
+            logger.info("no run is left and the spool is empty: done")
             self.stop()
 
     @property

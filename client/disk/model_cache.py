@@ -220,7 +220,7 @@ class PartialVersion:
                 block = source.read(min(BLOCK_BYTES, left))
                 if not block:
                     self._cut_off()
-                    raise PieceDamaged(f"{location.path} has lost its end")
+                    raise PieceDamaged(f"{location.path} ends before byte {location.start + location.num_bytes}")
                 left -= len(block)
                 self._file.write(block)
                 self._take(block)

@@ -105,11 +105,8 @@ def _read(path: Path) -> tuple[dict[RunId, Seen], int, int]:
         try:
             run_id, newest = _parsed(json.loads(line))
         except (ValueError, RecursionError) as error:
-            what = f"{path}, line {number}: {error}"
-            remedy = (
-                "put it back from a backup; without it this agent takes rounds and versions that it has seen before"
-            )
-            raise ConfigError([f"{what}: {remedy}"]) from None
+            remedy = "put it back from a backup; without it this agent accepts rounds and versions that it has seen"
+            raise ConfigError([f"{path}, line {number}: {error}: {remedy}"]) from None
         seen[run_id] = newest
     return seen, whole.count(b"\n"), len(whole)
 

@@ -97,12 +97,12 @@ class Gate:
         """Decide about a request of the coordinator, before the size of its model is known."""
         asked = _asked(request, None)
         decision, turn = self._decide(asked)
-        return decision if decision.is_allowed else self._written(asked, decision, turn)
+        return decision if decision.is_allowed else self._logged(asked, decision, turn)
 
     def admit(self, request: Request, model: VersionManifest) -> Decision:
         """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
         num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request.codec)
-        return self._begun(_asked(request, num_bytes))
+        return self._decide_and_count(_asked(request, num_bytes))
 
     def ask_upload(self, entry: Entry) -> Decision:
         """Decide about the upload of an update, before its first byte; an allowed one is recorded on return."""
@@ -120,15 +120,15 @@ class Gate:
             num_bytes=size,
             content=entry.digest,
         )
-        return self._begun(upload)
+        return self._decide_and_count(upload)
 
-    def _begun(self, request: PolicyRequest) -> Decision:
-        decision = self._written(request, *self._decide(request))
+    def _decide_and_count(self, request: PolicyRequest) -> Decision:
+        decision = self._logged(request, *self._decide(request))
         policy = self._file.policy
         if decision.is_allowed and request.kind is not Kind.EVALUATE and self._file.path is not None:
             assert policy is not None
             try:
-                self._history.begun(request, day_of(policy, self._now()))
+                self._history.count(request, day_of(policy, self._now()))
             except HistoryUnusable as error:
                 return _unusable(error)
         return decision
@@ -154,7 +154,7 @@ class Gate:
             terms = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
             logger.info("run %s asks here for task %s, with %slocal = %s", request.run_id, request.task, terms, local)
 
-    def _written(self, request: PolicyRequest, decision: Decision, turn: int) -> Decision:
+    def _logged(self, request: PolicyRequest, decision: Decision, turn: int) -> Decision:
         try:
             self._log.write(request, decision, turn)
         except OSError as error:

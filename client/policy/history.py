@@ -174,7 +174,7 @@ class PolicyHistory:
             )
             return True
 
-    def begun(self, request: PolicyRequest, day: str) -> None:
+    def count(self, request: PolicyRequest, day: str) -> None:
         """Count a training, or an update that leaves, unless it continues a round that was counted.
 
         An update closes its round: every later training for that round counts.

@@ -75,7 +75,7 @@ Key = tuple[str, RunId, int]
 
 @value
 class Connected:
-    """The coordinator said Welcome."""
+    """The coordinator has answered Hello with Welcome."""
 
 
 @value

@@ -61,7 +61,7 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float) -> Seen |
     if fault := _older(request, seen):
         return Refused(FailureReason.ROLLBACK, fault)
     if (over := late - request.time_left) >= 0:
-        return Refused(FailureReason.OUT_OF_TIME, f"its deadline was {over:.1f} s ago when it arrived")
+        return Refused(FailureReason.OUT_OF_TIME, f"it arrived {over:.1f} s after its deadline")
     version = _version(request)
     seen = replace(seen, version=version, digest=request.model_digest)
     if isinstance(request, Invitation):

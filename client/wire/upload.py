@@ -154,7 +154,7 @@ class _Sending:
     def _read(self, num_bytes: int) -> bytes:
         data = os.pread(self._fd, num_bytes, self._entry.data_start + self._sent)
         if len(data) != num_bytes:
-            raise OSError(f"{self._entry.path} has lost its end")
+            raise OSError(f"{self._entry.path} ends before its last piece")
         return data
 
     def _note_sent(self, num_bytes: int) -> None:

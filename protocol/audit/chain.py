@@ -273,8 +273,8 @@ class Verifier:
             return None
         self._check_place(line, where)
         if self._before is not None and line.seq == self._before.seq + 1 and line.prev != self._before.digest:
-            fault = f"changed: line {line.seq} does not follow from line {self._before.seq}"
-            self._add_fault(self._before_where, fault)
+            text = f"changed: line {line.seq} does not follow from line {self._before.seq}"
+            self._add_fault(self._before_where, text)
         self.events, self.unsigned = self.events + (line.event is not None), self.unsigned + (line.event is not None)
         if line.event is not None and line.event.action in (REPAIR, FAULT) and len(self.mended) < FAULTS_MAX:
             self.mended.append(line)

@@ -69,14 +69,14 @@ def first_status(call: Any) -> "asyncio.Future[Status]":
     return status
 
 
-def _at_once(told: "Coroutine[Any, Any, Any]") -> Any:
+def _at_once(coroutine: "Coroutine[Any, Any, Any]") -> Any:
     """Return the result of a coroutine of an ended call at once; awaited in a task it might report a later status."""
     try:
-        told.send(None)
+        coroutine.send(None)
     except StopIteration as answer:
         return answer.value
-    told.close()
-    raise RuntimeError("the call goes on")
+    coroutine.close()
+    raise RuntimeError("the call has not ended")
 
 
 class Stream(Generic[Request, Reply]):

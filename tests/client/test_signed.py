@@ -141,7 +141,7 @@ async def test_an_invitation_that_was_held_back_has_only_the_time_that_is_left(t
         await coordinator.invite(version, time_left=5.0)
         failed = await coordinator.heard("failed")
         assert (failed.round_id, failed.reason) == (1, "out_of_time")
-        assert "its deadline was 285" in failed.detail
+        assert "it arrived 285" in failed.detail
         assert runner.orders == []
         await coordinator.invite(version, time_left=350.0)
         await coordinator.accepted.wait()

@@ -30,16 +30,16 @@ def upload(number: int = 1, content: str = "u") -> PolicyRequest:
 def test_rounds_are_counted_once_and_by_day(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
     for number in (1, 1, 2):
-        history.begun(request(number), DAY)
+        history.count(request(number), DAY)
     assert history.of(request(1), day=DAY) == History(rounds_today=2, is_counted=True, turn=1)
     assert history.of(request(3), day=NEXT_DAY) == History(rounds_today=0, is_counted=False, turn=1)
 
 
 def test_other_work_of_the_same_round_counts_and_so_does_the_same_on_another_day(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
-    history.begun(request(content="a"), DAY)
+    history.count(request(content="a"), DAY)
     assert history.of(request(content="b"), day=DAY) == History(rounds_today=1, is_counted=False, turn=2)
-    history.begun(request(content="b"), DAY)
+    history.count(request(content="b"), DAY)
     assert [history.of(request(content=work), day=DAY).is_counted for work in "ab"] == [True, True]
     assert history.of(request(content="a"), day=NEXT_DAY) == History(rounds_today=0, is_counted=False, turn=3)
     assert history.of(upload(), day=NEXT_DAY).is_counted, "what was begun may leave on another day"
@@ -48,27 +48,27 @@ def test_other_work_of_the_same_round_counts_and_so_does_the_same_on_another_day
 def test_with_its_update_a_round_is_over_and_only_that_update_goes_on(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
     for work in "ab":
-        history.begun(request(content=work), DAY)
-    history.begun(upload(content="u"), DAY)
+        history.count(request(content=work), DAY)
+    history.count(upload(content="u"), DAY)
     assert history.of(upload(content="u"), day=NEXT_DAY) == History(rounds_today=0, is_counted=True, turn=2)
     asked = [request(content="a"), request(content="b"), upload(content="v")]
     assert [history.of(again, day=DAY) for again in asked] == [History(rounds_today=2, turn=3)] * 3
-    history.begun(upload(content="u"), DAY)
+    history.count(upload(content="u"), DAY)
     assert history.of(request(2), day=DAY).rounds_today == 2
-    history.begun(request(content="a"), DAY)
+    history.count(request(content="a"), DAY)
     assert history.of(upload(content="u"), day=DAY) == History(rounds_today=3, is_counted=True, turn=3)
 
 
 def test_an_update_that_nobody_counted_counts_when_it_leaves(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
-    history.begun(upload(), DAY)
-    history.begun(upload(), DAY)
+    history.count(upload(), DAY)
+    history.count(upload(), DAY)
     assert history.of(request(2), day=DAY).rounds_today == 1
 
 
 def test_an_evaluation_is_no_round(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
-    history.begun(request(1), DAY)
+    history.count(request(1), DAY)
     assert history.of(request(1, kind=Kind.EVALUATE), day=DAY) == History(rounds_today=1)
 
 
@@ -82,9 +82,9 @@ history = PolicyHistory(Path({str(tmp_path)!r}))
 history.asked("r-1", "t", "{{}}", 1.0)
 history.decided("r-1", Standing.APPROVED, 2.0)
 round_7 = PolicyRequest(kind=Kind.TRAIN, run_id="r-1", task="t", number=7, local="{{}}", content="a")
-history.begun(round_7, {DAY!r})
+history.count(round_7, {DAY!r})
 update = PolicyRequest(kind=Kind.UPLOAD, run_id="r-1", task="t", number=6, content="u")
-history.begun(update, {DAY!r})
+history.count(update, {DAY!r})
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60)
@@ -162,7 +162,7 @@ def test_what_an_older_atoll_approved_must_be_approved_again(tmp_path: Path, cap
     assert history.of(request(local="{}"), day=DAY).standing is Standing.UNDECIDED
     assert history.of(request(7), day=DAY) == History(rounds_today=1, is_counted=True, turn=1)
     assert not history.of(request(7, content="a"), day=DAY).is_counted, "the content of that training is unknown"
-    history.begun(request(7, content="a"), DAY)
+    history.count(request(7, content="a"), DAY)
     history.close()
     assert PolicyHistory(tmp_path).of(request(8), day=DAY).rounds_today == 2
 

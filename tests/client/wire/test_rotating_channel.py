@@ -191,7 +191,7 @@ async def test_an_idle_connection_for_calls_that_block_leaves_its_place_to_the_n
             door.is_open.clear()
             connection.renew()
             await until(lambda: door.num_turned_away == 1)
-            assert door.num_inside == 2
+            await until(lambda: door.num_inside == 2)
             door.is_open.set()
             service.go_on.set()
             async with connection.blocking_calls() as blocking:

@@ -107,7 +107,7 @@ async def test_stop_before_the_worker_is_up_is_not_lost(tmp_path):
         training = asyncio.ensure_future(train("wait"))
         await asyncio.sleep(0.01)
         running.stop()
-        with pytest.raises(RunnerFailed, match="before it had begun"):
+        with pytest.raises(RunnerFailed, match="the job was stopped before it began"):
             await training
 
 
