@@ -123,7 +123,7 @@ class CoordinatorConnection:
     async def _run_session(self) -> None:
         """Run one session, from Hello to its end."""
         link = Link(self._dialer, self._address)
-        staying_fresh = None
+        rotating = None
         end = StreamBroken(grpc.StatusCode.OK, "the coordinator has ended the stream")
         try:
             first = await link.open(self._handlers.hello())
@@ -131,7 +131,7 @@ class CoordinatorConnection:
                 self._verifier.welcome(first)
             welcome = first.welcome
             self._link, self._complaint = link, ""
-            staying_fresh = self._spawn(link.connection.keep_fresh())
+            rotating = self._spawn(link.connection.keep_fresh())
             self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
             self._handlers.on_connected(welcome)
@@ -149,8 +149,8 @@ class CoordinatorConnection:
         finally:
             self._link = None
             self._is_up.clear()
-            if staying_fresh is not None:
-                staying_fresh.cancel()
+            if rotating is not None:
+                rotating.cancel()
             await link.close()
         if not self._is_hanging_up:
             if end.is_revoked:

@@ -101,7 +101,7 @@ class Uploads:
                 verdict = await self._verdict(entry, key, is_first_attempt)
             except StreamBroken as error:
                 if error.code not in REFUSED:
-                    logger.info("the upload was cut (%s) and will resume where it stopped", error)
+                    logger.info("the upload was cut (%s), and will go on where it stopped", error)
                     return UploadCut(key)
                 return self._give_up(key, str(error))
             except OSError as error:

@@ -167,7 +167,7 @@ class VersionFetcher:
             except StreamBroken as error:
                 if error.code in FINAL:
                     raise
-                logger.info("the download was cut (%s) and will resume where it stopped", error)
+                logger.info("the download was cut (%s), and will go on where it stopped", error)
             num_cuts = num_cuts + 1 if progress() == before else 0
             await asyncio.sleep(self._wait(num_cuts))
 
