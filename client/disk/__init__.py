@@ -1,4 +1,4 @@
 """The state that an agent keeps on its disk: spool, model cache, residuals, client state, rollback protection.
 
-Imports: `session`; from the ground `aggregation/tensors` and `aggregation/updates`.
+Imports: `session` and `protocol`; from the ground `aggregation/tensors`, `aggregation/updates` and files beside them.
 """

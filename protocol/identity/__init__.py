@@ -1,5 +1,4 @@
 """The identities of a federation: names in certificates, enrolment and renewal, credentials, signed statements.
 
-Imports: `settings`, `durable` and other modules of `protocol` below it, and `wire`; from the ground
-`aggregation/folders`.
+Imports: `wire`, `settings`, `file_lock` and `backoff` of `protocol`; from the ground `aggregation/folders.py`.
 """

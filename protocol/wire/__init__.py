@@ -1,4 +1,4 @@
 """The transport that both sides share: channel options, bulk messages, streams, flow control.
 
-Imports: `settings` and `vocabulary` of `protocol`.
+Imports: `settings` of `protocol`, and the generated messages.
 """
