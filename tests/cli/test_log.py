@@ -78,8 +78,9 @@ def test_an_agent_s_process_writes_its_site_s_name(tmp_path: Path) -> None:
         command = [str(ATOLL), "agent", f"{TINY}:task", "--site", "north", "--join", UNREACHABLE]
         process = subprocess.Popen([*command, "--state", str(tmp_path / "state")], stdout=file, stderr=file)
     try:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 90
         while "trying again" not in written.read_text():
+            assert process.poll() is None, written.read_text()
             assert time.monotonic() < until, written.read_text()
             time.sleep(0.05)
     finally:
