@@ -1,4 +1,4 @@
-"""Tasks with a training of their own (a `fit`, an `ArrayTask`): each client at the bench that a deployed client has."""
+"""The trainer for tasks with a training of their own (a `fit`, an `ArrayTask`): the bench of a deployed worker."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,10 +15,10 @@ from atoll.simulations.engines.rows import Form, Rows
 
 
 class Benches:
-    """Results do not lie in rows; `form` says which tensors there may be.
+    """A trainer whose results are not rows; `form` lists the tensors that they may have.
 
     Args:
-        training: of all clients.
+        training: the settings of all clients' training.
     """
 
     def __init__(self, training: Training) -> None:
@@ -31,15 +31,15 @@ class Benches:
             self.form = Form(layout_of(task.initial(0)), ())
 
     def begin(self, version: Arrays) -> None:
-        """Take the version."""
+        """Take the version that the next clients train from."""
         self._version = version
 
     def window(self, num_jobs: int) -> int:
-        """One."""
+        """Return 1: each client has a window of its own."""
         return 1
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
-        """Train one client after another. `steps` of a job is how often its deadline is asked before it has passed."""
+        """Train one client after another; the `steps` of a job limit the checks of its deadline until it passes."""
         for job in jobs:
             with naming(job.client_id):
                 result = self._one(job)
@@ -58,25 +58,31 @@ class Benches:
         }
         bench = ModelBench(task, request) if isinstance(task, Task) else ArrayBench(task, request)
         try:
-            done = bench.train(Received(self._version, job.own), request, Asked(job.steps))
+            outcome = bench.train(Received(self._version, job.own), request, CountedDeadline(job.steps))
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
-        found = done.trained
-        statistics = {name: tuple(numbers) for name, numbers in found.statistics.items()}
+        trained = outcome.trained
+        statistics = {name: tuple(numbers) for name, numbers in trained.statistics.items()}
         return Trained(
-            job.client_id, found.update, found.num_examples, found.work, statistics, done.own, dict(done.report)
+            job.client_id,
+            trained.update,
+            trained.num_examples,
+            trained.work,
+            statistics,
+            outcome.own,
+            dict(outcome.report),
         )
 
 
-class Asked(Deadline):
-    """A deadline that has passed after it was asked for so often; None: it never comes."""
+class CountedDeadline(Deadline):
+    """A deadline that passes after a number of checks; None: it never does."""
 
     def __init__(self, times: int | None) -> None:
         super().__init__(lambda: 0.0)
         self._left = times
 
     def passed(self) -> bool:
-        """Whether it was asked for often enough."""
+        """Count a check, and return whether the deadline has passed."""
         if self._left is None:
             return super().passed()
         self._left -= 1

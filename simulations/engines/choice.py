@@ -1,11 +1,12 @@
-"""Which engine: by hand, or by a short measurement of each on the very task.
+"""The choice of an engine: by its name, or by a short measurement of all engines on the task itself.
 
     sequential   one process, one client after another
     processes    several processes
     batched      many clients in one product, in one process or in several
-    ray          as processes, on the machines of a Ray cluster
+    ray          like processes, on the machines of a Ray cluster
 
-The measurement trains the same few clients, for as many steps as a fraction of a second allows, with each of them.
+The measurement trains the same few clients with each engine, for the number of steps that fit into a fraction of a
+second.
 """
 
 import os
@@ -24,49 +25,67 @@ from atoll.simulations.engines.sequential import Sequential
 NAMES = ("auto", "sequential", "processes", "batched", "ray")
 
 COHORT = 100
-"""Clients that are measured at most: a product of many needs many."""
+"""Maximum number of measured clients; large products need many."""
 
 FEWEST = 8
-"""Clients that are measured at least."""
+"""Minimum number of measured clients."""
 
 PASS_S = 0.1
-"""What one pass of the sequential engine over the measured clients may take, if they are not the fewest."""
+"""Maximum duration of a pass of the sequential engine over the measured clients [s], unless they are the fewest."""
 
 PASSES = 3
-"""Of each engine, after a first one; the best counts."""
+"""Measured passes of each engine, after a first one; the fastest counts."""
 
-BESIDE = 0.75
-"""What several processes keep of their speed in a run, where the coordinator needs a processor, too: of a tiny model,
-its messages take as long as the training."""
+SHARE_OF_PROCESSES = 0.75
+"""Share of the measured speed of several processes that remains in a run, where the coordinator needs a processor, too:
+for a tiny model, its messages take as long as the training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The processors and machines that an engine may use."""
+
+    workers: int | None = None
+    """Processes; None: one for each available processor. One: no other process."""
+
+    threads: int = 1
+    """Threads of each operation; more than one may change bits. Ray's actors have one."""
+
+    address: str | None = None
+    """Address of a Ray cluster; None: one is started on this machine."""
+
+    @property
+    def num_workers(self) -> int:
+        """The number of processes on this machine."""
+        return self.workers or len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured of one engine."""
+    """The measured speed of one engine."""
 
     engine: str
 
     clients_per_s: float
-    """Whole trainings; of clients that were stopped early, the part that they did."""
+    """Complete trainings per second; a training that was stopped early counts by the part that was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine, and why it."""
+    """An engine and the reasons for it."""
 
     engine: Engine
 
     figures: tuple[Figure, ...] = ()
-    """Of all that were measured, fastest first."""
+    """Figures of all measured engines, fastest first."""
 
     reasons: tuple[str, ...] = ()
-    """Why an engine was not to be had."""
+    """Reasons that other engines cannot be used."""
 
     def __str__(self) -> str:
         measured = ", ".join(f"{each.engine} {each.clients_per_s:.3g}" for each in self.figures)
-        chosen = f" (clients/s: {measured}; --engine NAME keeps one)" if measured else ""
-        told = f"engine: {self.engine.name}{chosen}"
-        return "\n".join([told, *self.reasons])
+        speeds = f" (clients/s: {measured}; --engine NAME keeps one)" if measured else ""
+        return "\n".join([f"engine: {self.engine.name}{speeds}", *self.reasons])
 
 
 def choose(
@@ -75,37 +94,33 @@ def choose(
     client_ids: Sequence[str],
     *,
     name: str = "auto",
-    workers: int | None = None,
-    threads: int = 1,
+    resources: Resources = Resources(),
     cohort: int = COHORT,
-    address: str | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
-    """The engine of this name; "batched" that cannot be gives another one with the reason.
+    """Return the engine of a name; in place of "batched", if that is impossible, another one with the reason.
 
     Args:
-        training: of all clients.
-        version: that the measured clients train from.
-        client_ids: of the run; the first of them are measured.
+        training: the settings of all clients' training.
+        version: the version from which the measured clients train.
+        client_ids: the clients of the run; the first of them are measured.
         name: one of `NAMES`.
-        workers: processes; None: one for each processor that we may use. One: no other process.
-        threads: of each operation; more than one may change bits. Ray's actors have one.
-        cohort: clients of a round.
-        address: of a Ray cluster.
-        clock: [s].
+        resources: the processors and machines to use.
+        cohort: the number of clients of a round.
+        clock: the real time [s].
 
     Raises:
-        ValueError: no such engine.
-        RayMissing: it is chosen by hand and not installed.
+        ValueError: the name is not one of `NAMES`.
+        RayMissing: "ray" is chosen, and Ray is not installed.
         ClientFailed: the task's code failed.
     """
     if name not in NAMES:
         raise ValueError(f"engine must be one of {', '.join(NAMES)}, got {name!r}")
-    count = workers or len(os.sched_getaffinity(0))
+    count, threads = resources.num_workers, resources.threads
     if name == "auto":
         return _measured(training, version, client_ids[: min(cohort, COHORT)], count, threads, clock)
     if name == "ray":
-        return Choice(OverRay(training, workers=workers, address=address))
+        return Choice(OverRay(training, workers=resources.workers, address=resources.address))
     if name == "sequential":
         return Choice(Sequential(training, threads=threads))
     if name == "batched":
@@ -136,9 +151,9 @@ def _measured(
     threads: int,
     clock: Callable[[], float],
 ) -> Choice:
-    """The one that will be fastest in a run; the others are closed.
+    """Return the engine that will be fastest in a run, and close the others.
 
-    They take turns, so that a busy moment of the machine falls on all.
+    The engines take turns, so that a busy moment of the machine affects all of them.
     """
     numbers = sorted({1, workers})
     engines = [_unbatched(training, number, threads) for number in numbers]
@@ -151,7 +166,7 @@ def _measured(
         except CannotBatch as error:
             reasons = (_reason(error),)
         jobs = _jobs(engines[0], version, client_ids, clock, together=at_once * workers)
-        reasons += _leave_out(engines, version, jobs, clock)
+        reasons += _first_pass(engines, version, jobs, clock)
         best = dict.fromkeys(engines, 0.0)
         for _ in range(PASSES):
             for engine in engines:
@@ -160,27 +175,28 @@ def _measured(
         _close(engines)
         raise
     ranking = sorted(best, key=lambda engine: -best[engine])
-    chosen = max(ranking, key=lambda engine: best[engine] * (BESIDE if isinstance(engine, Processes) else 1.0))
+    shares = {engine: SHARE_OF_PROCESSES if isinstance(engine, Processes) else 1.0 for engine in ranking}
+    chosen = max(ranking, key=lambda engine: best[engine] * shares[engine])
     _close([engine for engine in ranking if engine is not chosen])
     return Choice(chosen, tuple(Figure(engine.name, best[engine]) for engine in ranking), reasons)
 
 
 def _products(training: Training, numbers: Sequence[int], threads: int) -> tuple[list[Engine], int]:
-    """Batched, in each of these numbers of processes, and the clients of a product.
+    """Return a batched engine for each number of processes, and the number of clients in a product.
 
     Raises:
-        CannotBatch: also when it would be a product of one, but one by hand, which is faster also for one.
+        CannotBatch: the task cannot be batched, or a product would have one client; the net by hand is faster even so.
     """
-    tried = Batched(training, threads=threads)
-    if tried.at_once == 1 and tried.kind != "by hand":
+    batched = Batched(training, threads=threads)
+    if batched.at_once == 1 and batched.kind != "by hand":
         raise CannotBatch("the weights of one client fill the cache")
-    return [_batched(training, number, threads) for number in numbers], tried.at_once
+    return [_batched(training, number, threads) for number in numbers], batched.at_once
 
 
-def _leave_out(
+def _first_pass(
     engines: list[Engine], version: Arrays, jobs: Sequence[Job], clock: Callable[[], float]
 ) -> tuple[str, ...]:
-    """A first pass, which starts workers; the engines that fail where the first one does not go, with their reasons."""
+    """Make a first pass, which starts the workers; remove engines that fail unlike the first one, and return why."""
     reasons = []
     for engine in list(engines):
         try:
@@ -202,14 +218,16 @@ def _close(engines: Sequence[Engine]) -> None:
 def _jobs(
     engine: Engine, version: Arrays, client_ids: Sequence[str], clock: Callable[[], float], *, together: int
 ) -> list[Job]:
-    """As many clients as a pass has time for, and a multiple of those that all workers train `together`: with a single
-    product, or with three, two workers would seem to be slower than they are in a round. Where these are more than
-    there is time for, only so many of their steps."""
+    """Return the jobs of a pass: the clients for which it has time, rounded up to a multiple of `together`.
+
+    `together` clients occupy all workers: with one product, or with three, two workers would seem slower than in a
+    round. If even the fewest clients take too long, their jobs have fewer steps.
+    """
     every = [Job(client_id, seed=number) for number, client_id in enumerate(client_ids)]
     one = replace(every[0], steps=1)
-    _speed(engine, version, [one], clock)  # what is only slow at first is no measure
+    _speed(engine, version, [one], clock)  # excludes costs of the first use
     step_s, requested = _seconds_of_a_step(engine, version, one, clock)
-    if step_s * requested <= PASS_S:  # a client is more than its steps: of a single one all of that would be counted
+    if step_s * requested <= PASS_S:  # spreads the fixed costs of a client over all of its steps
         step_s, _ = _seconds_of_a_step(engine, version, replace(one, steps=requested), clock)
     fewest = max(FEWEST, min(together, len(every)))
     steps = min(requested, max(1, int(PASS_S / (step_s * fewest))))
@@ -219,7 +237,7 @@ def _jobs(
 
 
 def _seconds_of_a_step(engine: Engine, version: Arrays, job: Job, clock: Callable[[], float]) -> tuple[float, int]:
-    """And how many steps the whole of the client's training has."""
+    """Measure the seconds of a step; return them, and the number of steps of the client's whole training."""
     began = clock()
     (trained,) = engine.train(version, [job])
     seconds, steps = max(clock() - began, 1e-9), job.steps or 1
@@ -227,7 +245,7 @@ def _seconds_of_a_step(engine: Engine, version: Arrays, job: Job, clock: Callabl
 
 
 def _speed(engine: Engine, version: Arrays, jobs: Sequence[Job], clock: Callable[[], float]) -> float:
-    """Clients per second; of one that was stopped early, the part that it did."""
+    """Measure an engine's speed in clients per second, as `Figure.clients_per_s`."""
     began, work = clock(), 0.0
     for result in engine.train(version, jobs):
         work += 1.0 if isinstance(result, Failed) else result.work

@@ -1,4 +1,7 @@
-"""Whether the same seed gives the same model, and the same update of a client: else nothing of a simulation repeats."""
+"""Checks that a task is deterministic: the same seed gives the same model and the same update of a client.
+
+Without this, a simulation cannot be repeated.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -11,32 +14,35 @@ from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained, Training
 
 CLIENTS = 2
+"""Number of clients that are trained twice."""
+
 STEPS = 3
+"""Number of steps of each training."""
 
 TRAINED_TWICE = (
     "two trainings of client {} with the same seed differ in {}. Look for a generator that the seed "
-    "does not set, for what is kept from one training to the next, and for operations that "
+    "does not set, for state that one training leaves to the next, and for operations that "
     "torch.use_deterministic_algorithms warns of"
 )
 READ_TWICE = (
-    "client {} trains to another update when its data have been read again: it differs in {}. "
-    "task.data must give a site the same examples, in the same order, whenever it is asked"
+    "the update of client {} changes when its data are read again: it differs in {}. "
+    "task.data must return the same examples of a site, in the same order, at every call"
 )
 BUILT_TWICE = (
-    "{} made twice from the same seed differs in {}. Only torch's generator is set before: draw from "
-    "it, or from one with a seed of its own"
+    "{} made twice from the same seed differs in {}. Only torch's generator is seeded: draw from it, or from a "
+    "generator with a seed of its own"
 )
 
 
 class NotDeterministic(TaskBroken):
-    """What should be the same twice differs; the message says what and where, and what to look for."""
+    """A result that differs between two computations; the message says where, and what to look for."""
 
 
 def check_model(training: Training) -> None:
-    """Make the initial model twice.
+    """Check that the initial model is the same when it is made twice.
 
     Raises:
-        NotDeterministic: they differ.
+        NotDeterministic: the models differ.
     """
     task, seed = training.task, training.model_seed
     first, second = (initial_parameters(task, seed) if isinstance(task, Task) else task.initial(seed) for _ in range(2))
@@ -47,9 +53,9 @@ def check_deterministic(make: Callable[[], Engine], version: Arrays, client_ids:
     """Train the first few clients twice, a few steps of each, and once more with their data read anew.
 
     Args:
-        make: a new engine; best the sequential one, in which the second training follows the first in one process.
-        version: that they train from.
-        client_ids: of the run.
+        make: makes an engine; best the sequential one, in which the second training follows the first in one process.
+        version: the version that the clients train from.
+        client_ids: the clients of the run.
 
     Raises:
         NotDeterministic: two updates differ.
@@ -58,18 +64,18 @@ def check_deterministic(make: Callable[[], Engine], version: Arrays, client_ids:
     jobs = [Job(client_id, seed=number, steps=STEPS) for number, client_id in enumerate(client_ids[:CLIENTS])]
     engine = make()
     first, second, anew = ([_arrays(result) for result in one.train(version, jobs)] for one in (engine, engine, make()))
-    for others, what in ((second, TRAINED_TWICE), (anew, READ_TWICE)):
+    for others, message in ((second, TRAINED_TWICE), (anew, READ_TWICE)):
         for job, before, after in zip(jobs, first, others, strict=True):
-            _compare(job.client_id, before, after, what)
+            _compare(job.client_id, before, after, message)
 
 
-def _compare(name: str, before: Arrays, after: Arrays, what: str) -> None:
-    for where in filter(None, (_difference(key, before, after) for key in before | after)):
-        raise NotDeterministic(f"the task is not deterministic: {what.format(name, where)}")
+def _compare(name: str, before: Arrays, after: Arrays, message: str) -> None:
+    for difference in filter(None, (_difference(key, before, after) for key in before | after)):
+        raise NotDeterministic(f"the task is not deterministic: {message.format(name, difference)}")
 
 
 def _difference(name: str, before: Arrays, after: Arrays) -> str:
-    """In words; empty: there is none."""
+    """Describe the difference of a tensor in words; empty: there is none."""
     if not (before and after):
         return "whether it leaves the finite numbers"
     if name not in before or name not in after:
@@ -83,7 +89,7 @@ def _difference(name: str, before: Arrays, after: Arrays) -> str:
 
 
 def _arrays(result: Trained | Failed) -> Arrays:
-    """What it sends and what stays; nothing of one that left the finite numbers."""
+    """Return the arrays that a client sends and its own state; none for a training that left the finite numbers."""
     if isinstance(result, Failed):
         return {}
     own = {f"{name} (its own)": array for name, array in result.own.items()}

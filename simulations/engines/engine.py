@@ -1,4 +1,4 @@
-"""What every engine is asked and what it answers; the federation around it need not know which engine it has."""
+"""The interface of all engines: the jobs that a federation gives them, and the results that they return."""
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,26 +19,26 @@ from atoll.protocol.value_type import value
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What all clients of a run have in common.
+    """The settings of training that all clients of a run have in common.
 
     Raises:
-        TaskBroken: the algorithm cannot be carried out with this task.
-        ValueError: overrides that the task's `Local` does not know.
+        TaskBroken: the task does not allow the algorithm.
+        ValueError: the task's `Local` does not have some of the overrides.
     """
 
     task: Task | ArrayTask
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """The run's `[local]`, as it was set."""
+    """The settings of the run's `[local]`."""
 
     algorithm: str = "fedavg"
-    """fedavg, fednova or scaffold; FedProx and FedSGD are settings of `Local`."""
+    """Federated algorithm: fedavg, fednova or scaffold; FedProx and FedSGD are settings of `Local`."""
 
     device: str = "cpu"
-    """Where the models compute: cpu or cuda."""
+    """Device on which the models compute: cpu or cuda."""
 
     model_seed: int = 0
-    """Of the layers that stay at a client, before it has trained them for the first time."""
+    """Seed of the layers that stay at a client, before their first training."""
 
     def __post_init__(self) -> None:
         has_fit = getattr(self.task, "fit", None) is not None
@@ -49,7 +49,7 @@ class Training:
         """The local training of one round, with the run's overrides.
 
         Raises:
-            TaskBroken: an `ArrayTask` has none; it alone knows what its overrides mean.
+            TaskBroken: the task is an `ArrayTask`, which interprets its overrides itself.
         """
         if not isinstance(self.task, Task):
             raise TaskBroken("an ArrayTask has no Local")
@@ -58,22 +58,22 @@ class Training:
 
 @value
 class Job:
-    """One client that is to train."""
+    """The training of one client."""
 
     client_id: str
-    """Its site in the task."""
+    """Name of the client, a site of the task."""
 
     seed: int
-    """Of everything random in this training: `server.messages.training_seed` of (run, round, client)."""
+    """Seed of all randomness in this training: `training_seed` of (run, round, client)."""
 
     steps: int | None = None
-    """At most so many local steps (>= 1), as if its deadline came then; None: all that are requested."""
+    """Maximum number of local steps (>= 1), as if a deadline followed; None: all that are requested."""
 
     own: Arrays | None = None
-    """What stayed at this client after its last training; None: nothing yet."""
+    """State of the client after its last training; None: it has none yet."""
 
     round_id: int = 0
-    """For tasks that ask for it (an `ArrayTask`)."""
+    """Number of the round, for an `ArrayTask`."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
@@ -82,59 +82,61 @@ class Job:
 
 @value
 class Trained:
-    """What a client would send. The arrays may be views of memory that many clients share: copy what is to be kept
-    for long."""
+    """The result of a client's training.
+
+    The arrays may be views of memory that many clients share: copy them to keep them for long.
+    """
 
     client_id: str
 
     update: Arrays
-    """local - global by name; with SCAFFOLD also what its control variate has changed by."""
+    """Local minus global tensors by name; with SCAFFOLD also the change of the control variate."""
 
     num_examples: int
-    """n_k, the size of its data."""
+    """Number of the client's examples, n_k."""
 
     work: float
     """Steps done / steps requested, in (0, 1]."""
 
     statistics: Statistics
-    """Of the loss and the task's metrics over the batches seen."""
+    """Sums of the loss and the task's metrics over the batches of the training."""
 
     own: Arrays
-    """What stays at the client: its control variate, layers of its own."""
+    """State that stays at the client: its control variate, local layers."""
 
     report: dict[str, Any]
-    """What else the client says: `steps`, and FedNova's `normalizer` and `effective_steps`."""
+    """Further values of the client's report: `steps`, and FedNova's `normalizer` and `effective_steps`."""
 
     row: np.ndarray[Any, Any] | None = None
-    """All float32 tensors of `update` side by side, (F,) in the canonical order of a version; they are views of it.
-    None where an update does not lie in one piece."""
+    """All float32 tensors of `update` side by side (F,), in the canonical order of a version, as the memory of their
+    views; None: the update is not contiguous."""
 
     magnitudes: np.ndarray[Any, Any] | None = None
-    """The largest |element| of each tensor of `row`, (T,) float32; None where nobody has looked."""
+    """The largest |element| of each tensor of `row` (T,), float32; None: not measured."""
 
 
 @value
 class Failed:
-    """A client whose update cannot be sent, because it has left the finite numbers."""
+    """A client without an update, because its training left the finite numbers."""
 
     client_id: str
 
     kind: str
-    """In the protocol's words: not_finite."""
+    """Failure reason of the protocol: not_finite."""
 
     detail: str
-    """Which tensors."""
+    """Names of the tensors that are not finite."""
 
 
 class ClientFailed(RuntimeError):
-    """The task's own code failed while a client trained; the message has the client and the traceback."""
+    """A failure of the task's own code during a client's training; the message has the client and the traceback."""
 
 
 class naming:
-    """Tell what fails in the task's code with the clients that trained; as a generator it would take twice the time.
+    """A context that adds the clients' names to failures of the task's code; a generator would take twice the time.
 
     Raises:
-        ClientFailed: with the traceback.
+        ClientFailed: the task's code failed; with the traceback.
     """
 
     __slots__ = ("_clients",)
@@ -143,7 +145,7 @@ class naming:
         self._clients = clients
 
     def __enter__(self) -> None:
-        """The task's code follows."""
+        """Enter the task's code."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):
@@ -152,17 +154,18 @@ class naming:
 
 
 class Engine(Protocol):
-    """Trains clients."""
+    """A way to train clients."""
 
     @property
     def name(self) -> str:
-        """As `--engine` has it, with what it runs on."""
+        """The name of `--engine`, with processes and device."""
         ...
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
-        """Train each job's client from the version's tensors; the results come in the order of the jobs.
+        """Train each job's client from the version's tensors, and yield the results in the order of the jobs.
 
-        They come as they are needed, so that a cohort need not fit into memory. An engine trains one cohort at a time.
+        Results are computed on demand, so that a cohort need not fit into memory. An engine trains one cohort at a
+        time.
 
         Raises:
             ClientFailed: the task's own code failed.
@@ -171,5 +174,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End whatever runs; a second time does nothing."""
+        """End all processes; a second call does nothing."""
         ...

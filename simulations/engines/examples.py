@@ -1,4 +1,4 @@
-"""The examples of each client, kept ready between rounds; where they are tensors, a batch is one index operation."""
+"""The cached examples of each client; a batch of tensors is one index operation."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,73 +13,73 @@ from atoll.parallel.local_training.batches import fetcher, to_device
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.task import Task
 
-KEPT_BYTES_MAX = 2**30
-"""Of the clients whose examples are kept; those that have not trained for longest are dropped, and read again."""
+CACHED_BYTES_MAX = 2**30
+"""Maximum size of the cached examples of all clients; the least recently used ones are dropped, and read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """One client's training split."""
+    """The training split of one client."""
 
     count: int
-    """n_k >= 1"""
+    """Number of examples, n_k >= 1."""
 
     tensors: tuple[torch.Tensor, ...] | None
-    """What the examples are taken from, on the device; None: they are read one by one."""
+    """Tensors from which the examples are taken, on the device; None: they are read one by one."""
 
     chosen: torch.Tensor | None
-    """Which rows of `tensors` are this client's, in its order; None: all."""
+    """Rows of `tensors` that are this client's, in its order; None: all."""
 
     fetch: Callable[[torch.Tensor], Any]
-    """Positions (B,) -> the collated batch on the device, as a deployed client makes it."""
+    """Function from positions (B,) to the collated batch on the device, as of a deployed client."""
 
     kind: tuple[tuple[torch.Size, torch.dtype], ...] | None = field(init=False, compare=False)
-    """Of one example: the shape and the dtype of each tensor."""
+    """Shape and dtype of each tensor of one example."""
 
     def __post_init__(self) -> None:
         kind = None if self.tensors is None else tuple((tensor.shape[1:], tensor.dtype) for tensor in self.tensors)
         object.__setattr__(self, "kind", kind)
 
     def rows(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rows of `tensors`, on their device, for positions in this client's data."""
+        """Return the rows of `tensors`, on their device, for positions in this client's data."""
         if self.tensors and self.tensors[0].device.type != "cpu":
             positions = positions.to(self.tensors[0].device)
         return positions if self.chosen is None else self.chosen[positions]
 
 
 class ExamplesOf:
-    """(client) -> its examples.
+    """The examples by client.
 
     Args:
-        task: whose `data` gives them.
-        device: where they go.
+        task: the task, whose `data` reads them.
+        device: the device that they are moved to.
     """
 
     def __init__(self, task: Task, device: str) -> None:
         self._task, self._device = task, device
-        self._kept: OrderedDict[str, tuple[Examples, int]] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[Examples, int]] = OrderedDict()
         self._moved: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._bytes = 0
 
     def __call__(self, client_id: str) -> Examples:
-        """Read them, or take what is kept.
+        """Return the examples of a client, from the cache or read anew.
 
         Raises:
             TaskBroken: the client has no training data.
         """
-        if client_id in self._kept:
-            self._kept.move_to_end(client_id)
-            return self._kept[client_id][0]
+        if client_id in self._cached:
+            self._cached.move_to_end(client_id)
+            return self._cached[client_id][0]
         dataset = self._task.data(client_id, "train")
         if dataset is None or len(dataset) < 1:
             raise TaskBroken(
                 f"task.data({client_id!r}, 'train') gave no examples; a client needs at least one to train"
             )
         examples, size = self._read(dataset)
-        self._kept[client_id] = examples, size
+        self._cached[client_id] = examples, size
         self._bytes += size
-        while self._bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
-            self._bytes -= self._kept.popitem(last=False)[1][1]
+        while self._bytes > CACHED_BYTES_MAX and len(self._cached) > 1:
+            self._bytes -= self._cached.popitem(last=False)[1][1]
         return examples
 
     def _read(self, dataset: Any) -> tuple[Examples, int]:
@@ -100,7 +100,7 @@ class ExamplesOf:
         return Examples(len(dataset), tensors, chosen, lambda indices: to_device(fetch(indices), self._device)), size
 
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What many clients choose from is moved once."""
+        """Move a tensor to the device once, even if many clients take their examples from it."""
         if tensor.device.type == torch.device(self._device).type:
             return tensor
         if tensor not in self._moved:

@@ -1,7 +1,7 @@
-"""Between a version and the one model that all clients train: put it in before each client, take the update out after.
+"""The exchange of tensors with the one model that all clients train: load a version before, take the update after.
 
-The same numbers as `parallel.parameters.load_parameters` and `update_of`; what does not change from client to client is
-done once for each version.
+The numbers are those of `load_parameters` and `update_of`; work that is the same for all clients is done once for each
+version.
 """
 
 import math
@@ -22,11 +22,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Exchange:
-    """The tensors of one model.
+    """The loading and reading of one model's tensors.
 
     Args:
-        training: of all clients.
-        model: on its device.
+        training: the settings of all clients' training.
+        model: the model, on its device.
     """
 
     def __init__(self, training: Training, model: torch.nn.Module) -> None:
@@ -55,48 +55,48 @@ class Exchange:
             raise TaskMismatch(f"local.keep lets {', '.join(travelled)} stay at clients, and the global model has them")
         check_like(version, self.form.update)
         self._version, self._control = split(version)
-        self._start = []  # until a client trains alone
+        self._start = []  # filled when a client trains alone
 
     def load(self, job: Job) -> ControlVariates | None:
-        """Put the version, and the client's own layers, into the model.
+        """Load the version, and the client's local layers, into the model; return the client's control variate.
 
         Raises:
-            TaskMismatch: what the client has kept does not belong to the model.
+            TaskMismatch: the client's state does not belong to the model.
         """
-        kept, control = self.own_of(job)
+        layers, control = self.own_of(job)
         self._find_new_buffers()
         if not self._start:
-            self._begin_in_the_model()
+            self._make_start()
         with torch.no_grad():
             torch._foreach_copy_(self._state, self._start)
-            for own, place in zip(self._own_layout, self._own_state, strict=True):
-                place.copy_(torch.tensor(kept[own.name]))
+            for tensor, place in zip(self._own_layout, self._own_state, strict=True):
+                place.copy_(torch.tensor(layers[tensor.name]))
         return control
 
-    def _begin_in_the_model(self) -> None:
+    def _make_start(self) -> None:
         self._start = [
             torch.tensor(self._version[name]).to(tensor) for name, tensor in zip(self._names, self._state, strict=True)
         ]
-        self._see()
+        self._pair()
 
     def own_of(self, job: Job) -> tuple[Arrays, ControlVariates | None]:
-        """The layers of its own that a client begins with, and its control variate.
+        """Return the local layers that a client begins with, and its control variate.
 
         Raises:
-            TaskMismatch: what the client has kept does not belong to the model.
+            TaskMismatch: the client's state does not belong to the model.
         """
-        kept, variate = split(job.own) if job.own else ({}, {})
+        layers, variate = split(job.own) if job.own else ({}, {})
         if self._own_layout:
-            kept = kept or self._own_at_first()
-            check_like(kept, self._own_layout)
+            layers = layers or self._initial_layers()
+            check_like(layers, self._own_layout)
         if self._training.algorithm != "scaffold":
-            return kept, None
+            return layers, None
         if variate:
             check_like({CONTROL + name: array for name, array in variate.items()}, self._variates)
-        return kept, ControlVariates(self._control, variate or None)
+        return layers, ControlVariates(self._control, variate or None)
 
     def corrections(self, control: ControlVariates | None) -> list[torch.Tensor | None]:
-        """c - c_i of each parameter that is trained, in the model's order; empty without SCAFFOLD."""
+        """Return c - c_i of each trained parameter, in the model's order; empty without SCAFFOLD."""
         if control is None:
             return []
         by_name = control.corrections
@@ -105,7 +105,7 @@ class Exchange:
         ]
 
     def write(self, rows: Rows, index: int, control: ControlVariates | None, num_steps: int) -> tuple[Arrays, Arrays]:
-        """Write the update, and what the client keeps, into its row; gives both as views. numpy may warn.
+        """Write the update and the client's new state into its row; return both as views. numpy may warn.
 
         Raises:
             NotFinite: a tensor has NaN or infinite values.
@@ -125,7 +125,7 @@ class Exchange:
         return update, own
 
     def finish(self, rows: Rows, index: int, update: Arrays, control: ControlVariates | None, num_steps: int) -> None:
-        """Check the update, which lies in its row, and write beside it what SCAFFOLD makes of it.
+        """Check the update, which is in its row, and write SCAFFOLD's new control variate beside it.
 
         Raises:
             NotFinite: a tensor has NaN or infinite values.
@@ -133,21 +133,21 @@ class Exchange:
         if control is not None:
             model_update = {name: update[name] for name in self._names}
             check_finite(model_update, "update")
-            sent, kept = control.after(model_update, num_steps=num_steps, lr=self._training.local.lr)
-            rows.write(index, sent, kept)
+            sent, state = control.after(model_update, num_steps=num_steps, lr=self._training.local.lr)
+            rows.write(index, sent, state)
             return
         if not math.isfinite(np.dot(rows.update[index], rows.update[index])):  # finite only if every number is
             check_finite(update, "update")
 
     def _find_new_buffers(self) -> None:
-        """A module may put another tensor in a buffer's place at each step."""
+        """Find the model's tensors again if a module has replaced a buffer, which may happen in each step."""
         if any(module._buffers[name] is not tensor for module, name, tensor in self._buffers):
             self._find_state()
             if self._start:
-                self._see()
+                self._pair()
 
-    def _see(self) -> None:
-        """The state and its start beside each other: those in float32 on the CPU as arrays, the others as tensors."""
+    def _pair(self) -> None:
+        """Pair the model's tensors with their start: those in float32 on the CPU as arrays, the others as tensors."""
         every = list(zip(self._names, self._state, self._start, strict=True))
         plain = {name for name, tensor, _ in every if (tensor.dtype, tensor.device.type) == (torch.float32, "cpu")}
         self._in_place = [(name, tensor.numpy(), start.numpy()) for name, tensor, start in every if name in plain]
@@ -161,7 +161,7 @@ class Exchange:
             (module, name, tensor) for module in self._model.modules() for name, tensor in module._buffers.items()
         ]
 
-    def _own_at_first(self) -> Arrays:
+    def _initial_layers(self) -> Arrays:
         if self._first_own is None:
             every = initial_parameters(self._training.task, self._training.model_seed)  # type: ignore[arg-type]
             self._first_own = {tensor.name: every[tensor.name] for tensor in self._own_layout}

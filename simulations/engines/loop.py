@@ -1,4 +1,4 @@
-"""One client after another in one model that is built once: the bits of `ModelBench.train`, without its set-up."""
+"""The built-in training loop: one client after another in one model, with the bits of `ModelBench.train`."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ from atoll.simulations.engines.rows import Rows
 from atoll.simulations.engines.stepping import Steps
 
 BLOCK_BYTES = 8 << 20
-"""Of results that lie in one piece of memory."""
+"""Maximum size of the results of a window, which are contiguous in memory."""
 
 
 class Loop:
-    """The built-in loop of a `Task`.
+    """The built-in loop of a `Task`, whose model is built once.
 
     Args:
-        training: of all clients.
+        training: the settings of all clients' training.
     """
 
     def __init__(self, training: Training) -> None:
@@ -46,22 +46,22 @@ class Loop:
         self.form = self.exchange.form
 
     def begin(self, version: Arrays) -> None:
-        """Take the version that the next clients train from; raises TaskMismatch when it is of another model."""
+        """Take the version that the next clients train from; raise TaskMismatch if it belongs to another model."""
         self.exchange.begin(version)
 
     def window(self, num_jobs: int) -> int:
-        """How many clients share a piece of memory: at most a share of the cohort that several processes can divide."""
+        """Return the number of clients in a window: at most 1/16 of the cohort, so that processes can divide it."""
         return max(1, min(BLOCK_BYTES // max(1, self.form.row_bytes), num_jobs // 16))
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
-        """Train one client after another, each into its row, when it is asked for."""
+        """Train one client after another, each into its row, on demand."""
         for index, job in enumerate(jobs):
             with naming(job.client_id):
                 result = self.one(job, rows, index)
             yield result
 
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
-        """Train one client into a row, on its own examples or on these."""
+        """Train one client into a row, on its own examples or on given ones."""
         examples = examples or self.examples(job.client_id)
         control = self.exchange.load(job)
         self._steps.begin(self.exchange.corrections(control))
@@ -103,14 +103,14 @@ class Loop:
         return statistics if "loss" in metrics else with_loss(statistics, losses)
 
     def _order(self, examples: Examples, sizes: list[int]) -> Iterator[torch.Tensor]:
-        """Which rows of the tensors, or else which positions, make up each batch; drawn as a deployed client does."""
+        """Yield the rows of the tensors, or without tensors the positions, of each batch, as a deployed client does."""
         for order in orders(examples.count, self._local.epochs, self._generator if self._local.shuffle else None):
             rows = order if examples.tensors is None else examples.rows(order)
             yield from torch.split(rows, sizes)
 
 
 def orders(count: int, epochs: int, generator: torch.Generator | None) -> Iterator[torch.Tensor]:
-    """The order of the examples in each epoch, as `parallel.training` draws it after everything is seeded."""
+    """Yield the order of the examples in each epoch, as local training draws it after the seeding."""
     if generator is not None:
         generator.manual_seed(int(torch.randint(2**62, ())))
     for _ in range(epochs):
@@ -118,7 +118,7 @@ def orders(count: int, epochs: int, generator: torch.Generator | None) -> Iterat
 
 
 def seed_everything(seed: int) -> None:
-    """As `parallel.training.seed_everything`; where there is no GPU to seed, in a twentieth of its time."""
+    """Seed all generators as local training does; without a GPU in a twentieth of the time."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if _has_accelerator():
@@ -133,13 +133,13 @@ def _has_accelerator() -> bool:
 
 
 def requested_steps(local: Any, steps_of_epoch: int) -> int:
-    """Of one client, before any deadline."""
+    """Return the number of steps of one client without a deadline."""
     steps: int = local.epochs * steps_of_epoch
     return min(steps, local.max_steps or steps)
 
 
 def report_of(training: Training, num_steps: int) -> dict[str, Any]:
-    """What a client says beside its update; FedNova's normalizer is that of so many steps."""
+    """Return a client's report after a number of steps, with FedNova's normalizer if needed."""
     report: dict[str, Any] = {"steps": num_steps}
     if training.algorithm == "fednova":
         counted = Normalizer(training.local)
@@ -150,7 +150,7 @@ def report_of(training: Training, num_steps: int) -> dict[str, Any]:
 
 
 def with_loss(statistics: Statistics, losses: list[tuple[torch.Tensor, int]]) -> Statistics:
-    """The statistics with the sum of mean loss x examples, in the order of the steps; by name."""
+    """Add the sum of mean loss x examples, in the order of the steps, to the statistics; sort them by name."""
     total, seen = 0.0, 0.0
     for value, size in zip(
         torch.stack([loss for loss, _ in losses]).flatten().tolist(), (size for _, size in losses), strict=True

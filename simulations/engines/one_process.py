@@ -1,4 +1,4 @@
-"""The engine of one process, around whatever trains its clients."""
+"""The engine of one process, around any trainer."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,19 +9,19 @@ import torch
 from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.rows import Form, Rows
-from atoll.simulations.engines.shared import Blocks
+from atoll.simulations.engines.shared_memory import Blocks
 
 
 class Trainer(Protocol):
-    """Trains clients into rows, in whatever process it is."""
+    """The training of clients into rows, in any process."""
 
     @property
     def form(self) -> Form:
-        """Of the results."""
+        """The form of the results."""
         ...
 
     def window(self, num_jobs: int) -> int:
-        """How many clients of a cohort of so many are trained into the same rows."""
+        """Return the number of clients in a window, which share rows, for a cohort of `num_jobs`."""
         ...
 
     def begin(self, version: Arrays) -> None:
@@ -29,7 +29,7 @@ class Trainer(Protocol):
         ...
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
-        """Train a window's clients, each into its row; in their order."""
+        """Train a window's clients, each into its row, and yield the results in their order."""
         ...
 
 
@@ -37,9 +37,9 @@ class OneProcess:
     """An engine around a trainer.
 
     Args:
-        name: of the engine.
-        trainer: of the clients.
-        threads: of each operation; more than one may change bits. None: as torch is set.
+        name: the name of the engine.
+        trainer: the trainer of the clients.
+        threads: the threads of each operation; more than one may change bits. None: torch's present number.
     """
 
     def __init__(self, name: str, trainer: Trainer, threads: int | None) -> None:
@@ -47,14 +47,14 @@ class OneProcess:
         self._blocks = Blocks(trainer.form, is_shared=False)
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
-        """As `Engine.train`."""
+        """Train the clients, as `Engine.train`."""
         self._trainer.begin(version)
         at_once = self._trainer.window(len(jobs))
         for first in range(0, len(jobs), at_once):
             window = jobs[first : first + at_once]
             _, rows, _ = self._blocks.take(len(window))
             results = self._trainer.train(window, rows)
-            del rows  # from here on, whoever holds results holds them
+            del rows  # from here on, the results alone keep the memory
             for _ in window:
                 if self._threads in (None, torch.get_num_threads()):
                     yield next(results)
@@ -64,17 +64,17 @@ class OneProcess:
                 yield result
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is no other process."""
 
 
 def on_device(name: str, training: Training) -> str:
-    """An engine's name, with the device where that is not the CPU."""
+    """Return an engine's name, with the device if that is not the CPU."""
     return name if training.device == "cpu" else f"{name} on {training.device}"
 
 
 @contextmanager
 def threads_of_torch(threads: int | None) -> Iterator[None]:
-    """Compute with so many threads, and leave their number as it was."""
+    """Set torch's number of threads (None: leave it), and restore it at the end."""
     before = torch.get_num_threads()
     if threads is not None and threads != before:
         torch.set_num_threads(threads)

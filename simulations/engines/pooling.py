@@ -1,8 +1,8 @@
 """Max pooling on a CPU in a third of its time, with the same bits.
 
-torch looks at one number at a time where the width comes last, and at eight or sixteen where the channels do. So the
-channels are brought to the end, and the maxima back: a maximum is the same number wherever it lies. (The convolutions
-themselves would not keep their bits.) It is an eighth of a step of McMahan's CNN.
+torch compares one number at a time if the width is the last axis, and eight or sixteen if the channels are. So the
+channels are moved to the end, and the maxima back; a maximum does not depend on the layout. (Convolutions would not
+keep their bits.) Pooling is an eighth of a step of McMahan's CNN.
 """
 
 from collections.abc import Callable
@@ -12,18 +12,18 @@ import torch
 from torch import nn
 
 SMALL = 10_000
-"""Numbers; of fewer, moving them takes longer than it saves."""
+"""Minimum number of elements; with fewer, moving them takes longer than it saves."""
 
 
 def speed_up_pooling(model: nn.Module) -> None:
-    """Let the model's `nn.MaxPool2d` pool this way, wherever it can."""
+    """Replace the forward of each `nn.MaxPool2d` in the model, if the layer allows it."""
     for module in model.modules():
         if type(module) is nn.MaxPool2d and not module.return_indices:
             module.forward = _Forward(module)  # type: ignore[method-assign, assignment]
 
 
 class _Forward:
-    """`forward` of one `nn.MaxPool2d`."""
+    """The fast forward of one `nn.MaxPool2d`."""
 
     def __init__(self, module: nn.MaxPool2d) -> None:
         self._otherwise: Callable[[torch.Tensor], torch.Tensor] = module.forward
@@ -45,7 +45,7 @@ class _Pooled(torch.autograd.Function):
         )
         ctx.form = form
         ctx.save_for_backward(inputs, places.contiguous())
-        # not `contiguous`: of a single place it would leave strides that are not torch's own
+        # not `contiguous`: for a single position it would leave strides that differ from torch's own
         return pooled.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -56,7 +56,7 @@ class _Pooled(torch.autograd.Function):
 
 
 def form_of(module: nn.MaxPool2d) -> tuple[Any, ...]:
-    """Its window, as torch's own operations take it."""
+    """Return the window of a layer in the form of torch's own operations."""
     sizes = module.kernel_size, module.stride, module.padding, module.dilation
     return *map(_pair, sizes), module.ceil_mode
 

@@ -1,11 +1,11 @@
-"""Where results lie: one row of float32 for each client, and the few integers beside them.
+"""The memory of results: one row of float32 for each client, and the few integer tensors beside them.
 
     update   (n, F) float32    all float tensors of an update side by side, in canonical order
-    own      (n, G) float32    those of what stays at the client
-    largest  (n, T) float32    of T float tensors of an update each one's largest magnitude, where somebody has looked
+    own      (n, G) float32    all float tensors of the state that stays at the client
+    largest  (n, T) float32    the largest magnitude of each of T float tensors of an update, if measured
     whole    (n, ...) by name  integer tensors of either, in their own dtype
 
-A fold takes whole rows; the arrays of a `Trained` are views of them.
+A fold reads whole rows; the arrays of a `Trained` are views of them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ from atoll.parallel.task.arrays import ALLOWED, Arrays
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
 
 ALIGNED = 64
-"""Each part of a buffer begins at a multiple of this many bytes."""
+"""Alignment of the parts of a buffer [bytes]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Form:
 
     @classmethod
     def of(cls, model: torch.nn.Module, *, keep: str | None, algorithm: str) -> "Form":
-        """That of a model under `Local.keep`; SCAFFOLD adds the control variates."""
+        """Return the form of a model under `Local.keep`; SCAFFOLD adds the control variates."""
         stays = names_that_stay(model, keep)
         model_tensors = [
             Tensor(name, "F32" if tensor.is_floating_point() else ALLOWED[_numpy_dtype(tensor)], tuple(tensor.shape))
@@ -51,12 +51,12 @@ class Form:
 
     @property
     def row_bytes(self) -> int:
-        """What one client takes."""
+        """The size of one client's result [bytes]."""
         return sum(tensor.num_bytes for tensor in (*self.update, *self.own))
 
 
 class Columns:
-    """Where the float tensors of a layout lie in a row."""
+    """The columns of the float tensors of a layout in a row."""
 
     def __init__(self, layout: Layout) -> None:
         self.places: list[tuple[str, slice, tuple[int, ...]]] = []
@@ -69,17 +69,17 @@ class Columns:
         self.width = width
 
     def views(self, rows: np.ndarray[Any, Any]) -> Arrays:
-        """The tensors of n rows (n, width), each as (n, ...)."""
+        """Return the tensors of n rows (n, width), each as (n, ...)."""
         return {name: rows[:, place].reshape(len(rows), *shape) for name, place, shape in self.places}
 
 
 class Rows:
-    """Room for the results of some clients.
+    """The results of some clients.
 
     Args:
-        form: of the results.
-        count: of clients.
-        buffer: where they lie, `Rows.num_bytes` long; None: in memory of their own.
+        form: the form of the results.
+        count: the number of clients.
+        buffer: the memory, `Rows.num_bytes` long; None: new memory.
     """
 
     def __init__(self, form: Form, count: int, buffer: Any = None) -> None:
@@ -88,12 +88,12 @@ class Rows:
         shapes = list(_parts(form, count, both))
         if buffer is None:
             buffer = np.empty(_end(shapes), np.uint8)
-        memory = np.frombuffer(buffer, np.uint8)  # every view below holds on to this one array
+        memory = np.frombuffer(buffer, np.uint8)  # every view below references this one array
         arrays = {name: memory[at : at + size].view(dtype).reshape(shape) for name, at, size, dtype, shape in shapes}
         self.update, self.own = arrays.pop("update"), arrays.pop("own")
-        """(n, F) and (n, G) float32."""
+        """Float tensors of updates (n, F) and of client states (n, G), float32."""
         self.largest = arrays.pop("largest")
-        """(n, T) float32."""
+        """Largest magnitudes (n, T), float32."""
         self._views = [
             columns.views(floats) | {t.name: arrays[f"{part} {t.name}"] for t in columns.integers}
             for columns, floats, part in zip(both, (self.update, self.own), ("update", "own"), strict=True)
@@ -102,19 +102,19 @@ class Rows:
 
     @staticmethod
     def num_bytes(form: Form, count: int) -> int:
-        """How long a buffer for so many clients must be."""
+        """Return the size of a buffer for a number of clients [bytes]."""
         return _end(list(_parts(form, count, (Columns(form.update), Columns(form.own)))))
 
     def update_of(self, index: int) -> Arrays:
-        """The update of one client, as views."""
+        """Return the update of one client, as views."""
         return {name: view[index, ...] for name, view in self._views[0].items()}
 
     def own_of(self, index: int) -> Arrays:
-        """What one client keeps, as views."""
+        """Return the state of one client, as views."""
         return {name: view[index, ...] for name, view in self._views[1].items()}
 
     def write(self, index: int, update: Mapping[str, np.ndarray[Any, Any]], own: Arrays | None) -> None:
-        """Copy a client's arrays to their places."""
+        """Copy a client's arrays into its row."""
         for views, arrays in ((self.update_of(index), update), (self.own_of(index), own or {})):
             for name, array in arrays.items():
                 views[name][...] = array
@@ -123,7 +123,7 @@ class Rows:
 def _parts(
     form: Form, count: int, columns: tuple[Columns, Columns]
 ) -> Iterable[tuple[str, int, int, np.dtype[Any], tuple[int, ...]]]:
-    """Name, offset, bytes, dtype and shape of each part of a buffer."""
+    """Yield name, offset, bytes, dtype and shape of each part of a buffer."""
     at = 0
     shapes: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [
         (name, np.dtype(np.float32), (count, width))

@@ -1,4 +1,4 @@
-"""One client after another in one process, with the bits of a deployed client."""
+"""The sequential engine: one client after another in one process, with the bits of a deployed client."""
 
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.benches import Benches
@@ -11,8 +11,8 @@ class Sequential(OneProcess):
     """The sequential engine.
 
     Args:
-        training: of all clients.
-        threads: of each operation; more than one may change bits. None: as torch is set.
+        training: the settings of all clients' training.
+        threads: the threads of each operation; more than one may change bits. None: torch's present number.
     """
 
     def __init__(self, training: Training, *, threads: int | None = 1) -> None:
@@ -20,6 +20,6 @@ class Sequential(OneProcess):
 
 
 def sequential_trainer(training: Training) -> Trainer:
-    """The lean loop where the training is the built-in one, else the benches."""
+    """Return the loop for built-in training, and the benches for a task with a training of its own."""
     has_loop = isinstance(training.task, Task) and training.task.fit is None
     return Loop(training) if has_loop else Benches(training)

@@ -1,7 +1,7 @@
-"""The local optimizer of one client after another: the steps of `parallel.training`, without building anything anew.
+"""The local optimizer of one client after another: the steps of local training, with an optimizer built once.
 
-SGD is written out, in the operations of torch.optim.SGD and hence with its bits; the others are torch's own with their
-state cleared.
+SGD is written out, in the operations of torch.optim.SGD and hence with its bits; the others are torch's own, whose
+state is cleared for each client.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from atoll.parallel.task.local import Local
 
 
 class Steps:
-    """Moves parameters by their gradients; `begin` before each client.
+    """The steps of the optimizer; `begin` comes before each client.
 
     Args:
-        local: with the optimizer, its rate, the proximal term, the clipping.
-        parameters: of the one model that all clients train.
+        local: the settings of the optimizer, its rate, the proximal term, the clipping.
+        parameters: the parameters of the one model that all clients train.
     """
 
     def __init__(self, local: Local, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -29,10 +29,10 @@ class Steps:
         self._corrections: list[torch.Tensor | None] = []
 
     def begin(self, corrections: Sequence[torch.Tensor | None] = ()) -> None:
-        """A new client: its optimizer has no state yet, and its start is where the parameters are.
+        """Begin a client: clear the optimizer's state, and take the present parameters as the start.
 
         Args:
-            corrections: SCAFFOLD's c - c_i of each parameter, None where there is none; empty: no SCAFFOLD.
+            corrections: SCAFFOLD's c - c_i of each parameter, None for a parameter without one; empty: no SCAFFOLD.
         """
         self._momenta.clear()
         if self._optimizer is not None:
@@ -42,9 +42,9 @@ class Steps:
         self._corrections = list(corrections)
 
     def __call__(self) -> None:
-        """One step with the gradients that the parameters hold; they are gone afterwards."""
+        """Make one step with the parameters' gradients, and clear them."""
         if self._start or self._corrections or self._local.clip_norm is not None:
-            self._bend()
+            self._adjust_gradients()
         if self._optimizer is not None:
             self._optimizer.step()
         else:
@@ -53,8 +53,8 @@ class Steps:
             parameter.grad = None
 
     @torch.no_grad()
-    def _bend(self) -> None:
-        """Add what FedProx and SCAFFOLD add, and clip."""
+    def _adjust_gradients(self) -> None:
+        """Add the terms of FedProx and SCAFFOLD to the gradients, and clip them."""
         for parameter, start in zip(self._parameters, self._start, strict=False):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - start, alpha=self._local.prox_mu)

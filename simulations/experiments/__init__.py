@@ -1,1 +1,5 @@
-"""What a person makes of simulated runs: reports, plots, logs, sweeps over a grid, the papers' tables."""
+"""Experiments with simulated runs: reports, plots, logs, comparisons and sweeps over a grid.
+
+Imports: `federation`, `engines/processes` (the end of worker processes); `parallel` (the task, logs), `protocol` (the
+settings).
+"""

@@ -1,8 +1,8 @@
-"""The same task federated and centralized, side by side: metric, rounds or steps, passes, bytes, time.
+"""The comparison of federated and centralized training of a task: metric, rounds or steps, passes, bytes, time.
 
-A pass is the pooled training data seen once. A federated round makes about as many as a client of the mean size makes
-of its own data, times counted clients / clients. Bytes are what had to move: of a federation the models and updates, of
-a centralized training the data itself, once, as the task reads it. Only a federation has a virtual time.
+A pass is one pass over the pooled training data. A federated round makes about as many passes as a client of mean size
+makes over its own data, times counted clients / clients. Bytes are the data that must move: models and updates in a
+federation, the data itself, once and as the task reads it, in centralized training. Only a federation has virtual time.
 """
 
 import json
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DATA = {"server": "test", "clients": "sites"}
-"""A federation's WHO in a metric's name -> the same data's name in a centralized training."""
+"""Names of the same data in centralized training, by the WHO of a federation's metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement."""
+    """One measurement of the metric."""
 
     value: float
     count: int
-    """Rounds or steps until then."""
+    """Number of rounds or steps until then."""
     passes: float
     bytes: int
     virtual_s: float | None
@@ -39,7 +39,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two trainings, as far as the metric tells."""
+    """The measurements of one of the two trainings."""
 
     kind: Literal["federated", "centralized"]
     unit: Literal["rounds", "steps"]
@@ -53,24 +53,24 @@ class Side:
 
     @property
     def best(self) -> float | None:
-        """The smallest of a loss, the largest of others."""
+        """The best value: the smallest of a loss, the largest of others."""
         values = [point.value for point in self.points]
         return (min if is_loss(self.metric) else max)(values) if values else None
 
     def reached(self, target: float) -> Point | None:
-        """The first measurement that is as good as the target."""
+        """Return the first measurement that is at least as good as the target; None: there is none."""
         return next(
             (p for p in self.points if (p.value <= target if is_loss(self.metric) else p.value >= target)), None
         )
 
 
 def epochs_of(local: Local, num_examples: int, num_clients: int) -> float:
-    """Passes over its own data that a client of the mean size makes in a round.
+    """Compute the passes over its own data that a client of mean size makes in a round.
 
     Args:
-        local: of the run.
-        num_examples: of all sites.
-        num_clients: among whom they are dealt.
+        local: the local settings of the run.
+        num_examples: the number of examples of all sites.
+        num_clients: the number of clients among which they are dealt.
     """
     if local.max_steps is None or local.batch_size is None:
         return min(local.epochs, local.max_steps or local.epochs)
@@ -78,11 +78,11 @@ def epochs_of(local: Local, num_examples: int, num_clients: int) -> float:
 
 
 def federated(report: RunReport, metric: str, *, epochs: float) -> Side:
-    """The federated side.
+    """Return the measurements of the federated training.
 
     Args:
-        report: of the simulated run.
-        metric: WHO/METRIC.
+        report: the report on the simulated run.
+        metric: the name of the metric, WHO/METRIC.
         epochs: `epochs_of` the run.
     """
     passes = 0.0
@@ -105,42 +105,42 @@ def federated(report: RunReport, metric: str, *, epochs: float) -> Side:
 
 
 def centralized(log: Path, metric: str, *, data_bytes: int) -> Side:
-    """The centralized side, from the log of `atoll train`; an evaluation's time is that of the last step told before.
+    """Return the measurements of the centralized training; the time of each is that of the last logged step before.
 
     Args:
-        log: its `log.jsonl`.
-        metric: WHO/METRIC as a federation calls it.
-        data_bytes: of the pooled training data.
+        log: the `log.jsonl` of `atoll train`.
+        metric: the name of the metric in a federation, WHO/METRIC.
+        data_bytes: the size of the pooled training data.
     """
     group, _, name = metric.partition("/")
     steps = read_log(log, "step")
     points = []
     for step, event in sorted(read_log(log, "evaluation").items()):
         if (value := event.get(f"{DATA.get(group, group)}/{name}")) is not None:
-            told = [at for at in steps if at <= step]
-            seconds = steps[max(told)]["seconds"] if told else 0.0
+            logged = [at for at in steps if at <= step]
+            seconds = steps[max(logged)]["seconds"] if logged else 0.0
             points.append(Point(value, step, event["epoch"], data_bytes, None, seconds))
     return Side("centralized", "steps", metric, tuple(points))
 
 
 def passes_of(report: RunReport, *, epochs: float) -> int:
-    """Whole passes over the pooled data that the federation made, at least one: the same work for the other side."""
+    """Return the whole passes over the pooled data of the federation, at least one, for centralized training."""
     return max(1, math.ceil(epochs * sum(report.participation("counted")) / report.num_clients))
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The training data of all sites."""
+    """The size of the training data of all sites."""
 
     num_examples: int
     bytes: int
-    """As the task reads them: of each site its first example's, times its examples."""
+    """Size as the task reads the data: for each site, the size of its first example times its number of examples."""
 
 
 def pooled(task: Task) -> Pooled:
-    """How much the sites hold together."""
-    held = [data for site in task.sites if (data := task.data(site, "train")) is not None and len(data)]
-    return Pooled(sum(map(len, held)), sum(len(data) * _size(data[0]) for data in held))
+    """Measure the training data of all sites."""
+    datasets = [data for site in task.sites if (data := task.data(site, "train")) is not None and len(data)]
+    return Pooled(sum(map(len, datasets)), sum(len(data) * _size(data[0]) for data in datasets))
 
 
 def _size(example: Any) -> int:
@@ -157,24 +157,28 @@ COLUMNS = ("", "final", "best", "length", "passes", "bytes", "virtual_s", "real_
 
 
 def rows(sides: Sequence[Side], target: float | None) -> list[dict[str, Any]]:
-    """A row for each side, and with a target one more for each: what it took to get there."""
-    found = []
+    """Return a row for each side, and with a target another one with the cost to reach it."""
+    table = []
     for side in sides:
-        found.append(_row(side, side.kind, side.last) | {"best": side.best})
+        table.append(_row(side, side.kind, side.last) | {"best": side.best})
         if target is not None:
-            found.append(_row(side, f"{side.kind}, to {target:g}", side.reached(target)))
-    return found
+            table.append(_row(side, f"{side.kind}, to {target:g}", side.reached(target)))
+    return table
 
 
-def _row(side: Side, what: str, point: Point | None) -> dict[str, Any]:
+def _row(side: Side, label: str, point: Point | None) -> dict[str, Any]:
     if point is None:
-        return dict.fromkeys(COLUMNS) | {"": what}
-    values = (what, point.value, None, f"{point.count} {side.unit}", point.passes, point.bytes)
+        return dict.fromkeys(COLUMNS) | {"": label}
+    values = (label, point.value, None, f"{point.count} {side.unit}", point.passes, point.bytes)
     return dict(zip(COLUMNS, (*values, point.virtual_s, point.real_s), strict=True))
 
 
 def plot(sides: Sequence[Side], path: Path) -> Path:
-    """The metric over passes and over real seconds, as a PNG; raises `NoMatplotlib` as `plots.plots`."""
+    """Draw the metric over passes and over real seconds as a PNG.
+
+    Raises:
+        NoMatplotlib: matplotlib is not installed.
+    """
     from atoll.simulations.experiments.plots import DPI, SIZE, figure_type
 
     figure = figure_type()(figsize=(2 * SIZE[0], SIZE[1]), layout="constrained")
@@ -196,7 +200,7 @@ def _dress(axes: "Axes", label: str, metric: str) -> None:
 
 
 def write(sides: Sequence[Side], target: float | None, path: Path) -> None:
-    """All of it as JSON."""
+    """Write table and curves as JSON."""
     curves = {side.kind: [[point.passes, point.real_s, point.value] for point in side.points] for side in sides}
     document = {"metric": sides[0].metric, "target": target, "rows": rows(sides, target), "curves": curves}
     path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")

@@ -1,4 +1,4 @@
-"""How far a run went: until a metric was good enough, as papers count it."""
+"""The goal of a run, a value of a metric, and the rounds to reach it, as papers count them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from atoll.simulations.experiments.report import RunReport, is_loss
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A value of a metric, WHO/METRIC, that a run is to come to."""
+    """The value of a metric, WHO/METRIC, at which a run may stop."""
 
     metric: str
     value: float
 
     def is_met_by(self, line: Mapping[str, Any]) -> bool:
-        """Whether a round's line has the metric, and it is at least as good."""
+        """Return whether a round's line has the metric, with a value at least as good as the goal."""
         group, _, name = self.metric.partition("/")
-        found = (line.get(group) or {}).get(name)
-        return found is not None and (found <= self.value if is_loss(name) else found >= self.value)
+        value = (line.get(group) or {}).get(name)
+        return value is not None and (value <= self.value if is_loss(name) else value >= self.value)
 
     def rounds_of(self, report: RunReport) -> float | None:
-        """Rounds until the best value so far crosses the goal, linearly between two measurements; None: it never does.
+        """Return the rounds until the best value so far crosses the goal, by linear interpolation; None: it never does.
 
         Source:
             McMahan et al. 2017, section 3: the learning curve is made monotonic, "taking the best value of test-set

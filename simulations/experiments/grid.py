@@ -1,4 +1,4 @@
-"""A sweep's TOML: a run's settings, and under `[grid]` what is varied. Every combination is a cell.
+"""The grid of a sweep: a run's settings, and in the table `[grid]` those that vary. Every combination is a cell.
 
     task = "digits.py:task"
     rounds = 50
@@ -16,7 +16,8 @@
     [sweep]
     target = 0.9
 
-These are 2 x 3 x 2 cells. A cell is known by the digest of all its settings, so that a changed base makes new cells.
+This example has 2 x 3 x 2 cells. The identity of a cell is the digest of all its settings, so a change of the base
+makes new cells.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from atoll.protocol.settings import STRICT, ConfigError, load_text, short
 
 Settings = Mapping[str, Any]
-"""Dotted key -> plain value, or a list of them."""
+"""Plain values, or lists of them, by dotted key."""
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _KEY_MAX = 200
@@ -42,24 +43,24 @@ _ODD = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
 class SweepConfig(BaseModel):
-    """What a sweep shows, and how many runs go on at once."""
+    """The table `[sweep]`: the contents of the sweep's table, and the number of parallel runs."""
 
     model_config = STRICT
 
     metric: str | None = None
-    """WHO/METRIC, such as "server/accuracy"; absent: the first that is no loss."""
+    """Metric of the table, WHO/METRIC such as "server/accuracy"; absent: the first one that is not a loss."""
 
     target: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
-    """Of the metric: the table says what it took to get there; absent: it says nothing of that."""
+    """Target of the metric, for columns with the rounds, time and bytes to reach it; absent: no such columns."""
 
     columns: list[str] | None = None
-    """Of the table, beside what varies; absent: those that suit."""
+    """Columns of the table, beside the varied settings; absent: the default ones."""
 
     over: list[str] = ["seed"]
-    """What varies and is averaged over, so that a row shows mean and standard deviation."""
+    """Varied settings that are averaged over, so that a row shows mean and standard deviation."""
 
     jobs: int = Field(default=1, ge=1, le=1024)
-    """Runs at once, each a process."""
+    """Number of parallel runs, each in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,57 +68,57 @@ class Cell:
     """One run of a sweep."""
 
     varied: Mapping[str, str]
-    """Column -> what a person reads there."""
+    """Labels of the varied settings, by column."""
     settings: Settings
-    """All of them but the task, the base's too."""
+    """All settings except the task, including those of the base."""
     task: str
 
     @property
     def name(self) -> str:
-        """What varies, as a person reads it."""
+        """The varied settings in words, such as "deadline 30, seed 1"."""
         return ", ".join(f"{column.rpartition('.')[2]} {value}" for column, value in self.varied.items())
 
     @property
     def digest(self) -> str:
-        """Of the task and every setting."""
+        """The digest of the task and all settings."""
         text = json.dumps([self.task, sorted(self.settings.items())], ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
     def folder(self) -> str:
-        """A name that a person recognizes and no other cell has."""
+        """The name of the cell's folder, readable and unique."""
         readable = "_".join(f"{column.rpartition('.')[2]}={value}" for column, value in self.varied.items())
         return f"{_ODD.sub('-', readable)[:80]}-{self.digest}"
 
     def without(self, columns: list[str]) -> tuple[tuple[str, str], ...]:
-        """What varies beside these columns: the same for cells that are averaged."""
+        """Return the labels of all other columns, which are equal for cells that are averaged."""
         return tuple((column, value) for column, value in self.varied.items() if column not in columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """All cells of a sweep, in the order of the file: the last column changes fastest."""
+    """All cells of a sweep, in the order of the file, in which the last column changes fastest."""
 
     cells: tuple[Cell, ...]
     sweep: SweepConfig
     folder: Path
-    """Of the file: paths in the settings are relative to it."""
+    """Folder of the file, to which paths in the settings are relative."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What varies."""
+        """The columns of the varied settings."""
         return tuple(self.cells[0].varied)
 
 
 def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
-    """The cells that a TOML asks for.
+    """Read the grid of a sweep's TOML file.
 
     Args:
-        path: of the TOML.
-        overrides: `key=value` over what all cells have in common.
+        path: the path of the file.
+        overrides: `key=value` overrides of the base.
 
     Raises:
-        ConfigError: it cannot be read, or its grid makes no sense; with every reason.
+        ConfigError: the file cannot be read, or its grid is not valid; with all faults.
     """
     try:
         data = path.read_bytes()
@@ -127,10 +128,10 @@ def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
 
 
 def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
-    """The same of a TOML's bytes; `path` says where they are from.
+    """Parse the grid of a sweep's TOML; `path` is its origin, for messages.
 
     Raises:
-        ConfigError: it is no TOML, or its grid makes no sense; with every reason.
+        ConfigError: the bytes are not TOML, or the grid is not valid; with all faults.
     """
     try:
         text = data.decode()
@@ -163,11 +164,11 @@ def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
 
 
 def _flat(table: Mapping[str, Any], faults: list[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys; a quoted "a.b" is the table a's b."""
+    """Yield the settings of nested tables by dotted keys; a quoted "a.b" means b of the table a."""
     for name, value in table.items():
         key = f"{prefix}{name}"
         if not _is_key(key):
-            faults.append(f"{short(key)}: is no key (allowed: names with dots between them, such as round.deadline)")
+            faults.append(f"{short(key)}: is not a key; allowed: names joined by dots, such as round.deadline")
         elif isinstance(value, Mapping):
             yield from _flat(value, faults, f"{key}.")
         elif not _is_setting(value):
@@ -185,16 +186,16 @@ def _is_setting(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """A text, a truth value or a number that a run's settings may hold: no date, and no number of any size."""
+    """Return whether a value is a text, a truth value or a number of limited size; dates are none of them."""
     return isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**64)
 
 
 Choice = tuple[str, dict[str, Any]]
-"""What a person reads, and the settings that it stands for."""
+"""Label of one choice of a column, and its settings."""
 
 
 def _axes(grid: Any, faults: list[str]) -> dict[str, list[Choice]]:
-    """By column, its choices."""
+    """Return the choices of each column."""
     if not isinstance(grid, Mapping) or not grid:
         faults.append('grid: missing; allowed: a table of lists, such as "round.deadline" = [30, 60]')
         return {}
@@ -221,20 +222,20 @@ def _choices(column: str, values: Any, faults: list[str]) -> list[Choice]:
         faults.append(f"grid.{column}: got {short(values)}; allowed: a list of values, or of tables of settings")
         return []
     if any(isinstance(value, Mapping) != isinstance(values[0], Mapping) for value in values):
-        faults.append(f"grid.{column}: has values beside tables")
+        faults.append(f"grid.{column}: mixes values and tables; allowed: one of the two")
         return []
     if isinstance(values[0], Mapping):
         choices = [_group(value, faults) for value in values]
     else:
         if not _is_key(column):
-            faults.append(f"grid.{column}: is no key (allowed: names with dots between them, such as round.deadline)")
+            faults.append(f"grid.{column}: is not a key; allowed: names joined by dots, such as round.deadline")
         if odd := [value for value in values if not _is_setting(value)]:
             faults.append(f"grid.{column}: got {short(odd[0])}; allowed: values, or lists of values")
             return []
         choices = [(_label(value), {column: value}) for value in values]
     labels = [label for label, _ in choices]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        faults.append(f"grid.{column}: {', '.join(twice)} is there twice")
+        faults.append(f"grid.{column}: has {', '.join(twice)} twice")
     return choices
 
 
@@ -252,7 +253,7 @@ def _label(value: Any) -> str:
 
 
 def _overridden(overrides: Sequence[str], varied: Collection[str], faults: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = (part.strip() for part in override.partition("="))
         if not equals or not _is_key(key):
@@ -263,8 +264,8 @@ def _overridden(overrides: Sequence[str], varied: Collection[str], faults: list[
             value = _toml_or_text(text)
             if not _is_setting(value):
                 faults.append(f"--set: {key}: got {short(value)}; allowed: a value or a list of values")
-            found[key] = value
-    return found
+            settings[key] = value
+    return settings
 
 
 def _toml_or_text(text: str) -> Any:
@@ -275,14 +276,15 @@ def _toml_or_text(text: str) -> Any:
 
 
 def _faults_of_over(config: SweepConfig, columns: Collection[str]) -> Iterator[str]:
-    """The seed may stand there in every sweep; anything else that does not vary is a slip."""
+    """Yield the columns of `over` that do not vary; only the seed need not vary."""
     for name in config.over:
         if name != "seed" and name not in columns:
-            yield f"sweep.over: got {short(name)}; allowed: what varies: {', '.join(dict.fromkeys([*columns, 'seed']))}"
+            varied = ", ".join(dict.fromkeys([*columns, "seed"]))
+            yield f"sweep.over: got {short(name)}; allowed: varied settings: {varied}"
 
 
 class _SweepAlone(BaseModel):
-    """Of a sweep's TOML only this table."""
+    """The table `[sweep]` of a TOML file, without the others."""
 
     model_config = STRICT | ConfigDict(extra="ignore")
     sweep: SweepConfig = SweepConfig()

@@ -1,7 +1,7 @@
-"""A sweep's cells end when the sweep is gone, also when it was killed and could tell them nothing.
+"""The end of a sweep's cells with the sweep, even if it is killed.
 
-Each cell's standard input is a pipe into which nobody writes and whose other end the sweep holds: that it ends means
-that the sweep has. A variable of the environment says so to the cell.
+Each cell's standard input is a pipe without data whose write end the sweep holds: end of file means that the sweep has
+ended. An environment variable tells the cell to watch it.
 """
 
 import os
@@ -14,7 +14,7 @@ VARIABLE = "ATOLL_ENDS_WITH_ITS_INPUT"
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """The descriptor that is to be the cells' standard input."""
+    """Open the pipe, and yield the descriptor for the cells' standard input."""
     reader, writer = os.pipe()
     try:
         yield reader
@@ -24,7 +24,7 @@ def lifeline() -> Iterator[int]:
 
 
 def end_with_the_sweep() -> None:
-    """Let this process end, as if it was killed, when the sweep that began it is gone; nothing where there is none."""
+    """End this process abruptly when the sweep that started it ends; without a sweep, do nothing."""
     if os.environ.pop(VARIABLE, None):
         threading.Thread(target=_wait_and_end, name="end-with-the-sweep", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Logs of a simulation, one call for each round that ended: a line of JSON, and TensorBoard's scalars."""
+"""Logs of a simulation, called once for each ended round: a line of JSON, and TensorBoard's scalars."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,19 +9,19 @@ from atoll.parallel.trainer.logs import has_tensorboard, json_log
 __all__ = ["Log", "NoTensorBoard", "json_log", "scalars", "tensorboard"]
 
 Log = Callable[[dict[str, Any]], None]
-"""Takes one round as `rounds.jsonl` has it."""
+"""Function that logs one round, given its line of `rounds.jsonl`."""
 
 SKIPPED = frozenset({"round", "version", "fates", "failures", "client_values"})
 
 
 class NoTensorBoard(RuntimeError):
-    """The extra is not installed."""
+    """The extra `tensorboard` is not installed."""
 
 
 def tensorboard(folder: Path) -> Log:
-    """Draw every number of a round, in TensorBoard's own files.
+    """Return a log that writes every number of a round to TensorBoard's files.
 
-    What an interrupted run has drawn of the first round that comes, and of later ones, is taken back.
+    The first logged round replaces that round and later ones of an interrupted run.
 
     Raises:
         NoTensorBoard: the extra `tensorboard` is not installed.
@@ -43,7 +43,7 @@ def tensorboard(folder: Path) -> Log:
 
 
 def scalars(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a round, by a path such as `server/accuracy`; those of single clients are left out."""
+    """Yield every number of a round by a path such as `server/accuracy`, without those of single clients."""
     for name, value in line.items():
         if name in SKIPPED or value is None or isinstance(value, bool):
             continue

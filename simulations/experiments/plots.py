@@ -1,6 +1,6 @@
-"""PNG plots of one run, or of several over each other. Needs matplotlib (the extra `sim`), imported when it draws.
+"""PNG plots of one run, or of several together. They need matplotlib (the extra `sim`), imported when they draw.
 
-Each plot is a function that draws on one pair of axes; `plots` makes a file of each, and one of all of them.
+Each plot is a function that draws on one pair of axes; `plots` writes a file of each, and one of all of them.
 """
 
 import math
@@ -22,30 +22,30 @@ FATES = {
     "failed": "#d1495b",
     "refused": "#6d597a",
 }
-"""What became of the invited, with its colour; the released were told to stop, for enough had reported."""
+"""Fates of invited clients and their colours; released clients were stopped, because enough others had reported."""
 
 SIZE = (6.4, 4.0)
 DPI = 120
-"""768 pixels wide: as wide as a README shows it."""
+"""Dots per inch, for a width of 768 pixels, at which a README shows a plot in full."""
 
 
 class NoMatplotlib(RuntimeError):
-    """The extra is not installed."""
+    """The extra `sim` is not installed."""
 
 
 def plots(reports: Sequence[RunReport], folder: Path, *, metric: str | None = None) -> list[Path]:
-    """Draw what the runs have to show.
+    """Draw the plots of some runs.
 
     Args:
-        reports: at least one; several are drawn over each other, each with its name.
-        folder: where the files go; made if it is not there.
-        metric: WHO/METRIC; None: the first that is no loss, or else the first.
+        reports: at least one; several are drawn together, each with its name.
+        folder: the folder of the files, which is made if it is missing.
+        metric: the name of the metric, WHO/METRIC; None: `main_metric`.
 
     Returns:
-        The files: one for each plot that has something to show, and `overview.png` with all of them.
+        The files: one for each plot that has data, and `overview.png` with all of them.
 
     Raises:
-        NoMatplotlib: it is not installed.
+        NoMatplotlib: matplotlib is not installed.
     """
     make = figure_type()
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,30 +69,30 @@ def plots(reports: Sequence[RunReport], folder: Path, *, metric: str | None = No
 
 
 def main_metric(reports: Sequence[RunReport]) -> str:
-    """What a plot shows when nobody says: the first metric that is no loss, or else the first."""
+    """Return the default metric of a plot: the first one that is not a loss, or else the first one."""
     names = [name for report in reports for name in report.metrics]
     return next((name for name in names if not name.endswith("/loss")), next(iter(names), "server/loss"))
 
 
 def metric_per_round(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
-    """The metric over the rounds."""
+    """Draw the metric over the rounds."""
     _curves(axes, reports, metric, "round", "round", "round", 1.0)
     _over_rounds(axes)
 
 
 def metric_per_time(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
-    """The metric over the virtual seconds, minutes or hours."""
+    """Draw the metric over the virtual seconds, minutes or hours."""
     scale, unit = _time_unit(max((line["virtual_s"] for report in reports for line in report.rounds), default=0.0))
     _curves(axes, reports, metric, "virtual_s", "virtual time", f"virtual time [{unit}]", scale)
 
 
 def metric_per_byte(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
-    """The metric over the bytes that clients and server have moved."""
+    """Draw the metric over the bytes that clients and server have moved."""
     _curves(axes, reports, metric, "bytes", "byte moved", "moved, both ways [MB]", 1e6)
 
 
 def participation(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> None:
-    """What became of the invited: of one run round by round, of several on average."""
+    """Draw the fates of invited clients: of one run for each round, of several runs on average."""
     if len(reports) == 1:
         numbers = [line["round"] for line in reports[0].rounds]
         bottom = [0] * len(numbers)
@@ -113,12 +113,12 @@ def participation(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> N
                 left = [low + mean for low, mean in zip(left, means, strict=True)]
         axes.invert_yaxis()
         axes.set(xlabel="clients in a round, on average")
-    axes.set_title("what became of the invited")
+    axes.set_title("fates of the invited clients")
     _legend(axes)
 
 
 def bytes_per_round(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> None:
-    """Up and down so far, and what an uncompressed upload would have been."""
+    """Draw the bytes moved up and down so far, and the bytes of an upload without codec."""
     for report, style in zip(reports, _styles(len(reports)), strict=True):
         numbers = [line["round"] for line in report.rounds]
         name = "" if len(reports) == 1 else f"{report.name}, "
@@ -133,15 +133,15 @@ def bytes_per_round(axes: "Axes", reports: Sequence[RunReport], _metric: str) ->
 
 
 def fairness(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
-    """The metric of each client on its own data, worst first, with the tenth percentile and the variance."""
+    """Draw the metric of each client on its own data, worst first, with the tenth percentile and the variance."""
     name = metric.partition("/")[2]
     for report, style in zip(reports, _styles(len(reports)), strict=True):
-        if (found := report.fairness(name)) is None:
+        if (fair := report.fairness(name)) is None:
             continue
-        share = [100 * (rank + 0.5) / len(found.values) for rank in range(len(found.values))]
-        label = f"{report.name}: 10th percentile {found.percentile(0.1):.3g}, variance {found.variance:.2g}"
-        axes.plot(share, found.values, label=label, **style)
-        axes.plot([10], [found.percentile(0.1)], marker="o", color=style["color"])
+        share = [100 * (rank + 0.5) / len(fair.values) for rank in range(len(fair.values))]
+        label = f"{report.name}: 10th percentile {fair.percentile(0.1):.3g}, variance {fair.variance:.2g}"
+        axes.plot(share, fair.values, label=label, **style)
+        axes.plot([10], [fair.percentile(0.1)], marker="o", color=style["color"])
     axes.set(xlabel="clients, the worst first [%]", ylabel=name, title=f"{name} of each client on its own data")
     _legend(axes)
 
@@ -154,7 +154,7 @@ PLOTS: dict[str, Callable[["Axes", Sequence[RunReport], str], None]] = {
     "bytes": bytes_per_round,
     "fairness": fairness,
 }
-"""By the names of their files."""
+"""Plots by the names of their files."""
 
 
 def _curves(
@@ -169,13 +169,13 @@ def _curves(
 
 
 def _over_rounds(axes: "Axes") -> None:
-    """There is no round 2.5."""
+    """Label the axis of rounds with whole numbers."""
     axes.set_xlabel("round")
     axes.locator_params(axis="x", integer=True)
 
 
 def _styles(count: int) -> list[dict[str, Any]]:
-    """A colour for each run; from the eleventh on another line too, so that no two look alike."""
+    """Return a colour for each run, and from the eleventh on also another kind of line, so that all differ."""
     lines = ("-", "--", "-.", ":")
     return [{"color": f"C{k % 10}", "linestyle": lines[k // 10 % 4], "linewidth": 1.8} for k in range(count)]
 
@@ -205,7 +205,11 @@ def _saved(figure: Any, path: Path) -> Path:
 
 
 def figure_type() -> Any:
-    """The class itself, which draws files and opens no window, whatever screen there is."""
+    """Return matplotlib's `Figure`, which draws files and opens no window on any screen.
+
+    Raises:
+        NoMatplotlib: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

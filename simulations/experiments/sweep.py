@@ -1,10 +1,10 @@
-"""Runs the cells of a grid, several at once, each a process with a folder of its own.
+"""The execution of a sweep: the cells of a grid, several in parallel, each in a process and a folder of its own.
 
-    OUT/CELL/          what `atoll simulate --out` leaves
-    OUT/CELL/log.txt   what the process said
+    OUT/CELL/          the files of `atoll simulate --out`
+    OUT/CELL/log.txt   the output of the process
 
-A cell whose result says "finished" is not run again; every other one is started anew in its folder, where an
-interrupted run goes on from its last committed round. So the same command finishes a sweep that was cut off.
+A cell whose result is "finished" is not run again. Every other one is started in its folder, where an interrupted run
+resumes from its last saved round, so that the same command completes an interrupted sweep.
 """
 
 import json
@@ -25,25 +25,25 @@ from atoll.simulations.experiments.report import RESULT, ROUNDS
 
 State = Literal["waiting", "running", "finished", "failed"]
 Command = Callable[[Cell, Path], Sequence[str]]
-"""(cell, its folder) -> what to execute."""
+"""Function from a cell and its folder to the command that runs it."""
 
 LOG = "log.txt"
 POLL_S = 0.1
 END_S = 10.0
-"""A run that is told to end has so long, then it is killed; it loses the round that is open."""
+"""Seconds between the request to end and the killing of a run, which then loses its open round."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a sweep is."""
+    """The progress of a sweep."""
 
     states: dict[str, State] = field(default_factory=dict)
-    """By the cell's folder, in the order of the grid."""
+    """States of the cells by their folders, in the order of the grid."""
     rounds: dict[str, int] = field(default_factory=dict)
-    """Of the running ones: rounds that have ended."""
+    """Numbers of ended rounds of the running cells, by their folders."""
 
     def count(self, state: State) -> int:
-        """How many are in that state."""
+        """Return the number of cells in a state."""
         return sum(one == state for one in self.states.values())
 
 
@@ -51,32 +51,32 @@ Watch = Callable[[Progress], None]
 
 
 def simulate(cell: Cell, folder: Path) -> list[str]:
-    """`atoll simulate` with the cell's settings."""
+    """Return the command `atoll simulate` with the cell's settings."""
     settings = [f"--set={setting}" for setting in overrides(cell)]
     return [sys.executable, "-m", "atoll", "simulate", cell.task, "--out", str(folder), *settings]
 
 
 def overrides(cell: Cell) -> list[str]:
-    """The cell's settings as `--set` takes them."""
+    """Return the cell's settings in the form of `--set`."""
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in cell.settings.items()]
 
 
 def check_settings(cell: Cell) -> None:
-    """Raises ConfigError when the cell's settings are none of a simulation, whatever its task is."""
+    """Check the cell's settings, without its task; raise ConfigError if a simulation does not have them."""
     from atoll.simulations.federation.config import SimulationFile
 
     load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name="")
 
 
 def check_cells(cells: Iterable[Cell], check: Callable[[Cell], None] = check_settings) -> None:
-    """Insist that every cell can be run, before the first of them runs for an hour.
+    """Check that every cell can be run, before the first of them runs for an hour.
 
     Args:
-        cells: to look at.
-        check: raises ConfigError for one that cannot.
+        cells: the cells.
+        check: checks one cell; it raises ConfigError.
 
     Raises:
-        ConfigError: each fault once, with the first cell that has it and how many more do.
+        ConfigError: each fault once, with the first cell that has it and the number of further ones.
     """
     faults: dict[str, list[str]] = {}
     for cell in cells:
@@ -86,8 +86,12 @@ def check_cells(cells: Iterable[Cell], check: Callable[[Cell], None] = check_set
             for fault in error.faults:
                 faults.setdefault(fault.removeprefix("--set: "), []).append(cell.name)
     if faults:
-        more = {fault: f" and {len(names) - 1} cells more" * (len(names) > 1) for fault, names in faults.items()}
-        raise ConfigError([f"{names[0]}{more[fault]}: {fault}" for fault, names in faults.items()])
+        raise ConfigError([f"{_first_of(names)}: {fault}" for fault, names in faults.items()])
+
+
+def _first_of(names: Sequence[str]) -> str:
+    others = len(names) - 1
+    return names[0] if not others else f"{names[0]} and {others} more cell{'s' if others > 1 else ''}"
 
 
 def run_cells(
@@ -96,17 +100,17 @@ def run_cells(
     """Run every cell that is not finished.
 
     Args:
-        grid: of the cells.
-        out: where their folders are.
-        jobs: how many at once; they share the cores.
-        command: how a cell is run, from the grid's folder; None: `simulate`.
-        watch: is told about ten times a second.
+        grid: the grid of the cells.
+        out: the folder of their folders.
+        jobs: the number of parallel runs, which share the cores.
+        command: returns the command of a cell, which runs in the grid's folder; None: `simulate`.
+        watch: a callback for the progress, about ten times a second.
 
     Returns:
-        Which cells are finished, and which failed: these end with another code than 0, or without a result.
+        The cells that are finished, and those that failed: with another exit code than 0, or without a result.
 
     Raises:
-        KeyboardInterrupt: after every running cell has ended; the next call goes on.
+        KeyboardInterrupt: after every running cell has ended; the next call resumes.
     """
     out = out.resolve()
     progress = Progress(
@@ -135,7 +139,7 @@ def run_cells(
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run in a folder has come to its end."""
+    """Return whether the run in a folder has finished."""
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))
     except (OSError, ValueError):
@@ -144,7 +148,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def last_words(folder: Path) -> str:
-    """Why a cell has failed: what its run ended with, and why clients failed; else the last line that it said."""
+    """Return the reason that a cell failed: its run's cause and its clients' failures, or the last line of its log."""
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))
         *_, last = (json.loads(line) for line in (folder / ROUNDS).read_text("utf-8").splitlines())
@@ -158,14 +162,14 @@ def _last_line(log: Path) -> str:
     try:
         lines = log.read_text("utf-8", errors="replace").split("\n")
     except OSError:
-        return "it said nothing"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return "no output"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def _start(command: Sequence[str], folder: Path, working: Path, jobs: int, life: int) -> "subprocess.Popen[bytes]":
-    """In a session of its own, so that Ctrl-C reaches it through us alone; it ends when we are gone."""
+    """Start a cell in a session of its own, so that Ctrl-C reaches it through the sweep alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT).unlink(missing_ok=True)  # of an earlier try: this one may fail otherwise
+    (folder / RESULT).unlink(missing_ok=True)  # an earlier result would hide a failure of this run
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ, VARIABLE: "1"}
     with (folder / LOG).open("ab") as log:

@@ -10,7 +10,7 @@ from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
-from atoll.simulations.engines.choice import choose
+from atoll.simulations.engines.choice import Resources, choose
 from atoll.simulations.engines.determinism import check_deterministic, check_model
 from atoll.simulations.engines.engine import Engine, Training
 from atoll.simulations.engines.processes.over_ray import RayMissing
@@ -76,10 +76,8 @@ def engine_of(
             version,
             clients,
             name=name,
-            workers=simulation.workers or None,
-            threads=simulation.threads,
+            resources=Resources(simulation.workers or None, simulation.threads, simulation.ray_address),
             cohort=cohort,
-            address=simulation.ray_address,
         )
     except TaskMismatch as error:
         raise ConfigError([f"the task's model differs from that of the run: {error}; choose another --out"]) from error

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
     from atoll.parallel.task.task import Task
     from atoll.simulations.experiments.grid import Cell, Grid
-    from atoll.simulations.experiments.measured import Wanted
     from atoll.simulations.experiments.report import RunReport
+    from atoll.simulations.experiments.requested_metric import RequestedMetric
     from atoll.simulations.experiments.sweep import Progress, State
     from atoll.simulations.experiments.table import Row
 
@@ -69,7 +69,7 @@ def sweep(
     """
     from atoll.simulations.experiments.grid import read_grid
     from atoll.simulations.experiments.sweep import Progress
-    from atoll.simulations.experiments.table import Asked, chosen, rows
+    from atoll.simulations.experiments.table import Objective, chosen, rows
 
     grid = read_grid(grid_file, overrides)
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
@@ -92,7 +92,7 @@ def sweep(
         asked_for.is_measured(reports, is_over=all(state == "finished" for _, _, state in found))
     from atoll.simulations.experiments.plots import main_metric
 
-    asked = Asked(asked_for.metric if asked_for is not None else main_metric(reports), wanted)
+    asked = Objective(asked_for.metric if asked_for is not None else main_metric(reports), wanted)
     lines = rows(found, asked, names, grid.sweep.over)
     if json:
         as_json({"metric": asked.metric, "target": asked.target, "rows": lines})
@@ -104,16 +104,16 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _wanted(metric: str | None, grid: "Grid") -> "Wanted | None":
+def _wanted(metric: str | None, grid: "Grid") -> "RequestedMetric | None":
     """The metric that somebody has asked for."""
-    from atoll.simulations.experiments.measured import Wanted
+    from atoll.simulations.experiments.requested_metric import RequestedMetric
 
     if metric is not None:
-        return Wanted(metric, "--metric")
-    return None if grid.sweep.metric is None else Wanted(grid.sweep.metric, "sweep.metric")
+        return RequestedMetric(metric, "--metric")
+    return None if grid.sweep.metric is None else RequestedMetric(grid.sweep.metric, "sweep.metric")
 
 
-def _run(grid: "Grid", folder: Path, jobs: int, asked_for: "Wanted | None") -> "Progress":
+def _run(grid: "Grid", folder: Path, jobs: int, asked_for: "RequestedMetric | None") -> "Progress":
     from atoll.cli.experiments.sweep_progress import MetricWatch, SweepProgress
     from atoll.simulations.experiments.sweep import last_words, run_cells
 
@@ -171,7 +171,7 @@ def _unfinished(grid: "Grid", folder: Path) -> "list[Cell]":
     return [cell for cell in grid.cells if not is_finished(folder / cell.folder)]
 
 
-def _check(grid: "Grid", cells: "Sequence[Cell]", asked_for: "Wanted | None") -> None:
+def _check(grid: "Grid", cells: "Sequence[Cell]", asked_for: "RequestedMetric | None") -> None:
     """What can be known before the first cell runs.
 
     Args:

@@ -9,8 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from atoll.cli.printing import seconds
 from atoll.simulations.experiments.grid import Grid
-from atoll.simulations.experiments.measured import Wanted
 from atoll.simulations.experiments.report import RunReport
+from atoll.simulations.experiments.requested_metric import RequestedMetric
 from atoll.simulations.experiments.sweep import Progress as Sweep
 
 
@@ -85,7 +85,7 @@ class MetricWatch:
         read: (where the sweep is) -> the runs so far.
     """
 
-    def __init__(self, wanted: Wanted, read: Callable[[Sweep], Sequence[RunReport]]) -> None:
+    def __init__(self, wanted: RequestedMetric, read: Callable[[Sweep], Sequence[RunReport]]) -> None:
         self._wanted, self._read = wanted, read
         self._is_known, self._seen = False, 0
 

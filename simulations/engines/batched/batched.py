@@ -1,6 +1,6 @@
-"""Many clients in one product: the same examples in the same order as each takes alone, agreeing to about 1e-6.
+"""The batched engine: many clients in one product, with the examples and the order of each client alone.
 
-Whether they do is tried at the start (`probe`).
+Results agree with the sequential engine to about 1e-6, which `probe` checks at the start.
 """
 
 import logging
@@ -21,9 +21,9 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.metrics import Statistics
 from atoll.parallel.task.task import Task
-from atoll.simulations.engines.batched.beside import beside, of_one_kind
+from atoll.simulations.engines.batched.activations import activation_bytes
+from atoll.simulations.engines.batched.concatenation import concatenated, of_one_kind
 from atoll.simulations.engines.batched.factors import pay
-from atoll.simulations.engines.batched.flow import flow_bytes
 from atoll.simulations.engines.batched.measures import Losses, Measured, metrics_of
 from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.probe import Probe
@@ -41,35 +41,35 @@ logger = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 AT_ONCE_MAX = 128
-"""More clients gain nothing, whatever their size."""
+"""Maximum number of clients in a product; more do not make it faster, whatever their size."""
 
 STACK_BYTES = 4 << 20
-"""Of the weights of all clients in a product: they should stay in the cache from step to step."""
+"""Maximum size of the weights of all clients in a product, which should stay in the cache between steps."""
 
 ROWS_BYTES = 32 << 20
-"""Of the updates of a window: every process has some windows in memory at once."""
+"""Maximum size of the updates of a window; each process has several windows in memory."""
 
-FLOW_BYTES = 16 << 20
-"""Of what comes out of all layers in a step of all clients: on a CPU the backward should find it in the cache."""
+ACTIVATION_BYTES = 16 << 20
+"""Maximum size of all layers' outputs in a step of all clients, which a CPU's backward should find in the cache."""
 
 ADAPTIVE = ("adam", "adamw")
-"""Optimizers that make whole steps of a gradient that is nothing but rounding, such as that of an attention's key bias:
-where such steps lead is no sign of how gradients came about."""
+"""Optimizers that turn a gradient of rounding errors alone, such as that of an attention's key bias, into a whole step;
+such a step does not show whether the gradients agree."""
 
-PADDED = 3
-"""A product may be so many times as large as what its clients' batches hold."""
+PADDED_MAX = 3
+"""Maximum ratio of the size of a product to that of its clients' batches."""
 
 
 class BatchTrainer:
-    """Trains windows of clients.
+    """The trainer of windows in products of many clients.
 
     Args:
-        training: of all clients.
-        at_once: clients in a product (k); None: as many as the cache holds.
-        kind: of net; None: the first that takes the model and agrees with the sequential engine.
+        training: the settings of all clients' training.
+        at_once: the number of clients in a product (k); None: as many as fit into the cache.
+        kind: the kind of net; None: the first kind that supports the model and agrees with the sequential engine.
 
     Raises:
-        CannotBatch: none does, with every reason.
+        CannotBatch: no kind does; with the reason of each.
     """
 
     def __init__(self, training: Training, *, at_once: int | None = None, kind: str | None = None) -> None:
@@ -79,7 +79,7 @@ class BatchTrainer:
         self._loop = Loop(training)
         self.form = self._loop.form
         self._layout()
-        self._wanted, self._flow_bytes = at_once, self._flow_of_one()
+        self._wanted, self._activation_bytes = at_once, self._activations_of_one()
         self._losses, self._metrics = Losses(self._task.loss), metrics_of(self._task.metrics)
         self._version: Arrays = {}
         if kind is None and self._local.optimizer in ADAPTIVE:
@@ -90,14 +90,14 @@ class BatchTrainer:
             self.take(kind)
 
     def take(self, kind: str) -> None:
-        """Compute with a net of this kind; raises CannotBatch when it cannot take the model."""
+        """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
         self.at_once = self._wanted or self._fitting(kind)
         model = build_model(self._task).to(self._training.device).train()
         self._net = Net(kind, model, self._losses, self._local, self._places, self.at_once, self._training.device)
         self.kind = kind
 
     def window(self, num_jobs: int) -> int:
-        """Some products' clients, the more the larger the cohort: the more there are, the better they fit together."""
+        """Return the clients of one to four products: larger cohorts have larger windows, whose batches fit better."""
         products = -(-num_jobs // self.at_once)
         even = max(1, -(-num_jobs // max(1, products)))
         return even * max(1, min(4, products // 16, ROWS_BYTES // (even * self._row_bytes())))
@@ -111,21 +111,21 @@ class BatchTrainer:
         self._net.load(self._version)
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
-        """Train a window's clients; those that do not fit to the others by themselves."""
+        """Train a window's clients in products, and those whose examples do not fit into one alone."""
         results: dict[int, Trained | Failed] = {}
-        found = []
+        examples = []
         for job in jobs:
             with naming(job.client_id):
-                found.append(self._loop.examples(job.client_id))
-        together = of_one_kind(found)
-        together.sort(key=lambda index: -self._num_steps(jobs[index], found[index]))
+                examples.append(self._loop.examples(job.client_id))
+        together = of_one_kind(examples)
+        together.sort(key=lambda index: -self._num_steps(jobs[index], examples[index]))
         for first in range(0, len(together), self.at_once):
-            for chosen in self._parts(together[first : first + self.at_once], found):
+            for chosen in self._parts(together[first : first + self.at_once], examples):
                 try:
-                    results |= self.product(chosen, jobs, found, rows)
-                except CannotBatch:  # what only some clients' examples bring about
+                    results |= self.product(chosen, jobs, examples, rows)
+                except CannotBatch:  # caused by the examples of some clients
                     continue
-                except Exception as error:  # its clients are trained one by one, and whose fault it is comes out
+                except Exception as error:  # training the clients one by one shows which of them fails
                     logger.warning("%d clients are trained one by one: %s", len(chosen), _last_line(error))
         for index, job in enumerate(jobs):
             if index not in results:
@@ -134,15 +134,15 @@ class BatchTrainer:
             yield results[index]
 
     def product(
-        self, chosen: Sequence[int], jobs: Sequence[Job], found: Sequence[Examples], rows: Rows
+        self, chosen: Sequence[int], jobs: Sequence[Job], examples: Sequence[Examples], rows: Rows
     ) -> dict[int, Trained | Failed]:
-        """Train the clients of some jobs, all at once; their results by index."""
-        some, tensors, offsets = beside([found[index] for index in chosen])
-        schedule = Schedule([jobs[index] for index in chosen], some, self._local, offsets)
+        """Train the clients of the chosen jobs in one product; return their results by the index of the job."""
+        placed, tensors, offsets = concatenated([examples[index] for index in chosen])
+        schedule = Schedule([jobs[index] for index in chosen], placed, self._local, offsets)
         members = [chosen[at] for at in schedule.order]
-        owns = [self._loop.exchange.own_of(jobs[index]) for index in members]
-        start = self._starts([kept for kept, _ in owns])
-        corrections = self._corrections([control for _, control in owns])
+        states = [self._loop.exchange.own_of(jobs[index]) for index in members]
+        start = self._starts([layers for layers, _ in states])
+        corrections = self._corrections([control for _, control in states])
         begun = torch.from_numpy(start).to(self._training.device)
         self._net.begin(begun, corrections, clients=len(chosen), length=schedule.length)
         statistics = self._run(schedule, tensors, len(chosen))
@@ -158,14 +158,14 @@ class BatchTrainer:
                     else:
                         each = [block[row] for block in trained]
                         began = start[min(row, len(start) - 1)]
-                        update, own = self._write(rows, index, each, began, *owns[row], done)
+                        update, own = self._write(rows, index, each, began, *states[row], done)
                 except NotFinite as error:
                     results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
                     continue
                 results[index] = Trained(
                     jobs[index].client_id,
                     update,
-                    found[index].count,
+                    examples[index].count,
                     done / schedule.requested[at],
                     statistics[row],
                     own,
@@ -175,15 +175,15 @@ class BatchTrainer:
                 )
         return results
 
-    def _parts(self, chosen: Sequence[int], found: Sequence[Examples]) -> Iterator[Sequence[int]]:
-        """Clients for one product; where a few have far wider batches than the others, for one after the other."""
-        widths = {index: self._width(found[index]) for index in chosen}
+    def _parts(self, chosen: Sequence[int], examples: Sequence[Examples]) -> Iterator[Sequence[int]]:
+        """Yield the clients of one product each; clients with far wider batches than the others get their own."""
+        widths = {index: self._width(examples[index]) for index in chosen}
         widest = max(widths.values())
-        if widest * len(chosen) <= PADDED * sum(widths.values()):
+        if widest * len(chosen) <= PADDED_MAX * sum(widths.values()):
             yield chosen
             return
         yield [index for index in chosen if 2 * widths[index] > widest]
-        yield from self._parts([index for index in chosen if 2 * widths[index] <= widest], found)
+        yield from self._parts([index for index in chosen if 2 * widths[index] <= widest], examples)
 
     def _run(self, schedule: Schedule, tensors: tuple[torch.Tensor, ...], clients: int) -> list[Statistics]:
         measured, net = Measured(self._metrics, clients), self._net
@@ -199,15 +199,15 @@ class BatchTrainer:
         return measured.statistics()
 
     def _trained(self, clients: int) -> list[Array]:
-        """(clients, n) of each parameter."""
+        """Return the trained values of each parameter (clients, n)."""
         self._net.stack.settle()
         return [self._net.stack.blocks[name][:clients].cpu().numpy() for name, _, _ in self._places]
 
     def _write_together(self, rows: Rows, members: Sequence[int]) -> bool:
-        """The rows of a product, where they lie beside each other and are nothing but what the weights have moved.
+        """Write the rows of a product together, if they are adjacent and consist of the change of the weights alone.
 
         Returns:
-            Whether they are written, and finite.
+            True if they are written, and finite.
         """
         first, count = members[0], len(members)
         if not self._is_whole or any(index != first + row for row, index in enumerate(members)):
@@ -215,7 +215,7 @@ class BatchTrainer:
         together, largest = rows.update[first : first + count], rows.largest[first : first + count]
         for number, (name, columns, _) in enumerate(self._places):
             largest[:, number] = self._net.stack.moved(name, together[:, columns])
-        return bool(np.isfinite(largest).all())  # one that is not is found by row
+        return bool(np.isfinite(largest).all())  # otherwise writing row by row shows which is not
 
     def _write(
         self,
@@ -223,11 +223,11 @@ class BatchTrainer:
         index: int,
         trained: Sequence[Array],
         start: Array,
-        kept: Arrays,
+        layers: Arrays,
         control: ControlVariates | None,
         num_steps: int,
     ) -> tuple[Arrays, Arrays]:
-        """A client's row: what its weights have moved, and what it keeps; gives both as views."""
+        """Write a client's row, with the change of its weights and its new state; return both as views."""
         update, own = rows.update_of(index), rows.own_of(index)
         if self._is_whole:
             whole = rows.update[index]
@@ -244,19 +244,19 @@ class BatchTrainer:
         self._loop.exchange.finish(rows, index, update, control, num_steps)
         return update, own
 
-    def _starts(self, kept: Sequence[Arrays]) -> Array:
-        """(1, T), or (k, T) where clients begin with layers of their own."""
-        if not any(kept):
+    def _starts(self, layers: Sequence[Arrays]) -> Array:
+        """Return the starting weights (1, T), or (k, T) if clients begin with local layers."""
+        if not any(layers):
             return self._start
-        start = np.repeat(self._start, len(kept), axis=0)
-        for row, own in enumerate(kept):
+        start = np.repeat(self._start, len(layers), axis=0)
+        for row, local in enumerate(layers):
             for name, columns, _ in self._places:
-                if name in own:
-                    start[row, columns] = own[name].reshape(-1)
+                if name in local:
+                    start[row, columns] = local[name].reshape(-1)
         return start
 
     def _corrections(self, controls: Sequence[ControlVariates | None]) -> torch.Tensor | None:
-        """(k, T), c - c_i."""
+        """Return SCAFFOLD's c - c_i (k, T); None: no SCAFFOLD."""
         if self._training.algorithm != "scaffold":
             return None
         matrix = np.zeros((len(controls), self._start.shape[1]), np.float32)
@@ -272,11 +272,11 @@ class BatchTrainer:
         return min(requested, job.steps or requested)
 
     def _width(self, examples: Examples) -> int:
-        """Of a client's first batch."""
+        """Return the size of a client's first batch."""
         return min(examples.count, self._local.batch_size or examples.count)
 
     def _layout(self) -> None:
-        """Which tensors train: the columns of the stack, in the order of an update's."""
+        """Find the trained tensors: the columns of the stack, in the order of an update's."""
         model = build_model(self._task)
         if obstacles := list(obstacles_to_batching(model)):
             raise CannotBatch("; ".join(obstacles))
@@ -290,32 +290,33 @@ class BatchTrainer:
             raise CannotBatch(f"{', '.join(fixed)} stay at the clients and are not trained")
 
     def _fitting(self, kind: str) -> int:
-        """Clients in a product: as many as the cache holds."""
+        """Return the number of clients in a product that fit into the cache."""
         is_shared = is_plain(self._local) and self._training.algorithm != "scaffold"
         may_factor = kind == "by hand" and is_shared and self._training.device == "cpu"
         length, shapes = self._length_of_one(), [shape for _, _, shape in self._places]
         sizes = [length * sum(shape) if may_factor and pay(shape, length) else math.prod(shape) for shape in shapes]
-        bounds = STACK_BYTES // (4 * sum(sizes)), FLOW_BYTES // self._flow_bytes, ROWS_BYTES // self._row_bytes()
-        return max(1, min(AT_ONCE_MAX, *bounds))
+        by_weights = STACK_BYTES // (4 * sum(sizes))
+        by_activations = ACTIVATION_BYTES // self._activation_bytes
+        return max(1, min(AT_ONCE_MAX, by_weights, by_activations, ROWS_BYTES // self._row_bytes()))
 
     def _row_bytes(self) -> int:
-        """Of all that a client trains."""
+        """Return the size of all trained tensors of a client [bytes]."""
         return 4 * sum(math.prod(shape) for _, _, shape in self._places)
 
     def _length_of_one(self) -> int:
-        """Examples that a client takes over all steps: the first one, as far as that can be told."""
+        """Return the number of examples that the first client takes over all steps; without sites, the largest."""
         if (site := next(iter(self._task.sites), None)) is None:
             return sys.maxsize
         examples = self._loop.examples(site)
         return self._num_steps(Job(site, 0), examples) * self._width(examples)
 
-    def _flow_of_one(self) -> int:
-        """Bytes that come out of all layers in a step of the first client; 1 where nobody knows."""
+    def _activations_of_one(self) -> int:
+        """Return the size of all layers' outputs in a step of the first client [bytes]; 1 if unknown."""
         if self._training.device == "cpu" and (site := next(iter(self._task.sites), None)) is not None:
             examples = self._loop.examples(site)
-            with suppress(Exception):  # what is wrong with the model is found and told by trying it (`probe`)
+            with suppress(Exception):  # `probe` finds and reports faults of the model
                 batch = torch.arange(self._width(examples))
-                return max(1, flow_bytes(build_model(self._task), examples.fetch(batch)[0]))
+                return max(1, activation_bytes(build_model(self._task), examples.fetch(batch)[0]))
         return 1
 
 
@@ -323,12 +324,12 @@ class Batched(OneProcess):
     """The batched engine of one process.
 
     Args:
-        training: of all clients.
-        at_once: clients in a product (k); None: as many as the cache holds.
-        threads: of each operation.
+        training: the settings of all clients' training.
+        at_once: the number of clients in a product (k); None: as many as fit into the cache.
+        threads: the threads of each operation.
 
     Raises:
-        CannotBatch: with the reason.
+        CannotBatch: the task cannot be batched; with the reason.
     """
 
     def __init__(self, training: Training, *, at_once: int | None = None, threads: int | None = 1) -> None:
@@ -339,7 +340,7 @@ class Batched(OneProcess):
 
 
 def _with_plain_steps(training: Training) -> Training:
-    """The same clients, whose updates tell their gradients."""
+    """Return the same training with plain SGD, whose updates are proportional to the gradients."""
     return replace(training, overrides={**training.overrides, "optimizer": "sgd", "lr": 0.1})
 
 

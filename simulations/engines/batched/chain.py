@@ -1,13 +1,13 @@
-"""A chain of layers for many clients at once, its backward written out (`chain_layers`).
+"""A chain of layers for many clients in one product, with its backward written out (`chain_layers`).
 
-Small models spend most of a step building a graph, large ones much of it writing gradients that are read once: here
-nothing is built, and plain SGD stores no gradient of a linear layer's matrix. The loss is the plain cross entropy, each
-client's mean over its own n examples:
+Small models spend most of a step on building a graph, large ones much of it on writing gradients that are read once.
+Here there is no graph, and plain SGD stores no gradient of a linear layer's matrix. The loss is the plain cross
+entropy, each client's mean over its own n examples:
 
     loss       -log softmax(z)[t]
     backward   δ = (softmax(z) - onehot(t)) / n
 
-A ReLU before a pooling is done after it: max(max z, 0) = max max(z, 0), of a fraction of the numbers.
+A ReLU before a pooling is applied after it: max(max z, 0) = max max(z, 0), on a fraction of the numbers.
 """
 
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ from atoll.simulations.engines.batched.measures import Sizes, are_classes, weigh
 from atoll.simulations.engines.batched.stack import CannotBatch, Stack
 
 FEW_CLASSES = 15
-"""Fewer than the lanes of a processor."""
+"""Maximum number of classes for the softmax by columns: fewer than the lanes of a processor."""
 
 
 class Chain:
-    """Linear layers, and convolutions before them, with ReLU and max pooling, under the plain cross entropy.
+    """A chain of linear layers, and convolutions before them, with ReLU, max pooling and the plain cross entropy.
 
     Args:
-        model: of the task.
+        model: the model of the task.
         stack: the weights.
 
     Raises:
-        CannotBatch: the model is something else.
+        CannotBatch: the model is not such a chain.
     """
 
     def __init__(self, model: nn.Module, stack: Stack) -> None:
@@ -41,27 +41,27 @@ class Chain:
         self._shared_by: tuple[bytes, int] | None = None
 
     def advance(self, inputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of m clients, whose n examples each lie beside each other.
+        """Make one step of m clients with n consecutive examples each.
 
         Args:
             inputs: (m n, ...).
-            targets: (m n) classes.
-            sizes: (m) examples of each that count, the first ones.
+            targets: (m n), classes.
+            sizes: (m), the number of each client's first examples that count.
 
         Returns:
             Each client's mean loss before the step (m), and the outputs (m n, classes).
 
         Raises:
-            CannotBatch: targets or inputs of another form.
+            CannotBatch: targets or inputs have another form.
         """
         if targets.dim() != 1 or not are_classes(targets) or not inputs.is_floating_point():
             raise CannotBatch("the by-hand product takes classes as targets, and floats as inputs")
         with torch.no_grad():
-            x = self._beside(inputs, len(sizes))
+            x = self._by_client(inputs, len(sizes))
             for layer in self._layers:
                 x = layer.forward(x)
             outputs = x.flatten(0, 1)
-            delta, losses = _behind(
+            delta, losses = _loss_backward(
                 outputs, targets, self._share_of(sizes, outputs.view(len(sizes), -1, outputs.shape[1]))
             )
             for number in reversed(range(len(self._layers))):
@@ -70,14 +70,14 @@ class Chain:
         return losses, outputs
 
     def _share_of(self, sizes: Sizes, outputs: torch.Tensor) -> torch.Tensor:
-        """As `measures.weights`; most steps are of the same batches as the one before."""
-        of = sizes.tobytes(), outputs.shape[1]
-        if of != self._shared_by:
-            self._shared_by, self._share = of, weights(sizes, outputs)
+        """Return `measures.weights`, cached because most steps have the same sizes as the one before."""
+        key = sizes.tobytes(), outputs.shape[1]
+        if key != self._shared_by:
+            self._shared_by, self._share = key, weights(sizes, outputs)
         return self._share
 
-    def _beside(self, inputs: torch.Tensor, m: int) -> torch.Tensor:
-        """(m n, ...) as the first layer takes it: (m, n, features), or (n, m C, H, W)."""
+    def _by_client(self, inputs: torch.Tensor, m: int) -> torch.Tensor:
+        """Return inputs (m n, ...) in the shape of the first layer: (m, n, features), or (n, m C, H, W)."""
         for reshaping in self._reshaping:
             inputs = reshaping(inputs)
         if not self._has_images:
@@ -85,8 +85,10 @@ class Chain:
         return inputs.reshape(m, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
-def _behind(outputs: torch.Tensor, targets: torch.Tensor, share: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """δ (m, n, classes) behind the outputs (m n, classes), and the losses (m); share: 1 / n where an example counts."""
+def _loss_backward(
+    outputs: torch.Tensor, targets: torch.Tensor, share: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return δ of the outputs (m, n, classes) and the losses (m); `share` is 1 / n for an example that counts."""
     log = _log_softmax(outputs)
     goal = targets.unsqueeze(1)
     losses = -(log.gather(1, goal).view(len(share), -1) * share).sum(1)
@@ -95,14 +97,14 @@ def _behind(outputs: torch.Tensor, targets: torch.Tensor, share: torch.Tensor) -
 
 
 def _log_softmax(outputs: torch.Tensor) -> torch.Tensor:
-    """Over the classes (.., classes): of few, torch's own goes row by row, and is five times as fast across them."""
+    """Compute the log-softmax (.., classes); for few classes, torch is five times as fast by columns as by rows."""
     if outputs.shape[1] > FEW_CLASSES:
         return torch.log_softmax(outputs, 1)
     return torch.log_softmax(outputs.t().contiguous(), 0).t().contiguous()
 
 
 def _read(model: nn.Module, stack: Stack) -> tuple[list[nn.Module], list[Layer]]:
-    """What only reshapes examples at the start, and the layers."""
+    """Return the modules at the beginning that only reshape examples, and the layers."""
     reshaping: list[nn.Module] = []
     layers: list[Layer] = []
     used: set[int] = set()
@@ -118,12 +120,12 @@ def _read(model: nn.Module, stack: Stack) -> tuple[list[nn.Module], list[Layer]]
         else:
             _append(layers, name, module, stack)
     if not layers or not isinstance(layers[-1], Linear):
-        raise CannotBatch("the model is no chain of layers that ends with a linear one")
+        raise CannotBatch("the model is not a chain of layers that ends with a linear one")
     return reshaping, layers
 
 
 def _append(layers: list[Layer], name: str, module: nn.Module, stack: Stack) -> None:
-    """One more layer, where it may follow those before.
+    """Append a layer, if it may follow those before.
 
     Raises:
         CannotBatch: it may not.
@@ -136,12 +138,12 @@ def _append(layers: list[Layer], name: str, module: nn.Module, stack: Stack) -> 
     elif type(module) is nn.ReLU and layers and not isinstance(layers[-1], Flatten):
         layers.append(Rectifier())
     elif type(module) is nn.MaxPool2d and has_images and not module.return_indices:
-        is_bent = isinstance(layers[-1], Rectifier)
-        layers.insert(len(layers) - is_bent, Pool(module))
+        is_after_relu = isinstance(layers[-1], Rectifier)
+        layers.insert(len(layers) - is_after_relu, Pool(module))
     elif type(module) is nn.Flatten and has_images and (module.start_dim, module.end_dim) == (1, -1):
         layers.append(Flatten(stack))
     else:
-        raise CannotBatch(f"{name} ({type(module).__name__}) is no part of such a chain")
+        raise CannotBatch(f"{name} ({type(module).__name__}) cannot be a layer of such a chain")
 
 
 def _are_vectors(layers: list[Layer]) -> bool:
@@ -155,10 +157,10 @@ def _only_reshapes(module: nn.Module) -> bool:
 
 
 def _in_order(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The parts of nested nn.Sequential, as they are called."""
+    """Yield the modules of nested nn.Sequential with their names, in the order of their calls."""
     if type(module) is not nn.Sequential or module._forward_hooks or module._forward_pre_hooks:
         yield name, module
         return
-    for child, part in module._modules.items():  # also one that comes twice
+    for child, part in module._modules.items():  # unlike `children`, with repeated modules
         assert part is not None
         yield from _in_order(part, f"{name}.{child}".lstrip("."))

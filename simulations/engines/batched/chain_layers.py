@@ -1,16 +1,16 @@
-"""The layers of a chain for many clients at once: each with its forward, and its backward written out.
+"""The layers of a chain for many clients in one product, each with its forward and its backward.
 
-Between layers lie vectors (m, n, features), or images with all clients' channels beside each other, (n, m C, H, W): so
-that a convolution is a grouped one, and one client's an ordinary one. On a CPU the channels lie last in memory: there a
-grouped convolution of one channel takes a quarter of its time, and pooling a third. Legend: m clients, n examples of
-each, δ the gradient behind a layer.
+Activations are vectors (m, n, features), or images with the channels of all clients side by side, (n, m C, H, W), so
+that a convolution becomes a grouped one. On a CPU the channels are last in memory: a grouped convolution of one channel
+then takes a quarter of its time, and pooling a third. Legend: m clients, n examples of each, δ the gradient of a
+layer's output.
 
     linear       z = h W^T + b            δ <- δ W; W moves by δ^T h, b by the sum of δ
     convolution  z = h * W + b            as torch has it
     ReLU         h = max(z, 0)            δ <- δ [h > 0]
-    pooling      the largest of a window  δ goes to where it lay
+    pooling      the largest of a window  δ goes to its position
 
-W and b move as `stack` has it, each as soon as it has carried δ back.
+W and b move by the rules of `stack`, each after it has been used in the backward.
 """
 
 from typing import Any, Protocol
@@ -21,27 +21,27 @@ from torch import nn
 from atoll.simulations.engines.batched.stack import CannotBatch, Stack
 from atoll.simulations.engines.pooling import form_of
 
-_behind_relu: Any = torch.ops.aten.threshold_backward.grad_input
+_relu_backward: Any = torch.ops.aten.threshold_backward.grad_input
 
 
 class Layer(Protocol):
-    """One layer. It remembers what its backward needs."""
+    """One layer, which stores the values that its backward needs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What goes out."""
+        """Compute the output of the layer."""
         ...
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """Take the gradients of its weights from δ behind it; gives δ before it, but where it is the last to ask."""
+        """Take the gradients of the weights from δ of the output; return δ of the input, unless the layer is last."""
         ...
 
 
 class Weights:
-    """Of a layer.
+    """The weights of a layer.
 
     Args:
-        stack: where they lie.
-        name: of the layer.
+        stack: the weights of all layers.
+        name: the name of the layer.
         module: the layer.
     """
 
@@ -52,14 +52,14 @@ class Weights:
 
 
 class Linear(Weights):
-    """nn.Linear: (m, n, in) -> (m, n, out)"""
+    """The layer of nn.Linear: (m, n, in) -> (m, n, out)."""
 
     def __init__(self, stack: Stack, name: str, module: nn.Linear) -> None:
         super().__init__(stack, name, module)
         stack.allow_factors(self.weight, (module.out_features, module.in_features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `Layer`."""
+        """Compute x W^T + b of each client."""
         self._x, weights = x, self.stack.weights
         bias = weights[self.bias].unsqueeze(1) if self.bias else None
         if factors := self.stack.factors.get(self.weight):
@@ -69,7 +69,7 @@ class Linear(Weights):
         return torch.bmm(x, across) if bias is None else torch.baddbmm(bias, x, across)
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """As `Layer`."""
+        """Move W and b, and return δ W."""
         before = delta
         if not is_last:
             factors = self.stack.factors.get(self.weight)
@@ -79,7 +79,7 @@ class Linear(Weights):
 
 
 class Convolution(Weights):
-    """nn.Conv2d with zeros around: (n, m C, H, W) -> (n, m C', H', W')"""
+    """The layer of nn.Conv2d with zero padding: (n, m C, H, W) -> (n, m C', H', W')."""
 
     def __init__(self, stack: Stack, name: str, module: nn.Conv2d) -> None:
         if module.padding_mode != "zeros":
@@ -89,16 +89,16 @@ class Convolution(Weights):
         self._groups = module.groups
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `Layer`."""
+        """Compute a grouped convolution, with the groups of all clients."""
         if x.dim() != 4:
-            raise CannotBatch("what goes into a convolution is no batch of images")
+            raise CannotBatch("the input of a convolution is not a batch of images")
         weights = self.stack.weights
         bias = weights[self.bias].flatten() if self.bias else None
         self._x, self._w = laid_out(x), laid_out(weights[self.weight].flatten(0, 1))
         return torch.convolution(self._x, self._w, bias, *self._form, self.stack.clients * self._groups)
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """As `Layer`."""
+        """Move the weights, and return δ of the input."""
         groups, wanted = self.stack.clients * self._groups, [not is_last, True, self.bias is not None]
         before, of_weight, of_bias = torch.ops.aten.convolution_backward(
             laid_out(delta), self._x, self._w, [len(self._w)], *self._form, groups, wanted
@@ -110,13 +110,13 @@ class Convolution(Weights):
 
 
 def laid_out(images: torch.Tensor) -> torch.Tensor:
-    """Images, or a convolution's weights, as they are computed with fastest."""
+    """Return images, or a convolution's weights, in the memory format that computes fastest."""
     is_last = images.device.type == "cpu"
     return images.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
 
 
 def _padding(name: str, module: nn.Conv2d) -> list[int]:
-    """Zeros at each side; those of "same" are d (k - 1) of a kernel k with dilation d, shared by two sides."""
+    """Return the zeros at each side; "same" has d (k - 1) for a kernel k with dilation d, divided between two sides."""
     if not isinstance(module.padding, str):
         return list(module.padding)
     if module.padding == "valid":
@@ -128,34 +128,34 @@ def _padding(name: str, module: nn.Conv2d) -> list[int]:
 
 
 class Rectifier:
-    """nn.ReLU"""
+    """The layer of nn.ReLU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `Layer`."""
+        """Compute max(x, 0), in place."""
         self._y = x.clamp_(min=0)
         return self._y
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """As `Layer`."""
-        _behind_relu(delta, self._y, 0, grad_input=delta)
+        """Return δ [h > 0], in place."""
+        _relu_backward(delta, self._y, 0, grad_input=delta)
         return delta
 
 
 class Pool:
-    """nn.MaxPool2d"""
+    """The layer of nn.MaxPool2d."""
 
     def __init__(self, module: nn.MaxPool2d) -> None:
         self._form = form_of(module)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `Layer`."""
+        """Compute the maxima, and store their positions."""
         self._x = laid_out(x)
         pooled: torch.Tensor
         pooled, self._places = torch.ops.aten.max_pool2d_with_indices(self._x, *self._form)
         return pooled
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """As `Layer`."""
+        """Return δ at the positions of the maxima."""
         before: torch.Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
             laid_out(delta), self._x, *self._form, self._places
         )
@@ -163,16 +163,16 @@ class Pool:
 
 
 class Flatten:
-    """nn.Flatten of images: (n, m C, H, W) -> (m, n, C H W)"""
+    """The layer of nn.Flatten for images: (n, m C, H, W) -> (m, n, C H W)."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As `Layer`."""
+        """Return the images as vectors."""
         self._shape = x.shape
         return x.reshape(len(x), self._stack.clients, -1).transpose(0, 1)
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
-        """As `Layer`."""
+        """Return δ in the shape of the images."""
         return laid_out(delta.transpose(0, 1).reshape(self._shape))

@@ -1,7 +1,7 @@
-"""In which order each of many clients takes its examples: the one that `parallel.training` draws when it is alone.
+"""Draws of the order of examples for many clients, the same as local training draws for each client alone.
 
-By torch, or by a loop that numba compiles when it is installed and much is drawn: for a few examples, four calls of
-torch take longer than the step that they are for.
+They are made by torch, or, if numba is installed and there are many draws, by a compiled loop: for a few examples, the
+four calls of torch take longer than the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,38 +17,38 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 Place = Callable[[Array, Sequence[int], Array, Array, Array], None]
 
 CLIENT_ELEMENTS = 1 << 10
-"""What torch's calls for a client cost, in elements of a fold."""
+"""The cost of torch's calls for a client, in elements of a fold."""
 
 TRIED = ((1, 1), (2, 3), (18, 1), (226, 1), (228, 1), (600, 2), (5000, 1))
-"""Examples and epochs of clients for whom loop and torch must agree before the loop is used."""
+"""Examples and epochs of clients for which loop and torch must agree before the loop is used."""
 
 
 def place(rows: Array, seeds: Sequence[int], counts: Array, epochs: Array, strides: Array) -> None:
-    """Draw.
+    """Draw an order of each client's examples for each epoch.
 
     Args:
-        rows: (m, L); of each client, an order of its examples for each epoch, at multiples of its stride; cut to L.
-        seeds: (m) of the trainings.
-        counts: (m) examples.
-        epochs: (m).
-        strides: (m) at least `counts`, where there is more than one epoch.
+        rows: (m, L), the result: the orders of each client at multiples of its stride, cut to L.
+        seeds: (m), the seeds of the trainings.
+        counts: (m), the numbers of examples.
+        epochs: (m), the numbers of epochs.
+        strides: (m), at least `counts` if there is more than one epoch.
     """
     (loop_for(len(seeds) * CLIENT_ELEMENTS) or place_by_torch)(rows, seeds, counts, epochs, strides)
 
 
 def place_by_torch(rows: Array, seeds: Sequence[int], counts: Array, epochs: Array, strides: Array) -> None:
-    """The same by torch."""
+    """Draw the orders by torch, as `place`."""
     generator = torch.Generator()
     lists = (epochs.tolist(), counts.tolist(), strides.tolist())
     for row, seed, num_epochs, count, stride in zip(rows, seeds, *lists, strict=True):
         torch.default_generator.manual_seed(seed)
         for epoch, order in enumerate(orders(count, num_epochs, generator)):
-            there = row[epoch * stride : epoch * stride + count]
-            there[...] = order.numpy()[: len(there)]
+            target = row[epoch * stride : epoch * stride + count]
+            target[...] = order.numpy()[: len(target)]
 
 
 def compiled() -> Place:
-    """The loop in machine code; torch again, where this torch draws in another way."""
+    """Return the compiled loop, or `place_by_torch` if this version of torch draws differently."""
     from atoll.simulations.engines.batched.draws_compiled import place as loop
 
     def place_by_loop(rows: Array, seeds: Sequence[int], counts: Array, epochs: Array, strides: Array) -> None:
@@ -63,4 +63,4 @@ def compiled() -> Place:
 
 
 loop_for = Meter(compiled).loops
-"""The loop, when enough was drawn; None while torch does it."""
+"""Function from the number of elements to the loop; None until enough was drawn to compile it."""

@@ -1,10 +1,10 @@
-"""The orders of many clients' examples in machine code. Only whoever has numba may import it; `draws` does.
+"""The compiled draws of the order of many clients' examples; `draws` imports it if numba is installed.
 
-As torch draws them on a CPU:
+Torch's draws on a CPU, which it repeats:
 
     default generator <- s,   generator <- its first 64 bits mod 2^62,   z_i <- 32 bits mod (n - i),   swap(i, i + z_i)
 
-Both are Mersenne twisters of 32 bits, which take no more of a seed than its last 32.
+Both are Mersenne twisters of 32 bits, which use the last 32 bits of a seed.
 
 Source:
     Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998), with the seeding of 2002; Fisher and Yates.
@@ -17,14 +17,14 @@ from numba import int64, njit, types, uint32
 
 WORDS, MIDDLE = 624, 397
 LANES = 16
-"""Clients that are seeded side by side: each word follows from the one before, so that a single one would wait."""
+"""Number of clients that are seeded side by side, because each word of a seed depends on the one before."""
 
 Counts = types.Array(int64, 1, "C", readonly=True)
 
 
 @njit(uint32(uint32[:, ::1], int64, int64), nogil=True, cache=True)
 def _output(state: Any, word: Any, lane: Any) -> Any:
-    """The next 32 bits of a lane; `word` goes round the state, which is twisted as it is read."""
+    """Return the next 32 bits of a lane; `word` cycles through the state, which is twisted as it is read."""
     joined = (state[word, lane] & np.uint32(0x80000000)) | (state[(word + 1) % WORDS, lane] & np.uint32(0x7FFFFFFF))
     twisted = state[(word + MIDDLE) % WORDS, lane] ^ (joined >> np.uint32(1))
     if joined & np.uint32(1):
@@ -38,7 +38,7 @@ def _output(state: Any, word: Any, lane: Any) -> Any:
 
 @njit(types.void(uint32[:, ::1], int64), nogil=True, cache=True)
 def _seed(state: Any, words: Any) -> None:
-    """From the first word of each lane, so many."""
+    """Compute the first `words` words of each lane from its first."""
     for word in range(1, words):
         for lane in range(LANES):
             before = state[word - 1, lane]
@@ -51,7 +51,7 @@ def _seed(state: Any, words: Any) -> None:
     cache=True,
 )
 def place(rows: Any, seeds: Any, counts: Any, epochs: Any, strides: Any) -> None:
-    """To `rows` (m, L): an order of each client's examples for each epoch, at multiples of its stride; cut to L."""
+    """Draw an order of each client's examples for each epoch into `rows` (m, L), as `draws.place`."""
     state = np.zeros((WORDS, LANES), np.uint32)
     order = np.empty(counts.max(), np.int64)
     for first in range(0, len(seeds), LANES):

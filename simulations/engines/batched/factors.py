@@ -1,7 +1,7 @@
-"""What a linear layer of many clients has moved, as two factors: so its weights are read once for all of them.
+"""The change of a linear layer of many clients as two factors, so that its weights are read once for all of them.
 
-Clients that begin with the same W and take plain steps have, after the examples x_1 ... x_r that went into the layer
-and the gradients δ_1 ... δ_r behind it,
+Clients that begin with the same W and take plain steps have, after inputs x_1 ... x_r of the layer and gradients
+δ_1 ... δ_r of its output,
 
     W_i = W + Δ_i^T X_i        X_i (r, in): the x        Δ_i (r, out): the -η δ
 
@@ -9,8 +9,8 @@ and the gradients δ_1 ... δ_r behind it,
     backward   δ W_i   = δ W   + (δ Δ_i^T) X_i
     update     W_i - W = Δ_i^T X_i
 
-An update of 200,000 numbers is then written once, and not moved in each step, and most of what is multiplied is one
-product for all clients. Each example costs r (in + out) multiplications beside in * out: few, while r is small.
+An update of 200,000 numbers is then written once instead of in each step, and most multiplications are in one product
+for all clients. Each example costs r (in + out) multiplications in addition to in * out: few while r is small.
 """
 
 from collections.abc import Iterator
@@ -20,23 +20,23 @@ import torch
 from atoll.simulations.engines.batched.products import times
 
 SMALL = 1 << 14
-"""Numbers of a layer: fewer are moved in less time than what factors need beside products."""
+"""Minimum number of weights of a layer; smaller layers are moved in less time than factors cost."""
 
 
 def pay(shape: tuple[int, ...], length: int) -> bool:
-    """Whether factors are sooner than weights of this shape, for clients of so many examples over all steps."""
+    """Return whether factors are faster than weights of this shape, for `length` examples of a client in all steps."""
     if len(shape) != 2 or shape[0] * shape[1] < SMALL:
         return False
     return length * (shape[0] + shape[1]) <= shape[0] * shape[1]
 
 
 class Factors:
-    """Of one layer, for up to k clients.
+    """The factors of one layer, for up to k clients.
 
     Args:
-        shape: (out, in)
-        lr: η
-        device: where it computes.
+        shape: the shape of its weights (out, in).
+        lr: the learning rate η.
+        device: the device that computes.
     """
 
     def __init__(self, shape: tuple[int, int], lr: float, device: str) -> None:
@@ -44,12 +44,12 @@ class Factors:
         self._x = self._delta = torch.empty(0, 0, 0, device=device)
 
     def begin(self, start: torch.Tensor, clients: int, length: int) -> None:
-        """New clients.
+        """Begin new clients.
 
         Args:
-            start: (out, in), W of all.
-            clients: how many.
-            length: examples of the longest, over all steps.
+            start: (out, in), the W of all clients.
+            clients: the number of clients.
+            length: the largest number of a client's examples over all steps.
         """
         self._start, self._filled = start, 0
         if self._x.shape[:2] != (clients, length):
@@ -58,7 +58,7 @@ class Factors:
             self._delta = torch.empty(clients, length, out, device=self._device, dtype=start.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x W_i^T (m, n, out), of x (m, n, in)."""
+        """Compute x W_i^T (m, n, out) from x (m, n, in)."""
         product = times(x.reshape(-1, x.shape[2]), self._start.t()).view(*x.shape[:2], -1)
         if self._filled:
             xs, deltas = self._before(len(x))
@@ -66,7 +66,7 @@ class Factors:
         return product
 
     def backward(self, delta: torch.Tensor) -> torch.Tensor:
-        """δ W_i (m, n, in), of δ (m, n, out)."""
+        """Compute δ W_i (m, n, in) from δ (m, n, out)."""
         product = times(delta.reshape(-1, delta.shape[2]), self._start).view(*delta.shape[:2], -1)
         if self._filled:
             xs, deltas = self._before(len(delta))
@@ -74,16 +74,16 @@ class Factors:
         return product
 
     def add(self, delta: torch.Tensor, x: torch.Tensor) -> None:
-        """One step of the first m clients; the others stay where they are."""
+        """Add one step of the first m clients; the weights of the others do not change."""
         m, rows = len(x), slice(self._filled, self._filled + x.shape[1])
         torch.mul(delta, -self._lr, out=self._delta[:m, rows])
         self._x[:m, rows] = x
-        for factor in (self._delta, self._x):  # of what lay there before, NaN times 0 would be NaN
+        for factor in (self._delta, self._x):  # clears old contents, because NaN times 0 is NaN
             factor[m:, rows] = 0
         self._filled = rows.stop
 
     def moved(self) -> Iterator[torch.Tensor]:
-        """W_i - W (out, in) of one client after the other."""
+        """Yield W_i - W (out, in) of each client."""
         for delta, x in zip(self._delta, self._x, strict=True):
             yield times(delta[: self._filled].t(), x[: self._filled])
 

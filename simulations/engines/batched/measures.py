@@ -1,8 +1,8 @@
-"""The loss and the metrics of several clients at once: each client's own mean over its own examples.
+"""The loss and the metrics of several clients in one product: each client's mean over its own examples.
 
-What is written for one batch is mapped over the clients with torch.func; where it cannot be (it asks for a number), it
-is called for each client. Clients whose batch is shorter are measured by themselves, all of one length together. The
-plain cross entropy needs none of that: each example has its weight.
+A function of one batch is mapped over the clients with torch.func, or called for each client if it cannot be mapped
+(for example, if it calls `.item()`). Clients with batches of equal length are measured together. The plain cross
+entropy needs none of this: each example has a weight.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,23 +21,23 @@ Sizes = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Losses:
-    """(outputs, targets, sizes) -> each client's mean loss.
+    """The function (outputs, targets, sizes) -> each client's mean loss.
 
     Args:
-        loss: of the task, for one batch.
+        loss: the task's loss of one batch.
     """
 
     def __init__(self, loss: Callable[[Any, Any], torch.Tensor]) -> None:
         self._loss = loss
         self.is_plain = loss is nn.functional.cross_entropy or _is_plain_module(loss)
-        """Whether it is the cross entropy as it comes."""
+        """Identity of the loss: True if it is the plain cross entropy, without options."""
         self._each = Each(lambda outputs, targets: (loss(outputs, targets),))
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-        """(m n, ...), (m n, ...) -> (m,) with gradients.
+        """Compute the losses (m,) with gradients from outputs and targets (m n, ...).
 
         Raises:
-            CannotBatch: a loss that is no single number.
+            CannotBatch: the loss of a batch is not a single number.
         """
         if self.is_plain and outputs.dim() == 2 and targets.dim() == 1 and are_classes(targets):
             each = nn.functional.cross_entropy(outputs, targets, reduction="none").view(len(sizes), -1)
@@ -49,17 +49,17 @@ class Losses:
 
 
 class Each:
-    """A function of one batch, for each of m clients.
+    """A function of one batch, applied to each of m clients.
 
     Args:
-        function: (outputs, targets) -> numbers, as tensors or plain.
+        function: (outputs, targets) -> numbers, as tensors or Python numbers.
     """
 
     def __init__(self, function: Callable[[Any, Any], Sequence[Any]]) -> None:
         self._function, self._is_mapped = function, True
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> list[torch.Tensor]:
-        """(m n, ...), (m n, ...) -> each of its numbers as (m,)."""
+        """Compute each of the numbers for all clients, (m,), from outputs and targets (m n, ...)."""
         many, goals = (tensor.unflatten(0, (len(sizes), -1)) for tensor in (outputs, targets))  # type: ignore[no-untyped-call]
         if (sizes == many.shape[1]).all():
             return self._same(many, goals)
@@ -86,11 +86,11 @@ class Each:
 
 
 class Measured:
-    """The statistics of one cohort of clients, step after step.
+    """The statistics of the clients of a product, collected step by step.
 
     Args:
-        metrics: of the task.
-        clients: how many.
+        metrics: the metrics of the task.
+        clients: the number of clients.
     """
 
     def __init__(self, metrics: Mapping[str, Each], clients: int) -> None:
@@ -102,14 +102,14 @@ class Measured:
 
     @torch.no_grad()
     def add(self, losses: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> None:
-        """One step of the first m clients."""
+        """Add one step of the first m clients."""
         self._losses.append(losses.detach())
         self._sizes.append(sizes)
         for name, metric in self._metrics.items():
             self._found[name].append(metric(outputs.detach(), targets, sizes))
 
     def statistics(self) -> list[Statistics]:
-        """Of each client, as the sequential engine adds them up."""
+        """Return the statistics of each client, summed in the order of the sequential engine."""
         columns: dict[str, list[np.ndarray[Any, Any]]] = {}
         for name, steps in self._found.items():
             columns[name] = [self._table(numbers).sum(axis=0) for numbers in zip(*steps, strict=True)]
@@ -120,33 +120,33 @@ class Measured:
         return [{name: tuple(rows[i]) for name, rows in lists.items()} for i in range(self._clients)]
 
     def _table(self, steps: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:
-        """(S, k) float64 of what S steps gave for the first clients each; 0 of the others."""
+        """Return the values of S steps as (S, k) float64; 0 for clients that a step does not have."""
         table = np.zeros((len(steps), self._clients))
-        found = pad_sequence(list(steps), batch_first=True).cpu().numpy()
-        table[:, : found.shape[1]] = found
+        padded = pad_sequence(list(steps), batch_first=True).cpu().numpy()
+        table[:, : padded.shape[1]] = padded
         return table
 
 
 def metrics_of(metrics: Metrics) -> dict[str, Each]:
-    """Each metric's statistics, for many clients."""
+    """Return each metric's statistics as a function of many clients."""
     return {name: Each(metric.statistics if isinstance(metric, Metric) else metric) for name, metric in metrics.items()}
 
 
 def weights(sizes: Sizes, like: torch.Tensor) -> torch.Tensor:
-    """(m, n): 1 / size for a client's own examples, 0 for those that fill its row up."""
+    """Return the weights of examples (m, n): 1 / size for a client's own examples, 0 for padding."""
     each = torch.from_numpy(1.0 / sizes).to(like)[:, None]
     if (sizes == like.shape[1]).all():
         return each
-    own = torch.arange(like.shape[1])[None, :] < torch.from_numpy(sizes)[:, None]
-    return each * own.to(like)
+    is_own = torch.arange(like.shape[1])[None, :] < torch.from_numpy(sizes)[:, None]
+    return each * is_own.to(like)
 
 
 def are_classes(targets: torch.Tensor) -> bool:
-    """Classes by number: not shares of classes, and none to be ignored."""
+    """Return whether targets are class numbers: not class probabilities, and without ignored (negative) ones."""
     return not targets.is_floating_point() and int(targets.min()) >= 0
 
 
 def _is_plain_module(loss: Any) -> bool:
-    """Whether it is nn.CrossEntropyLoss as it comes."""
+    """Return whether a loss is nn.CrossEntropyLoss without options."""
     settings = ("weight", "ignore_index", "reduction", "label_smoothing")
     return type(loss) is nn.CrossEntropyLoss and [getattr(loss, name) for name in settings] == [None, -100, "mean", 0.0]

@@ -1,8 +1,8 @@
-"""The user's model for many clients at once, and one step of all of them.
+"""The user's model with the weights of many clients, and one step of all of them.
 
-by hand   forward and backward written out: a chain of linear layers and convolutions
-stacked   autograd over layers that hold the weights of every client, where all layers are known
-mapped    torch.func over the model as it is
+by hand   a written-out forward and backward, for a chain of linear layers and convolutions
+stacked   autograd over layers with the weights of every client, for models of known layers
+mapped    torch.func over the unchanged model
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ class Net:
 
     Args:
         kind: "by hand", "stacked" or "mapped".
-        model: newly built, on its device; this net owns it.
-        losses: of the task.
-        local: with the optimizer.
-        places: of the trained parameters in a row.
-        count: k.
-        device: where it computes.
+        model: a newly built model on its device, which the net modifies.
+        losses: the loss of the task.
+        local: the settings of the optimizer.
+        places: the places of the trained parameters in a row.
+        count: the number of clients, k.
+        device: the device that computes.
 
     Raises:
-        CannotBatch: a layer that this kind cannot take.
+        CannotBatch: this kind does not support a layer of the model.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Net:
             keep_in_range(model)
 
     def load(self, version: Arrays) -> None:
-        """Take what is not trained: buffers, frozen layers."""
+        """Load the tensors of a version that are not trained: buffers, frozen layers."""
         trained = set(self._names)
         with torch.no_grad():
             for name, tensor in state_of(self._model).items():
@@ -67,23 +67,23 @@ class Net:
                     tensor.copy_(torch.tensor(version[name]))
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
-        """New clients, as `Stack.begin`; what is left of a step that failed is forgotten."""
+        """Begin new clients, as `Stack.begin`, and discard the remains of a failed step."""
         self._shared.leaves.clear()
         self.stack.begin(start, corrections, clients=clients, length=length)
 
     def advance(self, inputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of m clients, whose n examples each lie beside each other.
+        """Make one step of m clients with n consecutive examples each.
 
         Args:
             inputs: (m n, ...).
             targets: (m n, ...).
-            sizes: (m) examples of each that count, the first ones.
+            sizes: (m), the number of each client's first examples that count.
 
         Returns:
             Each client's mean loss before the step (m), and the outputs (m n, ...).
 
         Raises:
-            CannotBatch: what the model gives, or the loss, cannot be told apart by client.
+            CannotBatch: the outputs of the model, or the loss, cannot be divided by client.
         """
         if self._by_hand is not None:
             return self._by_hand.advance(inputs, targets, sizes)
@@ -95,19 +95,19 @@ class Net:
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs = self._model(inputs) if self.kind == "stacked" else self._mapped(inputs)
         if not isinstance(outputs, torch.Tensor) or outputs.shape[:1] != inputs.shape[:1]:
-            raise CannotBatch("the model's outputs are no tensor of one row for each example")
+            raise CannotBatch("the model's outputs are not a tensor with one row for each example")
         return outputs
 
     def _mapped(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Only the forward is mapped: its backward is then autograd's own over products of m matrices."""
+        """Map the forward alone, so that the backward is autograd's over products of m matrices."""
         leaves = {place: self._shared.leaf(name) for place, name in self._places.items()}
         each = inputs.unflatten(0, (self.stack.clients, -1))  # type: ignore[no-untyped-call]
-        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for batches of batches
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no rule for batches of batches
             outputs = vmap(self._alone)(leaves, each)
         return outputs.flatten(0, 1) if isinstance(outputs, torch.Tensor) else outputs
 
     def _alone(self, weights: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
-        """The model of one client; `_places` has the ties, as torch's own fail on a module of two names."""
+        """Call the model of one client; `_places` has the ties, because torch's fail on a module with two names."""
         return functional_call(self._model, weights, (x,), tie_weights=False)
 
 
@@ -118,11 +118,11 @@ def _by_hand(model: nn.Module, losses: Losses, stack: Stack) -> Chain:
 
 
 def _places_of(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
-    """Where trained parameters stand -> their names: tied ones in every module, one of a module of two names once."""
+    """Return the names of trained parameters by their places; a tied parameter has a place in each of its modules."""
     owners = {id(parameter): name for name, parameter in model.named_parameters() if name in set(names)}
     return {
-        f"{prefix}.{own}".lstrip("."): owners[id(parameter)]
+        f"{prefix}.{attribute}".lstrip("."): owners[id(parameter)]
         for prefix, module in model.named_modules()
-        for own, parameter in module._parameters.items()
+        for attribute, parameter in module._parameters.items()
         if id(parameter) in owners
     }

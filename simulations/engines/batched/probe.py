@@ -1,7 +1,7 @@
-"""Whether many clients in one product come to what each comes to alone: a few of them are trained both ways.
+"""The check that clients in one product get the same results as alone: a few of them are trained both ways.
 
-So what cannot be batched (an operation without a rule, examples that see each other, randomness in the forward) is
-found before it counts, with its reason.
+It finds models that cannot be batched (an operation without a rule, examples that influence each other, randomness in
+the forward) before the first round, with the reason.
 """
 
 import logging
@@ -16,7 +16,7 @@ import torch
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.model_bench import ModelBench
-from atoll.simulations.engines.batched.beside import of_one_kind, taken_out
+from atoll.simulations.engines.batched.concatenation import of_one_kind, taken_out
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.examples import Examples
@@ -26,33 +26,33 @@ from atoll.simulations.engines.rows import Rows
 Array = np.ndarray[Any, Any]
 
 KINDS = ("by hand", "stacked", "mapped")
-"""Of net, in the order in which they are tried."""
+"""Kinds of net, in the order of the trials."""
 
-AGREE = 1e-3
-"""How far, relative to its length, an update may be from the sequential one before it is a fault and not rounding."""
+TOLERANCE = 1e-3
+"""Maximum distance of an update from the sequential one, relative to its length, that counts as rounding."""
 
 TRIED = 4
-"""Clients that are trained both ways, in one product."""
+"""Number of clients that are trained both ways, in one product."""
 
 logger = logging.getLogger(__name__)
 
 LOUD = 1000.0
-"""Times as large as its own are one client's inputs once: no other client's update may hear of it."""
+"""Factor of one client's inputs in the check that they do not influence other clients' updates."""
 
 TRIES = 3
-"""Of so many clients each, until one of them has an update to compare."""
+"""Maximum number of groups of clients that are tried until one has an update to compare."""
 
 
 class Probed(Protocol):
-    """Trains clients in one product, with whatever kind of net it is given."""
+    """A trainer of clients in one product, with any kind of net."""
 
     @property
     def at_once(self) -> int:
-        """Clients in a product."""
+        """The number of clients in a product."""
         ...
 
     def take(self, kind: str) -> None:
-        """Compute with a net of this kind; raises CannotBatch when it cannot take the model."""
+        """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
         ...
 
     def begin(self, version: Arrays) -> None:
@@ -60,20 +60,20 @@ class Probed(Protocol):
         ...
 
     def product(
-        self, chosen: Sequence[int], jobs: Sequence[Job], found: Sequence[Examples], rows: Rows
+        self, chosen: Sequence[int], jobs: Sequence[Job], examples: Sequence[Examples], rows: Rows
     ) -> dict[int, Trained | Failed]:
-        """Train the clients of some jobs, all at once; their results by index."""
+        """Train the clients of the chosen jobs in one product; return their results by the index of the job."""
         ...
 
 
 class Probe:
-    """Tries kinds of net.
+    """The trial of the kinds of net.
 
     Args:
-        trainer: that is given them.
-        training: of all clients.
-        loop: that trains one client alone, from the version that the trainer begins with.
-        resting: what no optimizer moves.
+        trainer: the trainer that gets the net.
+        training: the settings of all clients' training.
+        loop: the loop that trains one client alone, from the version that the trainer begins with.
+        resting: the tensors that no optimizer moves.
     """
 
     def __init__(self, trainer: Probed, training: Training, loop: Loop, resting: Sequence[str]) -> None:
@@ -82,10 +82,10 @@ class Probe:
         self._trainer, self._loop, self._resting = trainer, loop, resting
 
     def choose_kind(self) -> None:
-        """Give the trainer the first kind of net that takes the model and agrees.
+        """Give the trainer the first kind of net that supports the model and agrees.
 
         Raises:
-            CannotBatch: none does, with every reason.
+            CannotBatch: no kind does; with the reason of each.
         """
         reasons = []
         for kind in KINDS:
@@ -100,10 +100,10 @@ class Probe:
         raise CannotBatch("; ".join(reasons))
 
     def _check(self) -> None:
-        """Train the first few clients both ways; where all of them fail both ways, the next few.
+        """Train the first few clients both ways; if all of them fail both ways, the next few.
 
         Raises:
-            CannotBatch: the results differ, or there is none to compare.
+            CannotBatch: the results differ, or no group has any.
         """
         request = {"local": dict(self._training.overrides), "algorithm": self._training.algorithm}
         self._trainer.begin(ModelBench(self._task, request).initial(0))
@@ -112,54 +112,54 @@ class Probe:
             raise CannotBatch("every client that was tried leaves the finite numbers: there is nothing to compare")
 
     def _agrees_on(self, sites: Sequence[str]) -> bool:
-        """Whether the results of these clients are the same; not, where there is none to compare.
+        """Return whether the results of these clients agree; False if there are none to compare.
 
         Raises:
-            CannotBatch: they differ.
+            CannotBatch: the results differ.
         """
         every = [self._loop.examples(site) for site in sites]
         chosen = sorted(of_one_kind(every), key=lambda index: -every[index].count)
         if not chosen:
             raise CannotBatch("the task names no sites with examples in tensors to try it with")
-        found = [_telling(every[index], self._local.batch_size, number) for number, index in enumerate(chosen)]
-        seeds = [self._telling_seed(examples, number) for number, examples in enumerate(found)]
+        examples = [_revealing(every[index], self._local.batch_size, number) for number, index in enumerate(chosen)]
+        seeds = [self._revealing_seed(each, number) for number, each in enumerate(examples)]
         jobs = [Job(sites[index], seed) for index, seed in zip(chosen, seeds, strict=True)]
-        rows, alone = Rows(self._loop.form, len(jobs)), Rows(self._loop.form, len(jobs))
-        results = self._trainer.product(range(len(jobs)), jobs, found, rows)
+        rows, rows_alone = Rows(self._loop.form, len(jobs)), Rows(self._loop.form, len(jobs))
+        results = self._trainer.product(range(len(jobs)), jobs, examples, rows)
         compared = []
-        for index, (job, examples) in enumerate(zip(jobs, found, strict=True)):
-            theirs = self._loop.one(job, alone, index, examples)
-            kept = self._loop.exchange.own_of(job)[0]
-            compared.append(_compare(results[index], theirs, self._resting, kept))
-        self._check_apart(jobs, found, results)
-        return any(compared[1:] or compared)  # the first one's batches are full, and so tell less
+        for index, (job, each) in enumerate(zip(jobs, examples, strict=True)):
+            alone = self._loop.one(job, rows_alone, index, each)
+            layers = self._loop.exchange.own_of(job)[0]
+            compared.append(_compare(results[index], alone, self._resting, layers))
+        self._check_isolation(jobs, examples, results)
+        return any(compared[1:] or compared)  # the first one's batches are full, and so show less
 
-    def _check_apart(
-        self, jobs: Sequence[Job], found: Sequence[Examples], results: dict[int, Trained | Failed]
+    def _check_isolation(
+        self, jobs: Sequence[Job], examples: Sequence[Examples], results: dict[int, Trained | Failed]
     ) -> None:
-        """Train the same clients while the last of them has far larger inputs, which may cross any threshold.
+        """Train the same clients again, the last one with far larger inputs, which may cross any threshold.
 
         Raises:
-            CannotBatch: another one's update has changed.
+            CannotBatch: the update of another client has changed.
         """
-        *others, last = found
+        *others, last = examples
         if not others or (loud := _loud(last)) is None:
             return
         try:
             again = self._trainer.product(range(len(jobs)), jobs, [*others, loud], Rows(self._loop.form, len(jobs)))
         except CannotBatch:
             raise
-        except Exception as error:  # not every model takes such numbers: as indices they point beyond its tables
-            logger.debug("loud examples are none for this model: %s", error)
+        except Exception as error:  # some models fail on such numbers, for example as indices beyond their tables
+            logger.debug("the model fails on large inputs: %s", error)
             return
         for index in range(len(others)):
             try:
                 _compare(again[index], results[index], (), self._loop.exchange.own_of(jobs[index])[0])
             except CannotBatch as error:
-                raise CannotBatch(f"what {jobs[-1].client_id} trains on reaches others: {error}") from None
+                raise CannotBatch(f"the inputs of {jobs[-1].client_id} influence others: {error}") from None
 
-    def _telling_seed(self, examples: Examples, number: int) -> int:
-        """One with which the first example is in the first batch, so that it only fills the second one up."""
+    def _revealing_seed(self, examples: Examples, number: int) -> int:
+        """Return a seed that puts the first example into the first batch, so that in the second one it is padding."""
         generator = torch.Generator() if self._local.shuffle else None
         for seed in count(number, TRIED):
             seed_everything(seed)
@@ -168,11 +168,11 @@ class Probe:
         return seed
 
 
-def _telling(examples: Examples, batch_size: int | None, number: int) -> Examples:
-    """A few of a client's examples, by which it shows when they see each other, or those of other clients.
+def _revealing(examples: Examples, batch_size: int | None, number: int) -> Examples:
+    """Return a few of a client's examples that reveal an influence between examples or between clients.
 
-    Two batches of the first client, one and a few examples more of the others: their second ones are filled up. Floats
-    are of other sizes for each client, and the largest in its first example, which is what they are filled up with.
+    The first client has two batches, the others one and a few examples more, so that their second batches are padded.
+    Floats have another size for each client, and are largest in the first example, which is the padding.
     """
     size = batch_size or examples.count
     most = examples.count if examples.count > size else max(1, examples.count - number)
@@ -186,7 +186,7 @@ def _telling(examples: Examples, batch_size: int | None, number: int) -> Example
 
 
 def _loud(examples: Examples) -> Examples | None:
-    """The same examples, every other one negative; None where they are no floats."""
+    """Return the examples scaled by `LOUD` with alternating signs; None if they are not floats."""
     inputs, *others = examples.tensors or ()
     if not inputs.is_floating_point():
         return None
@@ -195,35 +195,35 @@ def _loud(examples: Examples) -> Examples | None:
     return replace(examples, tensors=(inputs * shaped, *others))
 
 
-def _compare(ours: Trained | Failed, theirs: Trained | Failed, resting: Sequence[str], kept: Arrays) -> bool:
-    """Whether there is something to compare.
+def _compare(product: Trained | Failed, alone: Trained | Failed, resting: Sequence[str], layers: Arrays) -> bool:
+    """Compare the results of a client in the product and alone; return False if both have failed.
 
     Args:
-        ours: of the product.
-        theirs: of the same client alone.
-        resting: what no optimizer moves.
-        kept: the layers of its own that the client began with.
+        product: the result of the product.
+        alone: the result of the same client alone.
+        resting: the tensors that no optimizer moves.
+        layers: the local layers that the client began with.
 
     Raises:
-        CannotBatch: it differs.
+        CannotBatch: the results differ.
     """
-    if isinstance(ours, Failed) and isinstance(theirs, Failed):
+    if isinstance(product, Failed) and isinstance(alone, Failed):
         return False
-    if isinstance(ours, Failed) or isinstance(theirs, Failed):
-        way = "in the product" if isinstance(ours, Failed) else "alone"
-        raise CannotBatch(f"{ours.client_id} leaves the finite numbers {way} only")
+    if isinstance(product, Failed) or isinstance(alone, Failed):
+        way = "in the product" if isinstance(product, Failed) else "alone"
+        raise CannotBatch(f"{product.client_id} leaves the finite numbers only {way}")
     for name in resting:
-        if not np.array_equal(ours.update[name], theirs.update[name]):
+        if not np.array_equal(product.update[name], alone.update[name]):
             raise CannotBatch(f"{name} changes while a client trains, and no optimizer moves it")
-    moved, expected = _moved(ours, kept), _moved(theirs, kept)
-    distance, length = np.linalg.norm(moved - expected), np.linalg.norm(expected)
-    if not distance <= AGREE * length:
-        raise CannotBatch(f"the update of {ours.client_id} is {distance / length:.1e} off, relative to its length")
+    change, expected = _change(product, layers), _change(alone, layers)
+    distance, length = np.linalg.norm(change - expected), np.linalg.norm(expected)
+    if not distance <= TOLERANCE * length:
+        raise CannotBatch(f"the update of {product.client_id} is {distance / length:.1e} off, relative to its length")
     return True
 
 
-def _moved(result: Trained, kept: Arrays) -> Array:
-    """All floats of a result: what it sends, and what has changed of what stays."""
+def _change(result: Trained, layers: Arrays) -> Array:
+    """Return all floats of a result, of the update and of the change of the client's state."""
     floats = [array for array in result.update.values() if array.dtype == np.float32]
-    floats += [array - kept.get(name, 0) for name, array in result.own.items()]
-    return np.concatenate([array.ravel() for array in floats], dtype=np.float64)  # whose squares stay finite
+    floats += [array - layers.get(name, 0) for name, array in result.own.items()]
+    return np.concatenate([array.ravel() for array in floats], dtype=np.float64)  # in which squares stay finite

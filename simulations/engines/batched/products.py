@@ -1,17 +1,17 @@
-"""One product of two matrices, by whichever library takes it fastest here."""
+"""The product of two matrices by the fastest library on this processor."""
 
 from typing import Any
 
 import torch
 
 SMALL = 2_000_000
-"""Multiplications, up to which oneDNN's 20 microseconds for a call cost more than they save."""
+"""Maximum number of multiplications for which oneDNN's 20 microseconds per call cost more than they save."""
 
 
 def _wide_linear() -> Any:
-    """oneDNN's x W^T for float32, where the processor has AVX-512; None elsewhere.
+    """Return oneDNN's x W^T for float32 if the processor has AVX-512; else None.
 
-    MKL, which torch multiplies by, keeps to AVX2 on processors that are not Intel's: oneDNN is twice as fast there.
+    MKL, torch's default, uses only AVX2 on processors of other makers than Intel; there oneDNN is twice as fast.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
@@ -22,7 +22,7 @@ _linear: Any = _wide_linear()
 
 
 def times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a (m, r) times b (r, n), in any strides; no gradients."""
+    """Multiply a (m, r) by b (r, n), with any strides and without gradients."""
     is_wide = _linear is not None and a.dtype == torch.float32 and a.device.type == "cpu"
     if is_wide and a.shape[0] * a.shape[1] * b.shape[1] > SMALL:
         product: torch.Tensor = _linear(a, b.t(), None, "none", [], "")

@@ -1,7 +1,7 @@
-"""Which examples each of several clients takes in each step: the same ones, in the same order, as it takes alone.
+"""The schedule of several clients: the examples of each in each step, the same and in the same order as alone.
 
-Clients are sorted by their number of steps, most first, so that in each step the first m of them train. A batch is cut
-to the longest of these m; where one of them has fewer examples, its row is filled up with others that count nothing.
+Clients are sorted by their number of steps, most first, so that in each step the first m of them train. A batch has the
+width of the longest of these m; the rows of the others are padded with examples that do not count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,27 +22,27 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step of m clients."""
+    """The batch of one step of m clients."""
 
     rows: torch.Tensor
-    """(m, n) int64: of the tensors that all examples are taken from."""
+    """Rows (m, n) int64 of the tensors that contain all examples."""
 
     sizes: np.ndarray[tuple[int], np.dtype[np.int64]]
-    """(m,) examples of each, at most n."""
+    """Number of each client's examples (m,), at most n."""
 
 
 class Schedule:
     """The steps of some clients.
 
     Args:
-        jobs: of the clients.
-        examples: of each.
-        local: with epochs, batch size and the order.
-        offsets: where the examples of each begin in the tensors that all are taken from.
+        jobs: the jobs of the clients.
+        examples: the examples of each client.
+        local: the settings with epochs, batch size and order.
+        offsets: the offset of each client's examples in the tensors that contain all examples.
     """
 
     def __init__(self, jobs: Sequence[Job], examples: Sequence[Examples], local: Local, offsets: Sequence[int]) -> None:
-        counts = np.array([found.count for found in examples])
+        counts = np.array([each.count for each in examples])
         sizes = np.full_like(counts, local.batch_size) if local.batch_size else counts
         per_epoch = -(-counts // sizes)
         self.requested = [requested_steps(local, steps) for steps in per_epoch.tolist()]
@@ -56,32 +56,32 @@ class Schedule:
         self._place([jobs[i] for i in self._order], local, -(-steps // per_epoch), counts, per_epoch)
         chosen = [examples[i].chosen for i in self._order]
         if any(rows is not None for rows in chosen):
-            found = [torch.arange(n) if rows is None else rows.cpu() for rows, n in zip(chosen, counts, strict=True)]
+            indices = [torch.arange(n) if rows is None else rows.cpu() for rows, n in zip(chosen, counts, strict=True)]
             begins = np.cumsum([0, *counts[:-1]])[:, None, None]
-            self._rows = torch.cat(found).numpy()[self._rows + begins]
+            self._rows = torch.cat(indices).numpy()[self._rows + begins]
         self._rows += np.array(offsets)[self._order][:, None, None]
 
     @property
     def order(self) -> list[int]:
-        """Row -> index of its job."""
+        """The index of the job of each row."""
         return self._order
 
     @property
     def length(self) -> int:
-        """Examples of the longest row, over all steps."""
+        """The number of examples in the widest rows of all steps."""
         return int(self._sizes.max(axis=0).sum())
 
     def __iter__(self) -> Iterator[Batch]:
-        """Step after step."""
+        """Yield the batches of all steps."""
         active = (self._sizes > 0).sum(axis=0)
         for step, m in enumerate(active.tolist()):
             sizes = self._sizes[:m, step]
             yield Batch(torch.from_numpy(self._rows[:m, step, : sizes.max()]), sizes)
 
     def _place(self, jobs: Sequence[Job], local: Local, epochs: Array, counts: Array, per_epoch: Array) -> None:
-        """Positions in each client's data.
+        """Write the positions in each client's data into the rows.
 
-        Batches are as wide as the rows, or else an epoch has only one: so its order lies there in one piece.
+        Batches have the width of the rows, or an epoch has only one batch, so that an epoch's order is contiguous.
         """
         flat, width = self._rows.reshape(len(jobs), -1), self._rows.shape[2]
         if local.shuffle:
@@ -92,9 +92,9 @@ class Schedule:
 
 
 def _sizes(steps: Array, counts: Array, sizes: Array, per_epoch: Array) -> Array:
-    """(m, S) examples of each client in each step; 0: it takes no such step."""
+    """Return the number of examples of each client in each step (m, S); 0: the client does not take the step."""
     every = np.arange(int(steps.max()))[None, :]
     counts, sizes = counts[:, None], sizes[:, None]
-    found: Array = np.minimum(sizes, counts - every % per_epoch[:, None] * sizes)
-    found[every >= steps[:, None]] = 0
-    return found
+    of_step: Array = np.minimum(sizes, counts - every % per_epoch[:, None] * sizes)
+    of_step[every >= steps[:, None]] = 0
+    return of_step

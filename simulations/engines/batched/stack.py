@@ -1,14 +1,14 @@
-"""The weights of many clients side by side, and the local optimizer that moves all of them at once.
+"""The weights of many clients side by side, and the local optimizer that moves all of them in one step.
 
-    W   (k, T) float32    row i: all trained parameters of client i, kept as a block (k, n) for each parameter
-    G   (k, T) float32    their gradients; of plain SGD there is no G, as products add to W at once:
+    W   (k, T) float32    row i: all trained parameters of client i, stored as a block (k, n) for each parameter
+    G   (k, T) float32    their gradients; plain SGD needs no G, because products add to W directly:
 
         W_i <- W_i - η δ_i^T x_i,    then with SCAFFOLD  W_i <- W_i - η (c - c_i)
 
-Legend: η rate, δ_i the gradient behind a linear layer and x_i what went into it, c - c_i
-SCAFFOLD's correction. A gradient of 200,000 numbers is then never written: that is half of such a step's time. In
-blocks, for a product of many matrices into columns of wider rows is done one by one, at a third of the speed. Of a
-linear layer whose clients all begin with the same weights, W is not even there until it is asked for: see `factors`.
+Legend: η learning rate, δ_i the gradient of a linear layer's output, x_i its input, c - c_i SCAFFOLD's correction.
+Without G, a gradient of 200,000 numbers is never written, which saves half of such a step's time. W is in blocks,
+because a product of many matrices into columns of wider rows is computed one by one, at a third of the speed. The W of
+a linear layer whose clients all begin with the same weights is not even computed until it is needed: see `factors`.
 
 Clients are sorted by their number of steps: those that still train are always the first ones.
 """
@@ -24,7 +24,7 @@ from atoll.simulations.engines.batched.factors import Factors, pay
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
-"""Of Adam, as torch.optim has them."""
+"""Constants of Adam, the defaults of torch.optim."""
 
 Array = np.ndarray[Any, Any]
 
@@ -35,36 +35,36 @@ Blocks = Mapping[str, torch.Tensor]
 
 
 class CannotBatch(Exception):
-    """Why clients cannot be trained in one product; a sentence for a person."""
+    """Clients that cannot be trained in one product; the message is a sentence for a person."""
 
 
 def is_plain(local: Local) -> bool:
-    """Whether a step is W - η G and nothing else, so that products may move the weights by themselves.
+    """Return whether a step is W - η G alone, so that products may add to the weights directly.
 
-    Decay and the proximal term would have to scale W for that, by so nearly 1 that the rounding adds up.
+    Decay and the proximal term would have to scale W by a factor so near 1 that rounding errors accumulate.
     """
-    bends = local.momentum or local.weight_decay or local.prox_mu
-    return local.optimizer == "sgd" and not bends and local.clip_norm is None
+    adjustments = local.momentum or local.weight_decay or local.prox_mu
+    return local.optimizer == "sgd" and not adjustments and local.clip_norm is None
 
 
 class Stack:
-    """W with its optimizer.
+    """The weights W and their optimizer.
 
     Args:
-        local: with the optimizer, its rate, the proximal term, the clipping.
-        places: of the trained parameters in a row.
-        count: k.
-        device: where it lies.
+        local: the settings of the optimizer, its rate, the proximal term, the clipping.
+        places: the places of the trained parameters in a row.
+        count: the number of clients, k.
+        device: the device of the weights.
     """
 
     def __init__(self, local: Local, places: Sequence[Place], count: int, device: str) -> None:
         self._local, self._places, self._device = local, places, device
         self.blocks = {name: torch.empty(count, c.stop - c.start, device=device) for name, c, _ in places}
-        """(k, n) by name."""
+        """The weights (k, n) by name."""
         self._columns = {name: columns for name, columns, _ in places}
         self._factorable: dict[str, Factors] = {}
         self.factors: dict[str, Factors] = {}
-        """Of the layers whose weights are not in `blocks` now."""
+        """The factors of layers whose weights are not in `blocks` at present."""
         self._is_direct = is_plain(local)
         self._targets_of_all = self.blocks if self._is_direct else self._zeros()
         self._scales = {"beta": 1.0, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
@@ -77,25 +77,25 @@ class Stack:
         return {name: torch.zeros_like(block) for name, block in self.blocks.items()}
 
     def allow_factors(self, weight: str, shape: tuple[int, int]) -> None:
-        """Whoever computes with this layer's weights (out, in) takes its `factors` where there are some: on a CPU."""
+        """Permit factors for a layer's weights (out, in): its computation uses `factors` if there are any. CPU only."""
         if is_plain(self._local) and self._device == "cpu":
             self._factorable[weight] = Factors(shape, self._local.lr, self._device)
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
-        """New clients.
+        """Begin new clients.
 
         Args:
-            start: (1, T) or (k', T), where they begin; k' <= k.
+            start: (1, T) or (k', T), the starting weights; k' <= k.
             corrections: (k', T), c - c_i.
-            clients: k'.
-            length: examples of the longest, over all steps.
+            clients: the number of clients, k'.
+            length: the largest number of a client's examples over all steps.
         """
         self._start, self._corrections, self._steps = start, corrections, 0
         is_factored = len(start) == 1 and corrections is None
         self.factors = {n: f for n, f in self._factorable.items() if is_factored and pay(f.shape, length)}
         for name, factors in self.factors.items():
             factors.begin(start[0, self._columns[name]].view(factors.shape), clients, length)
-        self._seen.clear()  # of a step that failed
+        self._seen.clear()  # the remains of a failed step
         for moment in self._moments:
             for block in moment.values():
                 block.zero_()
@@ -104,10 +104,10 @@ class Stack:
                 self.blocks[name][:clients].copy_(start[:, columns])
 
     def take(self, clients: int) -> None:
-        """So many of them train from now on."""
+        """Restrict the following steps to the first `clients` clients."""
         self.clients = clients
         self.weights = self._views(self.blocks)
-        """(clients, ...) by name."""
+        """The weights (clients, ...) by name."""
         self._targets = self._views(self._targets_of_all)
 
     def linear(self, weight: str, bias: str | None, delta: torch.Tensor, x: torch.Tensor) -> None:
@@ -121,7 +121,7 @@ class Stack:
             self.put(bias, delta.sum(1))
 
     def put(self, name: str, gradient: torch.Tensor) -> None:
-        """Take the gradient (clients, ...) of any other parameter."""
+        """Take the gradient (clients, ...) of a parameter of another kind."""
         self._see(name)
         if not self._is_direct:
             self._targets[name].copy_(gradient)
@@ -129,7 +129,7 @@ class Stack:
         self._targets[name].add_(gradient, alpha=-self._local.lr)
 
     def step(self) -> None:
-        """All gradients are there.
+        """Complete the step, once all gradients are taken.
 
         Raises:
             CannotBatch: the loss does not depend on some parameter.
@@ -139,10 +139,10 @@ class Stack:
         self._seen.clear()
         self._steps += 1
         if not self._is_direct or self._corrections is not None:
-            self._bend_and_descend()
+            self._adjust_and_descend()
 
     def moved(self, name: str, out: Array) -> Array:
-        """Write what the clients' weights have moved, (k', n); gives each one's largest magnitude (k')."""
+        """Write the change of the clients' weights to `out` (k', n); return the largest magnitude of each (k')."""
         if name not in self.factors:
             now, start = self.blocks[name][: len(out)], self._start[:, self._columns[name]]
             np.subtract(now.cpu().numpy(), start.cpu().numpy(), out=out)
@@ -151,19 +151,19 @@ class Stack:
         largest = np.empty(len(out), out.dtype)
         for number, moved in enumerate(self.factors[name].moved()):
             torch.from_numpy(out[number]).view(moved.shape).copy_(moved)
-            largest[number] = torch.maximum(moved.amax(), -moved.amin()).item()  # while it is in the cache
+            largest[number] = torch.maximum(moved.amax(), -moved.amin()).item()  # while they are in the cache
         return largest
 
     def settle(self) -> None:
-        """Put the weights of all layers into `blocks`."""
+        """Compute the weights of all layers in `blocks` from their factors."""
         for name, factors in self.factors.items():
             start = self._start[0, self._columns[name]].view(factors.shape)
             for row, moved in zip(self.blocks[name], factors.moved(), strict=False):
                 torch.add(start, moved, out=row.view(factors.shape))
         self.factors = {}
 
-    def _bend_and_descend(self) -> None:
-        """What is still to do, where products have not moved the weights as far as they shall go."""
+    def _adjust_and_descend(self) -> None:
+        """Apply the parts of a step that products have not applied: corrections, clipping, the optimizer."""
         local, m = self._local, self.clients
         starts = self._start if len(self._start) == 1 else self._start[:m]
         gradients = {name: block[:m] for name, block in self._targets_of_all.items()}
@@ -183,7 +183,7 @@ class Stack:
             self._descend(self.blocks[name][:m], gradient, [moment[name][:m] for moment in self._moments])
 
     def _descend(self, weights: torch.Tensor, gradients: torch.Tensor, moments: list[torch.Tensor]) -> None:
-        """As torch.optim's SGD, Adam and AdamW, of one client in each row."""
+        """Apply SGD, Adam or AdamW, as in torch.optim, to one client in each row."""
         local = self._local
         if local.optimizer == "adamw":
             weights.mul_(1 - local.lr * local.weight_decay)

@@ -1,11 +1,11 @@
-"""Layers whose weights belong to several clients: the examples of all clients come as one long batch.
+"""Layers with the weights of several clients, for the examples of all clients as one long batch.
 
-Between these layers the user's own forward sees a batch of (clients x examples), and need not know: attention, pooling,
-activations and reshaping treat each example alone. Legend: m clients, n examples of each, x (m n, ...).
+Between these layers the user's own forward computes with a batch of (clients x examples): attention, pooling,
+activations and reshaping process each example independently. Legend: m clients, n examples of each, x (m n, ...).
 
-    linear       one product of m matrices (baddbmm), whose backward hands δ and x to the `Stack`
+    linear       one product of m matrices (baddbmm), whose backward passes δ and x to the `Stack`
     convolution  a grouped one: (n, m C, ...) with m groups
-    norms        the shared one without scale and shift, then those of each client
+    norms        the common normalization, then scale and shift of each client
     embedding    a look-up by client and token
 """
 
@@ -20,7 +20,7 @@ from atoll.simulations.engines.batched.stack import CannotBatch, Stack
 
 
 class Shared:
-    """What all stacked layers of one model look at.
+    """The state that all stacked layers of one model share.
 
     Args:
         stack: the weights.
@@ -29,17 +29,17 @@ class Shared:
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.anchor = torch.zeros((), device=next(iter(stack.blocks.values())).device, requires_grad=True)
-        """Lets autograd come back to a layer whose inputs and weights need no gradient of autograd's own."""
+        """Input that makes autograd visit layers whose inputs and weights need no gradient."""
         self.leaves: dict[str, torch.Tensor] = {}
 
     def leaf(self, name: str) -> torch.Tensor:
-        """A parameter (m, ...) whose gradient autograd finds; what is stacked moves only after it."""
+        """Return a parameter (m, ...) as a leaf of autograd; the stack moves it after the backward."""
         if name not in self.leaves:
             self.leaves[name] = self.stack.weights[name].data.requires_grad_()
         return self.leaves[name]
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Gradients of the sum of all clients' losses, then the step."""
+        """Compute the gradients of the sum of all clients' losses, and make the step."""
         loss.backward()  # type: ignore[no-untyped-call]
         for name, leaf in self.leaves.items():
             if leaf.grad is not None:
@@ -49,7 +49,7 @@ class Shared:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b of each client; the gradient of W and b goes to the stack, after W has carried δ back."""
+    """The product x W^T + b of each client; its backward computes δ W, then passes the gradients to the stack."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, anchor: torch.Tensor, layer: "Linear") -> torch.Tensor:
@@ -70,9 +70,9 @@ class Stacked(nn.Module):
     """A layer of the model, with the weights of every client.
 
     Args:
-        shared: of the model.
-        layer: that it stands for.
-        name: of the layer; its parameters are <name>.weight and <name>.bias.
+        shared: the state that the model's layers share.
+        layer: the layer that it replaces.
+        name: the name of the layer; its parameters are <name>.weight and <name>.bias.
     """
 
     layer: Any
@@ -80,14 +80,14 @@ class Stacked(nn.Module):
 
     def __init__(self, shared: Shared, layer: Any, name: str) -> None:
         super().__init__()
-        object.__setattr__(self, "layer", layer)  # no child: its own parameters are nobody's
+        object.__setattr__(self, "layer", layer)  # not a child module, because its own parameters are unused
         self.shared = shared
         prefix = f"{name}." if name else ""
         self.weight: str | None = prefix + "weight" if layer.weight is not None else None
         self.bias: str | None = prefix + "bias" if getattr(layer, "bias", None) is not None else None
 
     def scaled(self, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        """x (m n, ...) times the client's weight plus its bias, each viewed as (m, 1, *shape)."""
+        """Compute x (m n, ...) times the client's weight plus its bias, each viewed as (m, 1, *shape)."""
         m = self.shared.stack.clients
         y = x.reshape(m, -1, *x.shape[1:])
         y = y * self.shared.leaf(self.weight).view(m, 1, *shape) if self.weight else y
@@ -96,49 +96,49 @@ class Stacked(nn.Module):
 
 
 class Linear(Stacked):
-    """nn.Linear"""
+    """The stacked nn.Linear."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(m n, ..., in) -> (m n, ..., out)"""
-        inside = x.reshape(self.shared.stack.clients, -1, x.shape[-1])
-        outside: torch.Tensor = _Product.apply(inside, self.shared.anchor, self)  # type: ignore[no-untyped-call]
-        return outside.reshape(*x.shape[:-1], outside.shape[-1])
+        """Map (m n, ..., in) to (m n, ..., out)."""
+        by_client = x.reshape(self.shared.stack.clients, -1, x.shape[-1])
+        outputs: torch.Tensor = _Product.apply(by_client, self.shared.anchor, self)  # type: ignore[no-untyped-call]
+        return outputs.reshape(*x.shape[:-1], outputs.shape[-1])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """(m, n, in) -> (m, n, out)"""
+        """Map (m, n, in) to (m, n, out)."""
         weights = self.shared.stack.weights
         across = weights[str(self.weight)].transpose(1, 2)
         return torch.bmm(x, across) if self.bias is None else torch.baddbmm(weights[self.bias].unsqueeze(1), x, across)
 
 
 class Convolution(Stacked):
-    """nn.Conv1d, 2d, 3d"""
+    """The stacked nn.Conv1d, nn.Conv2d and nn.Conv3d."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(m n, C, ...) -> (m n, C', ...)"""
+        """Map (m n, C, ...) to (m n, C', ...)."""
         m, layer = self.shared.stack.clients, self.layer
         convolve: Callable[..., torch.Tensor] = _CONVOLUTIONS[type(layer)]
-        beside = x.reshape(m, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+        grouped = x.reshape(m, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
         weight = self.shared.leaf(str(self.weight)).flatten(0, 1)
         bias = self.shared.leaf(self.bias).flatten() if self.bias else None
-        y = convolve(beside, weight, bias, layer.stride, layer.padding, layer.dilation, m * layer.groups)
+        y = convolve(grouped, weight, bias, layer.stride, layer.padding, layer.dilation, m * layer.groups)
         return y.reshape(len(y), m, -1, *y.shape[2:]).transpose(0, 1).flatten(0, 1)
 
 
 class GroupNorm(Stacked):
-    """nn.GroupNorm"""
+    """The stacked nn.GroupNorm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(m n, C, ...) -> the same"""
+        """Normalize (m n, C, ...)."""
         normal = functional.group_norm(x, self.layer.num_groups, None, None, self.layer.eps)
         return self.scaled(normal, (x.shape[1], *(1 for _ in x.shape[2:])))
 
 
 class LayerNorm(Stacked):
-    """nn.LayerNorm and nn.RMSNorm"""
+    """The stacked nn.LayerNorm and nn.RMSNorm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(m n, ..., *normalized) -> the same"""
+        """Normalize (m n, ..., *normalized)."""
         shape = tuple(self.layer.normalized_shape)
         if isinstance(self.layer, nn.RMSNorm):
             normal = functional.rms_norm(x, shape, None, self.layer.eps)
@@ -148,30 +148,30 @@ class LayerNorm(Stacked):
 
 
 class Embedding(Stacked):
-    """nn.Embedding"""
+    """The stacked nn.Embedding."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(m n, ...) of whole numbers -> (m n, ..., D)"""
+        """Map whole numbers (m n, ...) to vectors (m n, ..., D)."""
         m = self.shared.stack.clients
         clients = torch.arange(m, device=tokens.device).view(m, 1)
-        found = self.shared.leaf(str(self.weight))[clients, in_range(tokens, self.layer).reshape(m, -1)]
-        return found.reshape(*tokens.shape, -1)
+        vectors = self.shared.leaf(str(self.weight))[clients, in_range(tokens, self.layer).reshape(m, -1)]
+        return vectors.reshape(*tokens.shape, -1)
 
 
 FAR = 2**31 - 1
-"""A token that no table has."""
+"""A token beyond every table."""
 
 
 def in_range(tokens: torch.Tensor, layer: nn.Embedding) -> torch.Tensor:
-    """The tokens; those that are none become `FAR`, so that their look-up fails.
+    """Replace invalid tokens by `FAR`, so that their look-up fails.
 
-    Without it a negative one would count from the end, or lie in the table of the client beside.
+    Otherwise a negative token would count from the end, or select from the table of the next client.
     """
     return torch.where((tokens < 0) | (tokens >= layer.num_embeddings), FAR, tokens)
 
 
 def keep_in_range(model: nn.Module) -> None:
-    """As `in_range` in all layers that look tokens up, which torch.func does in one table of all clients."""
+    """Apply `in_range` in all embeddings of a model, because torch.func looks up in one table of all clients."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.register_forward_pre_hook(lambda layer, inputs: in_range(inputs[0], layer) if inputs else None)
@@ -194,10 +194,10 @@ _STACKED: dict[type[nn.Module], type[Stacked]] = {
 
 
 def swap(model: nn.Module, shared: Shared) -> nn.Module:
-    """Put stacked layers in the place of all layers that train; gives the model, or what takes its place.
+    """Replace all trained layers of a model by stacked ones; return the model, or the layer that replaces it.
 
     Raises:
-        CannotBatch: naming the first layer that none of these can stand for.
+        CannotBatch: a layer cannot be replaced; the message names the first one.
     """
     owners: dict[int, str] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
@@ -214,13 +214,13 @@ def swap(model: nn.Module, shared: Shared) -> nn.Module:
 
 
 def _is_used(owners: dict[int, str], parameters: list[nn.Parameter], name: str) -> bool:
-    found = any(id(parameter) in owners for parameter in parameters)
+    is_used = any(id(parameter) in owners for parameter in parameters)
     owners.update((id(parameter), name) for parameter in parameters)
-    return found
+    return is_used
 
 
 def _obstacles(module: Any) -> Iterator[str]:
-    """Why a layer cannot be stacked; nothing when it can."""
+    """Yield the reason that a layer cannot be stacked, if there is one."""
     if type(module) not in _STACKED:
         yield "has weights of its own that only torch.func can stack"
     elif not all(parameter.requires_grad for parameter in module.parameters()):
@@ -236,14 +236,14 @@ def _obstacles(module: Any) -> Iterator[str]:
 
 
 def obstacles_to_batching(model: nn.Module) -> Iterator[str]:
-    """What no way of stacking can do: sentences for a person."""
+    """Yield the reasons that no kind of net supports a model, as sentences for a person."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and not isinstance(
             module, nn.modules.instancenorm._InstanceNorm
         ):
             yield f"{name} ({type(module).__name__}) mixes the examples of a batch"
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            yield f"{name} ({type(module).__name__}) draws from a generator that each client has for itself"
+            yield f"{name} ({type(module).__name__}) draws from a generator, and each client has its own"
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             yield f"{name} is {parameter.dtype}, and only float32 is stacked"

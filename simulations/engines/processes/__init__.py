@@ -1,4 +1,4 @@
-"""The engines that train clients in several processes, here or over Ray.
+"""Engines that train clients in several processes, on this machine or over Ray.
 
-Imports: `batched`.
+Imports: `engines`, `engines/batched`; `parallel` (the task).
 """

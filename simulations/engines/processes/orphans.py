@@ -1,4 +1,4 @@
-"""A process that others have begun must not stay when they are gone: whoever kills a simulation kills all of it."""
+"""The end of worker processes with their parent, so that killing a simulation kills all of its processes."""
 
 import os
 import threading
@@ -7,12 +7,12 @@ from multiprocessing.connection import wait
 
 
 def end_with_the_parent() -> None:
-    """Let this process end when the one that began it (by `multiprocessing`) has ended, however that was."""
+    """End this process when its parent (in `multiprocessing`) ends for any reason."""
     threading.Thread(target=_wait_and_end, name="end-with-the-parent", daemon=True).start()
 
 
 def _wait_and_end() -> None:
     parent = parent_process()
     if parent is not None:
-        wait([parent.sentinel])  # our end of a pipe that the parent holds: closed when it is gone
+        wait([parent.sentinel])  # the read end of a pipe whose write end closes with the parent
         os._exit(1)

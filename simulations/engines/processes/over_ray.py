@@ -1,7 +1,7 @@
-"""The engine of more machines than one: Ray's actors, each with a sequential or a batched trainer inside.
+"""The engine of several machines: Ray's actors, each with a sequential or a batched trainer.
 
 A version is put into Ray's object store once for each cohort; the results of a window come back as one piece of memory.
-Without an address a Ray of this machine is started, and ended with the engine.
+Without an address, a Ray on this machine is started, and ended with the engine.
 """
 
 import logging
@@ -17,40 +17,41 @@ import numpy as np
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
-from atoll.simulations.engines.processes.crew import Plan, Written, plan_of
 from atoll.simulations.engines.processes.processes import WorkerDied
 from atoll.simulations.engines.processes.user_files import Source, let_import, sources
+from atoll.simulations.engines.processes.worker import Plan, Written, plan_of
 from atoll.simulations.engines.rows import Form, Rows
 
 START_TIMEOUT_S = 120.0
 
 STARTS = 3
-"""Of a Ray of this machine: now and then one of its processes dies before it says a word, and once two in a row did."""
+"""Attempts to start a Ray on this machine, because at times one of its processes dies at once, once twice in a row."""
 
 CONNECT_TIMEOUT_S = 5.0
 
 AHEAD = 2
-"""Windows that an actor has been given at one time."""
+"""Maximum number of windows in an actor's queue."""
 
 
 class RayMissing(RuntimeError):
-    """Ray is not installed, or not where it was said to run."""
+    """Ray is not installed, or there is no cluster at the given address."""
 
 
 class OverRay:
-    """Actors of Ray with one processor each.
+    """An engine of Ray's actors with one processor each.
 
     Args:
-        training: of all clients; the task travels by pickle, and with it its file and those of its own that it imports.
-        workers: actors; None: one for each processor of the cluster.
-        address: of a running cluster; None: start one on this machine.
-        batched: whether each actor trains many clients in one product.
-        at_once: clients in a product; None: as many as the cache holds.
+        training: the settings of all clients' training; the task is pickled, together with its file and the user's own
+            files that it imports.
+        workers: the number of actors; None: one for each processor of the cluster.
+        address: the address of a running cluster; None: start one on this machine.
+        batched: True if each actor trains many clients in one product.
+        at_once: the number of clients in a product; None: as many as fit into the cache.
 
     Raises:
-        RayMissing: saying how to install it, or that no cluster answers on `address`.
-        WorkerDied: no Ray came up on this machine.
-        CannotBatch: `batched` is set, and it cannot be.
+        RayMissing: Ray is not installed (the message says how), or no cluster answers at `address`.
+        WorkerDied: no Ray started on this machine.
+        CannotBatch: `batched` is set, and the task cannot be batched.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class OverRay:
         count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         gpus = {"num_gpus": 1} if training.device != "cpu" else {}
         actor = self._ray.remote(num_cpus=1, **gpus)(_Actor)
-        files, with_task = sources(), self._ray.put(self._ray.cloudpickle.dumps(plan))
-        self._actors = [actor.remote(files, with_task, self._form) for _ in range(count)]
+        files, pickled_plan = sources(), self._ray.put(self._ray.cloudpickle.dumps(plan))
+        self._actors = [actor.remote(files, pickled_plan, self._form) for _ in range(count)]
         kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
         self.name = on_device(f"{kind}ray with {count} workers", training)
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
-        """As `Engine.train`."""
+        """Train the clients, as `Engine.train`."""
         check_like(version, self._form.update)
         window = self._planner.window(len(jobs))
         windows = deque(jobs[first : first + window] for first in range(0, len(jobs), window))
@@ -94,7 +95,7 @@ class OverRay:
             yield from _read(results, Rows(self._form, count, memory))
 
     def close(self) -> None:
-        """End the actors, and the Ray that was started for them."""
+        """End the actors, and Ray if this engine started it."""
         for actor in self._actors:
             self._ray.kill(actor)
         self._actors = []
@@ -103,7 +104,7 @@ class OverRay:
             self._is_ours = False
 
     def _idlest(self, given: "deque[tuple[int, Any, int]]") -> int:
-        """The actor that has least left to do."""
+        """Return the number of the actor with the shortest queue."""
         futures = [future for _, future, _ in given]
         waiting = set(self._ray.wait(futures, num_returns=len(futures), timeout=0)[1]) if futures else set()
         load = [0] * len(self._actors)
@@ -112,7 +113,7 @@ class OverRay:
         return load.index(min(load))
 
     def _wait(self, begun: Sequence[Any]) -> None:
-        """Until all actors have the version; they may still have to start."""
+        """Wait until all actors have started and have the version."""
         ready, missing = self._ray.wait(begun, num_returns=len(begun), timeout=START_TIMEOUT_S)
         if missing:
             free, total = (
@@ -134,12 +135,12 @@ class OverRay:
 
 
 class _Actor:
-    """One trainer, in a process of Ray. The plan is read when what its task imports is to be had."""
+    """A trainer in a process of Ray; the plan is unpickled after the imports of its task are available."""
 
-    def __init__(self, files: Mapping[str, Source], plan: bytes, form: Form) -> None:
+    def __init__(self, files: Mapping[str, Source], pickled_plan: bytes, form: Form) -> None:
         let_import(files)
-        with_task: Plan = pickle.loads(plan)
-        self._trainer, self._form = with_task.trainer(), form
+        plan: Plan = pickle.loads(pickled_plan)
+        self._trainer, self._form = plan.trainer(), form
 
     def begin(self, version: Arrays) -> None:
         self._trainer.begin({name: array.copy() for name, array in version.items()})
@@ -167,8 +168,8 @@ def _ray() -> Any:
 
 
 def _begin(ray: Any, address: str | None, workers: int | None) -> None:
-    """Connect, or start a Ray of this machine."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of what it will do
+    """Connect to a cluster, or start a Ray on this machine."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray warns of a future change
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     if address is not None:
         _connect(ray, address, quiet)
@@ -179,13 +180,13 @@ def _begin(ray: Any, address: str | None, workers: int | None) -> None:
 def _connect(ray: Any, address: str, options: Mapping[str, Any]) -> None:
     host, _, port = address.rpartition(":")
     try:
-        if port.isdigit() and "//" not in host:  # Ray itself would dial for minutes
+        if port.isdigit() and "//" not in host:  # Ray itself would retry for minutes
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
         ray.init(address=address, **options)
     except Exception as error:  # nothing narrower: Ray raises many kinds
         ray.shutdown()
-        what = " ".join(str(error).split())
-        raise RayMissing(f"simulation.ray_address: no Ray answers on {address!r}: {what}") from error
+        reason = " ".join(str(error).split())
+        raise RayMissing(f"simulation.ray_address: no Ray answers on {address!r}: {reason}") from error
 
 
 def _start(ray: Any, options: Mapping[str, Any]) -> None:
@@ -193,7 +194,7 @@ def _start(ray: Any, options: Mapping[str, Any]) -> None:
         try:
             ray.init(**options)
             return
-        except Exception as error:  # nothing narrower: so Ray says that its own process did not come up in time
+        except Exception as error:  # nothing narrower: Ray raises it if its own process does not start in time
             ray.shutdown()
             if not starts_left:
-                raise WorkerDied(f"no Ray came up on this machine in {STARTS} starts: {error}") from error
+                raise WorkerDied(f"no Ray started on this machine in {STARTS} attempts: {error}") from error

@@ -1,9 +1,8 @@
-"""The engine of several processes: each trains windows of the cohort, with the same bits however many there are.
+"""The engine of several processes: each trains windows of the cohort, with the same bits for any number of processes.
 
-Workers are forked where that is safe, so that a task may be any object and its data lies in memory once. On a GPU, and
-for several threads in each, they come from a fork server, and the task has to be one that can be pickled: the files of
-the user's that it needs go with it. Jobs go out by their names; versions, updates and what clients keep lie in shared
-memory.
+Workers are forked if that is safe, so that a task may be any object and its data is in memory once. For a GPU, and for
+several threads in each worker, they come from a fork server, and the task must be picklable: the user's own files that
+it needs are sent with it. Messages have names alone; versions, updates and the clients' states are in shared memory.
 """
 
 import multiprocessing
@@ -22,18 +21,18 @@ import torch
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
-from atoll.simulations.engines.processes.crew import Plan, Sent, Written, plan_of, work
 from atoll.simulations.engines.processes.user_files import Parcel
+from atoll.simulations.engines.processes.worker import Plan, Sent, Written, plan_of, work
 from atoll.simulations.engines.rows import Form, Rows
-from atoll.simulations.engines.shared import Blocks, mapped, new_file
+from atoll.simulations.engines.shared_memory import Blocks, mapped, new_file
 
-PRELOAD = ["torch", "atoll.simulations.engines.processes.crew"]
+PRELOAD = ["torch", "atoll.simulations.engines.processes.worker"]
 
 AHEAD = 2
-"""Windows that a worker has been given at one time: it need not wait for the next."""
+"""Maximum number of windows in a worker's queue, so that it need not wait for the next one."""
 
-HELD = 4
-"""Windows for each worker that may be done, or begun, before the first of them is taken."""
+WINDOWS_MAX = 4
+"""Maximum number of windows for each worker that are begun or finished, but not yet taken from the engine."""
 
 START_TIMEOUT_S = 120.0
 
@@ -43,17 +42,17 @@ class WorkerDied(RuntimeError):
 
 
 class Processes:
-    """Several processes, sequential or batched in each.
+    """An engine of several processes with a sequential or a batched trainer in each.
 
     Args:
-        training: of all clients.
-        workers: processes; None: one for each processor that we may use.
-        batched: whether each trains many clients in one product.
-        at_once: clients in a product; None: as many as the cache holds.
-        threads: of each operation.
+        training: the settings of all clients' training.
+        workers: the number of processes; None: one for each available processor.
+        batched: True if each process trains many clients in one product.
+        at_once: the number of clients in a product; None: as many as fit into the cache.
+        threads: the threads of each operation.
 
     Raises:
-        CannotBatch: `batched` is set, and it cannot be.
+        CannotBatch: `batched` is set, and the task cannot be batched.
         WorkerDied: a worker could not start; with its traceback.
     """
 
@@ -80,7 +79,7 @@ class Processes:
         self._num_versions = 0
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
-        """As `Engine.train`. Windows are trained ahead of the one that is taken, up to a few for each worker."""
+        """Train the clients, as `Engine.train`; windows are trained ahead of demand, up to `WINDOWS_MAX` per worker."""
         check_like(version, self._form.update)
         self._start()
         self._version.write(0, version, None)
@@ -96,8 +95,8 @@ class Processes:
         self._workers = []
 
     def _give(self, waiting: "deque[tuple[int, Sequence[Job]]]", taken: int) -> None:
-        """Hand out windows, as many as the workers take when so many have been taken."""
-        while waiting and waiting[0][0] < taken + HELD * len(self._workers):
+        """Give windows to the workers as far as their queues and the number of taken windows allow."""
+        while waiting and waiting[0][0] < taken + WINDOWS_MAX * len(self._workers):
             worker = min(self._workers, key=lambda each: len(each.tasks))
             if len(worker.tasks) >= AHEAD:
                 return
@@ -117,7 +116,7 @@ class Processes:
             self._drain()
 
     def _receive(self) -> dict[int, list[Trained | Failed]]:
-        """What workers have done, as soon as one has done something."""
+        """Wait for a result, and return the results of all finished windows by number."""
         busy = [worker for worker in self._workers if worker.tasks]
         wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)])
         done = {}
@@ -131,7 +130,7 @@ class Processes:
         return done
 
     def _drain(self) -> None:
-        """Let the workers end what was given to them and nobody takes."""
+        """Wait for the workers to finish their queues, and discard the results."""
         for worker in self._workers:
             while worker.tasks:
                 try:
@@ -143,7 +142,7 @@ class Processes:
                     return
 
     def _start(self) -> None:
-        """The workers, where there are none."""
+        """Start the workers if there are none."""
         if self._workers:
             return
         try:
@@ -163,7 +162,7 @@ class Processes:
 
 
 class _Worker:
-    """One process, seen from the engine."""
+    """The engine's side of one worker process."""
 
     def __init__(self, plan: Plan, form: Form, version: int) -> None:
         method = "fork" if _can_fork(plan) else "forkserver"
@@ -171,36 +170,37 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self._blocks = Blocks(form, is_shared=True)
         self.tasks: deque[tuple[int, Rows]] = deque()
-        """What it has been given: the number of the window, and where its results will lie."""
-        told, known = (plan, version) if method == "fork" else (Parcel(plan), -1)
-        self.process = context.Process(target=work, args=(theirs, told, form, known), daemon=True, name="atoll-engine")
+        """The queue of windows: the number of each, and the rows for its results."""
+        sent_plan, descriptor = (plan, version) if method == "fork" else (Parcel(plan), -1)
+        arguments = (theirs, sent_plan, form, descriptor)
+        self.process = context.Process(target=work, args=arguments, daemon=True, name="atoll-engine")
         if method == "forkserver":
             context.set_forkserver_preload(PRELOAD)
-        with warnings.catch_warnings():  # newer Pythons warn of threads: the child uses none that the parent had
+        with warnings.catch_warnings():  # newer Pythons warn of threads, but the child uses none of the parent's
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 self.process.start()
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 raise ClientFailed(f"the task cannot be sent to another process, as {method} needs: {error}") from error
         theirs.close()
-        if known < 0:
+        if descriptor < 0:
             reduction.send_handle(self.connection, version, self.process.pid)
 
     def wait_until_ready(self) -> None:
-        """Raises WorkerDied when it does not come up."""
+        """Wait for the start of the process; raise WorkerDied if it fails or takes too long."""
         if not self.connection.poll(START_TIMEOUT_S):
             raise WorkerDied(f"a worker was not ready after {START_TIMEOUT_S} s")
         self._answer()
 
     def send(self, message: Any) -> None:
-        """Raises WorkerDied when nobody is there."""
+        """Send a message; raise WorkerDied if the process has ended."""
         try:
             self.connection.send(message)
         except OSError:
             raise self.died() from None
 
     def give(self, number: int, version: int, jobs: Sequence[Job]) -> None:
-        """Hand out a window of those that train from this version."""
+        """Give a window of jobs that train from this version to the process."""
         block, rows, descriptor = self._blocks.take(len(jobs))
         if descriptor is not None:
             self.send(("block", block, len(jobs)))
@@ -213,11 +213,11 @@ class _Worker:
         self.tasks.append((number, rows))
 
     def result(self) -> tuple[int, list[Trained | Failed]]:
-        """The results of the window that was given first.
+        """Return the number and the results of the first window in the queue.
 
         Raises:
-            ClientFailed: as the worker told.
-            WorkerDied: it has ended.
+            ClientFailed: the task's code failed in the worker.
+            WorkerDied: the process has ended.
         """
         number, rows = self.tasks.popleft()
         results: list[Written | Failed] = self._answer()[1]
@@ -226,14 +226,14 @@ class _Worker:
         ]
 
     def died(self) -> WorkerDied:
-        """What to raise."""
+        """Return the error that describes the end of the process."""
         self.process.join(5)
         code = self.process.exitcode
         ending = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         return WorkerDied(f"worker process {self.process.pid} {ending}")
 
     def end(self) -> None:
-        """At once: nothing that it has not handed in counts."""
+        """Kill the process; its unfinished windows are lost."""
         self.process.kill()
         self.process.join()
         self.connection.close()
@@ -249,7 +249,10 @@ class _Worker:
 
 
 def _can_fork(plan: Plan) -> bool:
-    """Linux alone forks safely. A process that has begun with CUDA does not; nor may its child use several threads: it
-    would wait for ever for those of OpenMP that its parent had."""
+    """Return whether workers can be forked safely: on Linux, without CUDA, and with one thread in each.
+
+    A process that uses CUDA cannot be forked. A child with several threads would wait forever for the OpenMP threads of
+    its parent.
+    """
     is_plain = plan.threads == 1 and plan.training.device == "cpu"
     return is_plain and sys.platform == "linux" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

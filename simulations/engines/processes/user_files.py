@@ -1,8 +1,8 @@
-"""The user's own files that a task needs, for processes that do not find them: on other machines, or of a fork server.
+"""The user's own files that a task needs, for processes that cannot find them: on other machines, or of a fork server.
 
-A task's file imports its neighbours: modules that no other machine can find. Of these every one that is loaded here is
-sent with its source, and nothing else of the folder: no data, no models, no other task. There they are imported under
-their own names and with the paths that they have here, also by functions that import as late as they are called.
+A task's file imports modules of its folder, which other machines do not have. The source of every such module that is
+loaded here is sent, and nothing else of the folder: no data, no models, no other task. The receiver imports them under
+their own names and with the paths that they have here, also in functions that import only when they are called.
 """
 
 import importlib.abc
@@ -18,22 +18,22 @@ from types import ModuleType
 from typing import Any
 
 TASK_FILE = "_atoll_user_"
-"""What `parallel.reference` calls a task's file: no other process could import it by this name."""
+"""Prefix of the module names that `parallel.task.reference` gives to tasks' files; no process can import them."""
 
 OURS = "atoll"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file."""
+    """The source of one module."""
 
     path: str
-    """Where it lies on the machine that sends it."""
+    """Path on the machine that sends it."""
     code: bytes
 
 
 def sources() -> dict[str, Source]:
-    """By module: what is loaded from the folders of the tasks' files, these included, or from below the current one."""
+    """Return the sources of all modules loaded from the folders of tasks' files or from below the current folder."""
     modules = dict(sys.modules)
     folders = {Path(str(m.__file__)).parent for name, m in modules.items() if name.startswith(TASK_FILE)} | {Path.cwd()}
     installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
@@ -42,8 +42,8 @@ def sources() -> dict[str, Source]:
         path = _file_of(module)
         if path is None or name.split(".")[0] in (OURS, "__main__"):
             continue
-        is_theirs = not any(path.is_relative_to(prefix) for prefix in installed) and "site-packages" not in path.parts
-        if is_theirs and any(path.is_relative_to(folder) for folder in folders):
+        is_users = not any(path.is_relative_to(prefix) for prefix in installed) and "site-packages" not in path.parts
+        if is_users and any(path.is_relative_to(folder) for folder in folders):
             found[name] = Source(str(path), path.read_bytes())
     return found
 
@@ -55,22 +55,22 @@ def _file_of(module: ModuleType) -> Path | None:
 
 
 def let_import(files: Mapping[str, Source], *, first: bool = False) -> None:
-    """Let this process import these modules.
+    """Make modules importable in this process.
 
     Args:
-        files: by module.
-        first: whether they come before what it finds by itself under the same names; on this machine it finds what
-            was not sent.
+        files: the sources by module.
+        first: True if they take precedence over modules that this process finds by itself; on the sending machine it
+            finds those that were not sent.
     """
     if files:
         sys.meta_path.insert(0 if first else len(sys.meta_path), _Finder(files, has_folders=first))
 
 
 class Parcel:
-    """Is read in another process of this machine as its content, once the user's files can be imported there.
+    """A wrapper that is unpickled in another process of this machine as its content, after the user's files.
 
     Args:
-        content: that multiprocessing can pickle.
+        content: any object that multiprocessing can pickle.
     """
 
     def __init__(self, content: Any) -> None:
@@ -90,19 +90,19 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._files, self._has_folders = files, has_folders
         folders = {name.rpartition(".")[0] for name in files} - set(files) - {""}
         self._folders = set[str]() if has_folders else folders
-        """Packages without a file of their own, which nothing else finds."""
+        """Namespace packages, which have no file of their own."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in self._files:
             source = self._files[fullname]
-            inside: list[str] | None = None
+            search: list[str] | None = None
             if source.path.endswith("__init__.py"):
-                inside = [str(Path(source.path).parent)] if self._has_folders else []
+                search = [str(Path(source.path).parent)] if self._has_folders else []
             loader = _Loader(source)
             return importlib.util.spec_from_file_location(
-                fullname, source.path, loader=loader, submodule_search_locations=inside
+                fullname, source.path, loader=loader, submodule_search_locations=search
             )
         if any(each == fullname or each.startswith(f"{fullname}.") for each in self._folders):
             return importlib.machinery.ModuleSpec(fullname, None, is_package=True)
@@ -118,5 +118,5 @@ class _Loader(importlib.abc.SourceLoader):
 
     def get_data(self, path: str) -> bytes:
         if path != self._source.path:
-            raise OSError(f"{path} was not sent")  # its compiled twin, which is asked for first
+            raise OSError(f"{path} was not sent")  # the compiled file, which is requested first
         return self._source.code

@@ -1,4 +1,4 @@
-"""The experiments whose results are tables of the documentation.
+"""Experiments whose results are tables of the documentation.
 
-Imports: the files of `experiments`.
+Imports: `experiments`, `attacks`; `parallel` (the task), `aggregation` (the file of a version).
 """

@@ -3,7 +3,7 @@
     python -m atoll.simulations.experiments.tables.codecs [--jobs N] [--out DIR] [--page FILE]
 
 20 clients with Dirichlet(0.3), ten of them in a round, five local steps; the target is an accuracy on the server's test
-data. An entry is mean ± standard deviation over three seeds.
+data. Each entry is the mean ± standard deviation over three seeds.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from atoll.simulations.experiments.grid import Cell
-from atoll.simulations.experiments.here import tell
+from atoll.simulations.experiments.process_pool import run_with_progress
 from atoll.simulations.experiments.report import read_run
-from atoll.simulations.experiments.table import COLUMNS, Asked, markdown, mean_of, number
+from atoll.simulations.experiments.table import COLUMNS, Objective, markdown, mean_of, number
 from atoll.simulations.experiments.tables.pages import write_parts
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "experiments.md"
-ASKED = Asked("server/accuracy", target=0.94)
+OBJECTIVE = Objective("server/accuracy", target=0.94)
 SEEDS = (1, 2, 3)
 
 BASE: Mapping[str, Any] = {
@@ -42,18 +42,18 @@ CODECS: Mapping[str, Mapping[str, Any]] = {
 
 
 def cell(codec: str, seed: int, **changes: Any) -> Cell:
-    """One run of the table."""
+    """Return one run of the table."""
     settings = {**BASE, **CODECS[codec], "seed": seed, **changes}
     return Cell({"codec": codec, "seed": str(seed)}, settings, "atoll.simulations.experiments.tables.digits:task")
 
 
 def cells() -> list[Cell]:
-    """All of them."""
+    """Return all runs of the table."""
     return [cell(codec, seed) for codec in CODECS for seed in SEEDS]
 
 
 def table(out: Path) -> str:
-    """As Markdown; bytes are those of the updates, in kB, and their share of what they would be without a codec."""
+    """Return the table in Markdown, with the bytes of the updates in kB and relative to those without a codec."""
     plain = _mean(out, "none", "bytes_up_to_target").mean
     lines = []
     for codec in CODECS:
@@ -61,24 +61,24 @@ def table(out: Path) -> str:
         share = "-" if moved.mean is None or not plain else f"{moved.mean / plain:.1%}"
         thousands = "-" if moved.mean is None else number(round(moved.mean / 1000))
         lines.append([codec, rounds, thousands, share, best])
-    target = f"{ASKED.target:g}"
+    target = f"{OBJECTIVE.target:g}"
     return markdown(["codec", f"rounds to {target}", f"kB up to {target}", "of none", "best accuracy"], lines)
 
 
 def _mean(out: Path, codec: str, column: str) -> Any:
-    return mean_of([COLUMNS[column](read_run(out / cell(codec, seed).folder), ASKED) for seed in SEEDS])
+    return mean_of([COLUMNS[column](read_run(out / cell(codec, seed).folder), OBJECTIVE) for seed in SEEDS])
 
 
 def main(arguments: list[str]) -> None:
-    """Run what is not there yet, and write the table."""
+    """Run the cells that are not over, and write the table."""
     parser = argparse.ArgumentParser(prog="python -m atoll.simulations.experiments.tables.codecs")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--out", type=Path, default=Path("atoll-codecs"), help="where the runs are")
-    parser.add_argument("--page", type=Path, default=PAGE, help="whose measured part is written")
-    asked = parser.parse_args(arguments)
-    tell(cells(), asked.out, jobs=asked.jobs)
-    write_parts(asked.page, {"codecs": table(asked.out)})
-    sys.stdout.write(f"{asked.page}: written\n")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes")
+    parser.add_argument("--out", type=Path, default=Path("atoll-codecs"), help="folder of the runs")
+    parser.add_argument("--page", type=Path, default=PAGE, help="page in which the measured part is replaced")
+    options = parser.parse_args(arguments)
+    run_with_progress(cells(), options.out, jobs=options.jobs)
+    write_parts(options.page, {"codecs": table(options.out)})
+    sys.stdout.write(f"{options.page}: written\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Handwritten digits and a small net: the task of the tables in `docs/`, minutes for hundreds of runs.
+"""Handwritten digits and a small net: the task of the tables in `docs/`, with hundreds of runs in minutes.
 
 The data is scikit-learn's digits (1,797 images of 8 x 8 pixels, shipped with the library; the extra `examples`). A
-fifth of each digit is the server's test set. The rest is one site's: a population deals it to its clients.
+fifth of each digit is the server's test set. The rest belongs to one site, and a population deals it to its clients.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ SEED = 7
 
 @cache
 def split() -> tuple[TensorDataset, TensorDataset]:
-    """The pooled training data and the test data: images (n, 1, 8, 8) in [0, 1], digits (n,)."""
+    """Load the pooled training data and the test data: images (n, 1, 8, 8) in [0, 1], digits (n,)."""
     from sklearn.datasets import load_digits
 
     images, digits = load_digits(return_X_y=True)
@@ -34,22 +34,22 @@ def split() -> tuple[TensorDataset, TensorDataset]:
 
 
 def load_site(_site: str, split_name: str) -> TensorDataset | None:
-    """The pooled training data; no owner has a test split."""
+    """Return the pooled training data; no site has a test split."""
     return split()[0] if split_name == "train" else None
 
 
 def load_test() -> TensorDataset:
-    """The server's test set."""
+    """Return the server's test set."""
     return split()[1]
 
 
 def make_model() -> nn.Module:
-    """64-32-10: 2,410 parameters."""
+    """Build a 64-32-10 network with 2,410 parameters."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """How many are right, of how many."""
+    """Return the number of correct predictions and the number of examples."""
     return (outputs.argmax(dim=1) == targets).sum(), len(targets)
 
 
@@ -62,4 +62,4 @@ task = Task(
     local=Local(epochs=5, max_steps=5, batch_size=16, lr=0.1),
     test_data=load_test,
 )
-"""Five local steps of 16 examples, whatever a client holds."""
+"""Task with five local steps of 16 examples, for any number of a client's examples."""

@@ -1,4 +1,4 @@
-"""Measured tables in the documentation. A part stands between two comments, and what is outside is written by hand:
+"""Measured tables in the documentation. A measured part is between two comments; the rest is written by hand:
 
 <!-- begin measured: robustness IID -->
 <!-- end measured -->
@@ -12,10 +12,10 @@ _PART = re.compile(r"(<!-- begin measured: ([^>]+?) -->\n).*?(<!-- end measured 
 
 
 def write_parts(page: Path, parts: Mapping[str, str]) -> None:
-    """Put each text into the page's part of that name; other parts stay.
+    """Replace the parts of a page that have these names; other parts stay.
 
     Raises:
-        KeyError: the page has no such part.
+        KeyError: the page does not have one of the parts.
     """
     text = page.read_text("utf-8")
     if missing := parts.keys() - {part[2] for part in _PART.finditer(text)}:

@@ -3,8 +3,8 @@
     python -m atoll.simulations.experiments.tables.robustness [--jobs N] [--out DIR] [--page FILE]
 
 20 clients, 4 of them malicious, all in each of 60 rounds of five local steps. An entry is the accuracy on the server's
-test data, the mean over the last five versions, so that one lucky round does not count. Of the backdoor it is followed
-by its success: the share of triggered test images that get the adversary's label.
+test data, as the mean over the last five versions, so that one lucky round does not count. For the backdoor it is
+followed by its success: the share of triggered test images that get the adversary's label.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.simulations.attacks.backdoor import success
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.experiments.grid import Cell
-from atoll.simulations.experiments.here import tell
+from atoll.simulations.experiments.process_pool import run_with_progress
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import markdown
 from atoll.simulations.experiments.tables.digits import task
@@ -26,7 +26,7 @@ from atoll.simulations.experiments.tables.pages import write_parts
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "robustness.md"
 TASK = "atoll.simulations.experiments.tables.digits:task"
 LAST = 5
-"""Versions whose mean accuracy counts."""
+"""Number of last versions whose mean accuracy counts."""
 
 Changes = Mapping[str, Any]
 
@@ -72,24 +72,24 @@ RULES: Mapping[str, Changes] = {
 
 
 def cell(split: str, rule: str, attack: str, **changes: Any) -> Cell:
-    """One run of the table."""
+    """Return one run of the table."""
     settings = {**BASE, **SPLITS[split], **RULES[rule], **ATTACKS[attack], **changes}
     return Cell({"split": split, "rule": rule, "attack": attack}, settings, TASK)
 
 
 def cells() -> list[Cell]:
-    """All of them."""
+    """Return all runs of the tables."""
     return [cell(split, rule, attack) for split in SPLITS for rule in RULES for attack in ATTACKS]
 
 
 def accuracy(folder: Path) -> float:
-    """On the server's test data, the mean over the last versions."""
+    """Compute the accuracy on the server's test data, as the mean over the last versions."""
     values = read_run(folder).curve("server/accuracy")[1][-LAST:]
     return sum(values) / len(values)
 
 
 def backdoor(one: Cell, folder: Path) -> float | None:
-    """The success of a backdoor under the last version; None where there is none."""
+    """Compute the success of a backdoor under the last version; None: the attack is not a backdoor."""
     options = {key.partition(".")[2]: value for key, value in one.settings.items() if key.startswith("attack.")}
     if options.get("kind") != "backdoor":
         return None
@@ -98,10 +98,10 @@ def backdoor(one: Cell, folder: Path) -> float | None:
 
 
 def entry(one: Cell, out: Path) -> str:
-    """As it stands in the table; a failed run, of which there is no log, is a dash."""
+    """Return the text of a cell in the table."""
     folder = out / one.folder
-    taken = backdoor(one, folder)
-    return _short(accuracy(folder)) + ("" if taken is None else f" / {_short(taken)}")
+    success_rate = backdoor(one, folder)
+    return _short(accuracy(folder)) + ("" if success_rate is None else f" / {_short(success_rate)}")
 
 
 def _short(share: float) -> str:
@@ -110,7 +110,7 @@ def _short(share: float) -> str:
 
 
 def tables(out: Path) -> dict[str, str]:
-    """By split, as Markdown; what lost more than a tenth against no attack stands in bold."""
+    """Return the tables in Markdown by split; accuracies more than 0.1 below those without attack are bold."""
     return {split: _table(split, out) for split in SPLITS}
 
 
@@ -128,15 +128,15 @@ def _table(split: str, out: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Run what is not there yet, and write the tables."""
+    """Run the cells that are not over, and write the tables."""
     parser = argparse.ArgumentParser(prog="python -m atoll.simulations.experiments.tables.robustness")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--out", type=Path, default=Path("atoll-robustness"), help="where the runs are")
-    parser.add_argument("--page", type=Path, default=PAGE, help="whose measured parts are written")
-    asked = parser.parse_args(arguments)
-    tell(cells(), asked.out, jobs=asked.jobs)
-    write_parts(asked.page, {f"robustness {split}": text for split, text in tables(asked.out).items()})
-    sys.stdout.write(f"{asked.page}: written\n")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes")
+    parser.add_argument("--out", type=Path, default=Path("atoll-robustness"), help="folder of the runs")
+    parser.add_argument("--page", type=Path, default=PAGE, help="page in which the measured parts are replaced")
+    options = parser.parse_args(arguments)
+    run_with_progress(cells(), options.out, jobs=options.jobs)
+    write_parts(options.page, {f"robustness {split}": text for split, text in tables(options.out).items()})
+    sys.stdout.write(f"{options.page}: written\n")
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ def test_a_setting_that_no_simulation_has_is_said_before_anything_runs(tmp_path:
     path = tmp_path / "grid.toml"
     path.write_text('task = "a:b"\n[grid]\n"round.dedline" = [1, 2]\n"round.quorum" = [0, 1]\n')
     deadline, quorum = sorted(refused("sweep", path, "--out", tmp_path / "out"), reverse=True)
-    assert deadline.startswith("dedline 1, quorum 0 and 3 cells more: round.dedline: unknown key (did you mean dead")
-    assert quorum.startswith("dedline 1, quorum 0 and 1 cells more: round.quorum: got 0")
+    assert deadline.startswith("dedline 1, quorum 0 and 3 more cells: round.dedline: unknown key (did you mean dead")
+    assert quorum.startswith("dedline 1, quorum 0 and 1 more cell: round.quorum: got 0")
     assert not (tmp_path / "out").exists()
 
 
@@ -93,8 +93,8 @@ def test_each_cell_is_tried_with_its_task_before_the_first_one_runs(tmp_path: Pa
     task = "tests.simulations.federation.line_task:task"
     path.write_text(f'task = "{task}"\n[grid]\n"local.lr" = [0.1, -1]\n"round.cohort_size" = [3, 77]\n')
     assert refused("sweep", path, word, "--out", out) == [
-        "lr 0.1, cohort_size 77 and 1 cells more: round.cohort_size: got 77; allowed: at most 4, the number of clients",
-        "lr -1, cohort_size 3 and 1 cells more: local.lr: must be positive and finite, got -1",
+        "lr 0.1, cohort_size 77 and 1 more cell: round.cohort_size: got 77; allowed: at most 4, the number of clients",
+        "lr -1, cohort_size 3 and 1 more cell: local.lr: must be positive and finite, got -1",
     ]
     path.write_text(f'task = "{task[:-4]}tusk"\n[grid]\nseed = [1, 2]\n')
     assert refused("sweep", path, word, "--out", out)[0].endswith("(tasks there: task)")
@@ -121,7 +121,7 @@ TASK = "tests.simulations.federation.line_task:task"
     [
         ("nope", "allowed: WHO/NAME, where WHO is one of server, clients, train, such as server/loss"),
         ("server/nope", "allowed: server/accuracy, server/loss"),
-        ("clients/loss", "nothing is measured there, for evaluation.clients_every is 0"),
+        ("clients/loss", "it will not be measured, because evaluation.clients_every is 0"),
     ],
 )
 @pytest.mark.parametrize("with_check", [False, True])
@@ -149,12 +149,12 @@ def test_the_faults_of_the_metric_and_of_the_cells_are_said_together(tmp_path: P
 
 def test_what_only_a_round_can_tell_is_refused_when_the_first_has_ended(grid: Path) -> None:
     (fault,) = refused_late("sweep", grid, "--metric", "server/nope")
-    assert fault == "--metric: got 'server/nope'; measured are server/accuracy, train/loss"
+    assert fault == "--metric: got 'server/nope'; the runs measure server/accuracy, train/loss"
     logs = [*grid.parent.glob("atoll-sweep-policies/*/rounds.jsonl")]
     assert len(logs) < 4  # the other cells were not run
     assert invoke("sweep", grid, "--no-plot", "--metric", "server/accuracy").exit_code == 0
     assert refused("sweep", grid, "--show", "--metric", "clients/loss")[0].startswith(
-        "--metric: got 'clients/loss'; me"
+        "--metric: got 'clients/loss'; the runs measure"
     )
 
 

@@ -1,4 +1,4 @@
-"""Trainings that every engine must take, and what a deployed client makes of them: the reference for every bit."""
+"""Trainings that every engine must support, and the results of a deployed client as the reference for their bits."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from atoll.parallel.models.mlp import MLP
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.worker.bench import Outcome, Received
 from atoll.parallel.worker.model_bench import ModelBench
-from atoll.simulations.engines.benches import Asked
+from atoll.simulations.engines.benches import CountedDeadline
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 
 SIZES = {"a": 17, "b": 40, "c": 5, "d": 24, "e": 1}
@@ -53,12 +53,12 @@ def mlp() -> nn.Module:
 
 
 def wide_chain() -> nn.Module:
-    """The layer in its middle is held as factors, as long as a client takes at most 80 examples."""
+    """A chain whose middle layer is stored as factors if a client takes at most 80 examples."""
     return nn.Sequential(nn.Linear(6, 160), nn.ReLU(), nn.Linear(160, 160), nn.ReLU(), nn.Linear(160, 3))
 
 
 def broad() -> nn.Module:
-    """Between its layers lies enough for several threads."""
+    """A model whose activations are large enough for several threads."""
     return nn.Sequential(nn.Linear(6, 40_000), nn.ReLU(), nn.Linear(40_000, 3))
 
 
@@ -94,7 +94,7 @@ def dropout_mlp() -> nn.Module:
 
 
 class ReadOneByOne(Dataset[Any]):
-    """No tensors to take a batch from; and each reading draws from the generator that the seed has set."""
+    """A data set without tensors, in which each reading draws from the seeded generator."""
 
     def __init__(self, tensors: tuple[torch.Tensor, torch.Tensor]) -> None:
         self.inputs, self.targets = tensors
@@ -176,14 +176,14 @@ OTHERS = [
 
 
 def jobs_of(case: Case, number: int, own: Mapping[str, Arrays | None]) -> list[Job]:
-    """Of one round: everybody, each with another seed."""
+    """Return the jobs of one round: all clients, each with another seed."""
     return [
         Job(site, seed=2**40 * number + index, steps=case.steps, own=own.get(site)) for index, site in enumerate(SIZES)
     ]
 
 
 def deployed(training: Training, version: Arrays, job: Job) -> Outcome:
-    """What a client that is deployed does with a job."""
+    """Return the outcome of a job at a deployed client."""
     assert isinstance(training.task, Task)
     request = {
         "site": job.client_id,
@@ -192,7 +192,7 @@ def deployed(training: Training, version: Arrays, job: Job) -> Outcome:
         "seed": job.seed,
         "model_seed": training.model_seed,
     }
-    return ModelBench(training.task, request).train(Received(version, job.own), request, Asked(job.steps))
+    return ModelBench(training.task, request).train(Received(version, job.own), request, CountedDeadline(job.steps))
 
 
 def first_version(training: Training) -> Arrays:
@@ -204,7 +204,10 @@ def first_version(training: Training) -> Arrays:
 def two_rounds(
     case: Case, train: Callable[[Arrays, Sequence[Job]], list[Trained]], training: Training
 ) -> Iterator[tuple[Trained, Outcome]]:
-    """What an engine and a deployed client make of the same jobs; the next round begins where deployed clients end."""
+    """Yield the results of an engine and of a deployed client for the same jobs in two rounds.
+
+    The second round begins with the deployed clients' results.
+    """
     version, own = first_version(training), dict[str, Arrays | None]()
     for number in (1, 2):
         jobs = jobs_of(case, number, own)
@@ -217,7 +220,7 @@ def two_rounds(
 
 
 def all_trained(results: Iterator[Trained | Failed]) -> list[Trained]:
-    """Copies, as the arrays may lie in memory that is used again."""
+    """Return copies of the results, because their arrays may be in memory that is reused."""
     return [copied(result) for result in results if isinstance(result, Trained)]
 
 
@@ -243,7 +246,7 @@ def assert_same_bits(found: Trained, expected: Outcome) -> None:
 
 
 def subset_task(task: Task) -> Task:
-    """The same clients, as subsets of subsets of one data set."""
+    """Return the same clients, as subsets of subsets of one data set."""
     everything = TensorDataset(*vectors(200, 1))
     half = Subset(everything, list(range(199, 0, -2)))
     starts = dict(zip(SIZES, np.cumsum([0, *SIZES.values()]), strict=False))
@@ -261,5 +264,5 @@ def vectors_of(site: str, split: str) -> TensorDataset:
 
 
 def picklable() -> Task:
-    """Case("mlp")'s task, of functions that another process finds by their names."""
+    """Return the task of `Case("mlp")`, of functions that another process finds by their names."""
     return replace(Case("mlp").task(), data=vectors_of)

@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """As deployed clients are compared: two threads add up in another order."""
+    """Use one thread, as the deployed clients of the comparison do; two threads add in another order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.simulations.engines.choice import BESIDE, Choice, _jobs, choose
+from atoll.simulations.engines.choice import SHARE_OF_PROCESSES, Choice, Resources, _jobs, choose
 from atoll.simulations.engines.determinism import NotDeterministic, check_deterministic, check_model
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.sequential import Sequential
@@ -33,8 +33,8 @@ SITES = list(SIZES)
 
 
 @contextmanager
-def chosen(training: Training, **others: Any) -> Iterator[Choice]:
-    choice = choose(training, first_version(training), SITES, **others)
+def chosen(training: Training, workers: int | None = None, **others: Any) -> Iterator[Choice]:
+    choice = choose(training, first_version(training), SITES, resources=Resources(workers), **others)
     try:
         yield choice
     finally:
@@ -48,8 +48,8 @@ def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
         assert sorted(names) == ["2 processes", "batched (k=128)", "batched (k=128), 2 processes", "sequential"]
         speeds = {figure.engine: figure.clients_per_s for figure in choice.figures}
         assert list(speeds.values()) == sorted(speeds.values(), reverse=True)
-        beside = {name: speed * (BESIDE if "processes" in name else 1.0) for name, speed in speeds.items()}
-        assert choice.engine.name == max(beside, key=lambda name: beside[name])
+        in_a_run = {n: speed * (SHARE_OF_PROCESSES if "processes" in n else 1.0) for n, speed in speeds.items()}
+        assert choice.engine.name == max(in_a_run, key=lambda name: in_a_run[name])
         assert str(choice).startswith(f"engine: {choice.engine.name} (clients/s: {names[0]} ")
         assert len(all_trained(choice.engine.train(first_version(training), [Job("a", 1)]))) == 1
 
@@ -58,7 +58,7 @@ def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
     ("in_product", "elsewhere", "expected"), [(1e-6, 1.0, "batched (k=128)"), (1.0, 1e-6, "sequential")]
 )
 def test_a_clock_decides_and_nothing_else(in_product: float, elsewhere: float, expected: str) -> None:
-    """A clock that runs only in the loss, and faster or slower while a product of many clients is made."""
+    """The clock advances only in the loss, and at another rate in a product of many clients."""
     instants = [0.0]
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def test_what_fails_in_the_tasks_code_is_no_reason_to_leave_an_engine_out() -> N
 
     training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
     with pytest.raises(ClientFailed, match="no loss today"):
-        choose(training, first_version(training), SITES, workers=2)
+        choose(training, first_version(training), SITES, resources=Resources(2))
 
 
 def test_a_name_that_is_no_engine_is_refused() -> None:
@@ -171,12 +171,12 @@ def test_data_that_are_others_each_time_are_found() -> None:
     generator = torch.Generator().manual_seed(3)
     case = Case("others", examples=lambda count, seed: vectors(count, int(torch.randint(99, (), generator=generator))))
     training = case.training()
-    with pytest.raises(NotDeterministic, match="client a trains to another update when its data have been read again"):
+    with pytest.raises(NotDeterministic, match="the update of client a changes when its data are read again"):
         check_deterministic(lambda: Sequential(training), first_version(training), SITES)
 
 
 def widths(*several: int) -> Case:
-    """A model that is built with another width each time; the last one from then on."""
+    """Return a case whose model has another width each time it is built, and the last one from then on."""
     left = list(several)
 
     def model() -> nn.Module:
@@ -225,7 +225,7 @@ def test_what_stays_at_a_client_must_be_the_same_too() -> None:
 
 def test_examples_that_see_each_other_are_found_by_trying() -> None:
     class Centered(nn.Module):
-        """Takes the mean of its batch away: of more clients than one that would be another mean."""
+        """A model that subtracts the mean of its batch, which differs with several clients in the batch."""
 
         def __init__(self) -> None:
             super().__init__()

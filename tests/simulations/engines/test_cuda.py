@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 def compare(engine: Engine, case: Case) -> None:
-    """With the sequential engine on the CPU."""
+    """Compare an engine with the sequential one on the CPU."""
     training = case.training()
     version, jobs = first_version(training), [Job(site, seed) for seed, site in enumerate(SIZES)]
     try:
@@ -41,5 +41,5 @@ def test_batched_on_a_gpu_agrees_with_the_cpu(case: Case) -> None:
 
 
 def test_processes_share_a_gpu() -> None:
-    """They come from a fork server, to which the task goes by pickle."""
+    """The processes come from a fork server, to which the task is sent by pickle."""
     compare(Processes(replace(Case("mlp").training(device="cuda"), task=picklable()), workers=2), Case("mlp"))

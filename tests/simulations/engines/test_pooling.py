@@ -1,4 +1,4 @@
-"""Pooling with the channels last: the bits of torch's own, forward and backward."""
+"""Pooling with the channels last, with the bits of torch's own, forward and backward."""
 
 import copy
 
@@ -13,7 +13,7 @@ from atoll.simulations.engines.pooling import SMALL, speed_up_pooling
 
 
 def both(pool, inputs, gradient_of=torch.ones_like):
-    """Outputs and gradients of torch's own and of ours."""
+    """Compute outputs and gradients of torch's own pooling and of ours."""
     ours = copy.deepcopy(pool)
     speed_up_pooling(ours)
     found = []
@@ -45,7 +45,7 @@ def equal(a, b):
 def test_outputs_and_gradients_have_the_bits_of_torchs_own(
     seed, batch, channels, sides, kernel, stride, dilation, ceil_mode, padded
 ):
-    """Of maxima that are not unique, too: behind a ReLU most windows hold several zeros."""
+    """Maxima that are not unique agree, too: behind a ReLU most windows have several zeros."""
     torch.manual_seed(seed)
     inputs = torch.randn(batch, channels, *sides).relu_()
     least = kernel if isinstance(kernel, int) else min(kernel)

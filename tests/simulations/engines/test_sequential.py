@@ -57,7 +57,7 @@ def test_a_training_of_the_tasks_own_is_called_as_it_is_deployed() -> None:
 
 
 class Counting:
-    """An ArrayTask whose update says what it was asked."""
+    """An ArrayTask whose update has the values of the request."""
 
     def initial(self, seed: int) -> dict[str, Any]:
         return {"w": np.zeros(2, np.float32)}

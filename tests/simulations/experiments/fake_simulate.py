@@ -1,4 +1,4 @@
-"""Stands in for `atoll simulate`: a real process that writes a run's folder round by round and goes on where it was.
+"""A stand-in for `atoll simulate`: a real process that writes a run's folder round by round, and resumes it.
 
 fake_simulate.py OUT ROUNDS SPEED FAILS SLEEP_S
 """

@@ -1,4 +1,4 @@
-"""Run folders as `atoll simulate` leaves them, made by hand."""
+"""Run folders in the form of `atoll simulate`, made by hand."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def line(number: int, **changes: Any) -> dict[str, Any]:
-    """One round as it stands in the log: of 13 invited ten report, two straggle, one is lost; bytes are of the run."""
+    """Return the line of one round: 13 invited, ten reported, two stragglers, one lost; bytes since the run began."""
     return {
         "round": number,
         "version": number,

@@ -27,7 +27,7 @@ from tests.simulations.experiments.runs import line, write_run
 
 @pytest.fixture
 def report(tmp_path: Path) -> RunReport:
-    """Three rounds in which 11 of 22 clients count."""
+    """Return a report on three rounds in which 11 of 22 clients count."""
     run = write_run(tmp_path / "federated", [line(k) for k in (1, 2, 3)])
     (run / "population.json").write_text(json.dumps({"clients": [{}] * 22}))
     return read_run(run)
@@ -35,7 +35,7 @@ def report(tmp_path: Path) -> RunReport:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Six steps, told every other; measured after the third and the sixth."""
+    """Write the log of six steps, of which every other is logged, with evaluations after the third and the sixth."""
     events: list[dict[str, Any]] = [{"event": "step", "step": k, "seconds": k / 10} for k in (2, 4, 6)]
     events += [
         {"event": "evaluation", "step": k, "epoch": k / 3, "test/accuracy": k / 10, "test/loss": 1 / k, "sites/f1": 0.5}

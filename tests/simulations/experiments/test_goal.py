@@ -1,4 +1,4 @@
-"""How the papers count rounds: the running best, with straight lines between the measurements."""
+"""The papers' count of rounds: the running best, with straight lines between the measurements."""
 
 from pathlib import Path
 

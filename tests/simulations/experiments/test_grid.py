@@ -75,15 +75,15 @@ def test_what_a_sweep_shows_stands_in_its_table(tmp_path: Path) -> None:
         ("", ['grid: missing; allowed: a table of lists, such as "round.deadline" = [30, 60]']),
         ("[grid]\nseed = 3\n", ["grid.seed: got 3; allowed: a list of values, or of tables of settings"]),
         ("[grid]\nseed = []\n", ["grid.seed: got []; allowed: a list of values, or of tables of settings"]),
-        ("[grid]\nseed = [1, 2, 1]\n", ["grid.seed: 1 is there twice"]),
-        ("[grid]\nx = [1, {seed = 2}]\n", ["grid.x: has values beside tables"]),
+        ("[grid]\nseed = [1, 2, 1]\n", ["grid.seed: has 1 twice"]),
+        ("[grid]\nx = [1, {seed = 2}]\n", ["grid.x: mixes values and tables; allowed: one of the two"]),
         (
             "[grid]\nseed = [1]\n[[grid.pair]]\nseed = 2\n",
             ["grid.pair: seed is varied by seed already"],
         ),
         (
             '[grid]\n"a b" = [1]\n',
-            ["grid.a b: is no key (allowed: names with dots between them, such as round.deadline)"],
+            ["grid.a b: is not a key; allowed: names joined by dots, such as round.deadline"],
         ),
         ("[grid]\nx = [1979-05-27]\n", ["grid.x: got datetime.date(1979, 5, 27); allowed: values, or lists of values"]),
         ("[grid]\nx = [0x" + "9" * 5000 + "]\n", ["grid.x: got an integer of 20000 bits; allowed: values, or lists"]),
@@ -95,7 +95,7 @@ def test_what_a_sweep_shows_stands_in_its_table(tmp_path: Path) -> None:
                 "y: got [[1]]; allowed: a value or a list",
             ],
         ),
-        ("[grid]\nseed = [1]\n[" + ".".join("a" * 2000) + "]\n", ["is no key"]),
+        ("[grid]\nseed = [1]\n[" + ".".join("a" * 2000) + "]\n", ["is not a key"]),
         ("[grid]\nseed." + ".".join("a" * 2000) + " = [1]\n", ["allowed: a list of values, or of tables of settings"]),
         ("x = " + "[" * 5000, ["cannot be read: "]),
         (
@@ -104,7 +104,7 @@ def test_what_a_sweep_shows_stands_in_its_table(tmp_path: Path) -> None:
         ),
         (
             '[grid]\n"local.lr" = [1]\n[sweep]\nover = ["seed", "lr"]\n',
-            ["sweep.over: got 'lr'; allowed: what varies: local.lr, seed"],
+            ["sweep.over: got 'lr'; allowed: varied settings: local.lr, seed"],
         ),
     ],
 )

@@ -63,12 +63,14 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1)])
     log = tmp_path / "rounds.jsonl"
     log.write_text("{}\n" + log.read_text())
-    with pytest.raises(NoReport, match=r"rounds.jsonl, line 1: is no round"):
+    with pytest.raises(NoReport, match=r"rounds.jsonl, line 1: is not a round"):
         read_run(tmp_path)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoReport, match=r"has no rounds.jsonl; a run's folder is what `atoll simulate --out` was given"):
+    with pytest.raises(
+        NoReport, match=r"has no rounds.jsonl; allowed: a folder that `atoll simulate --out` has written"
+    ):
         read_run(tmp_path)
 
 

@@ -81,11 +81,11 @@ def test_a_process_that_says_it_went_well_and_left_no_result_has_failed(tmp_path
     grid = grid_of(tmp_path, {})
     done = run_cells(grid, tmp_path, command=lambda *_: [sys.executable, "-c", ""])
     assert list(done.states.values()) == ["failed"]
-    assert last_words(tmp_path / grid.cells[0].folder) == "it said nothing"
+    assert last_words(tmp_path / grid.cells[0].folder) == "no output"
 
 
 def test_a_run_that_comes_to_a_bad_end_is_told_with_its_cause_and_its_clients(tmp_path: Path) -> None:
-    """`atoll simulate` says at last where everything is: no reason."""
+    """The reason is in the result: the last line of `atoll simulate` only names the folder."""
     grid = grid_of(tmp_path, {})
     folder = tmp_path / grid.cells[0].folder
     folder.mkdir(parents=True)

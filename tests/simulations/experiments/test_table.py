@@ -6,10 +6,10 @@ import pytest
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RunReport, read_run
-from atoll.simulations.experiments.table import COLUMNS, Asked, Mean, chosen, markdown, mean_of, rows
+from atoll.simulations.experiments.table import COLUMNS, Mean, Objective, chosen, markdown, mean_of, rows
 from tests.simulations.experiments.runs import line, write_run
 
-ASKED = Asked("server/accuracy", 0.75)
+OBJECTIVE = Objective("server/accuracy", 0.75)
 
 
 def run(folder: Path, name: str, **changes: object) -> RunReport:
@@ -19,7 +19,7 @@ def run(folder: Path, name: str, **changes: object) -> RunReport:
 
 def test_a_column_is_what_its_name_says(tmp_path: Path) -> None:
     report = run(tmp_path, "one")
-    found = {name: measure(report, ASKED) for name, measure in COLUMNS.items()}
+    found = {name: measure(report, OBJECTIVE) for name, measure in COLUMNS.items()}
     assert found == pytest.approx(
         {
             "final": 0.8,
@@ -47,7 +47,7 @@ def test_cells_that_differ_in_the_seed_alone_are_one_row(tmp_path: Path) -> None
     cells = [Cell({"rule": rule, "seed": seed}, {}, "t:t") for rule in ("mean", "median") for seed in "12"]
     reports = [run(tmp_path, str(k), server={"accuracy": value}) for k, value in enumerate((0.8, 0.9, 0.5))]
     runs = [*zip(cells, reports, ["finished"] * 3, strict=False), (cells[3], None, "failed")]
-    first, second = rows(runs, ASKED, ["final", "rounds_to_target"], ["seed"])
+    first, second = rows(runs, OBJECTIVE, ["final", "rounds_to_target"], ["seed"])
     assert (first.varied, first.state) == ({"rule": "mean"}, "finished")
     assert first.values["final"].mean == pytest.approx(0.85)
     assert first.values["final"].std == pytest.approx(statistics.stdev([0.8, 0.9]))
@@ -58,7 +58,7 @@ def test_cells_that_differ_in_the_seed_alone_are_one_row(tmp_path: Path) -> None
 
 def test_without_averaging_each_cell_is_a_row(tmp_path: Path) -> None:
     runs = [(Cell({"seed": seed}, {}, "t:t"), run(tmp_path, seed), "finished") for seed in "12"]
-    assert [row.varied["seed"] for row in rows(runs, ASKED, ["final"], [])] == ["1", "2"]
+    assert [row.varied["seed"] for row in rows(runs, OBJECTIVE, ["final"], [])] == ["1", "2"]
 
 
 @pytest.mark.parametrize(

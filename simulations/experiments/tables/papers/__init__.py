@@ -1,1 +1,4 @@
-"""What papers report, run here: each module is one paper's table, and writes it into `docs/papers.md`."""
+"""Results of papers, repeated: each module is one paper's table, which is written into `docs/papers.md`.
+
+Imports: `tables`, `experiments`.
+"""

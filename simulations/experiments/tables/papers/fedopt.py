@@ -1,8 +1,9 @@
-"""Reddi et al. 2021: FedAdam against FedAvg where clients hold two kinds of label each.
+"""Reddi et al. 2021: FedAdam against FedAvg with two kinds of label at each client.
 
-scikit-learn's digits dealt to 50 clients in shards, ten of them in a round. Both are tuned as in the paper, on a grid
-of client and server learning rates, by the mean training loss of the last rounds; the test accuracy of that run is
-shown. The paper's tasks are larger; its direction is that adaptive server optimizers do at least as well as FedAvg.
+scikit-learn's digits are dealt to 50 clients in shards, with ten clients in a round. Both methods are tuned as in the
+paper, on a grid of client and server learning rates, by the mean training loss of the last rounds; the table has the
+test accuracy of that run. The paper's tasks are larger; its claim is that adaptive server optimizers do at least as
+well as FedAvg.
 
 Source:
     "Adaptive Federated Optimization", ICLR 2021 (arXiv 2003.00295), section 5 and table 1; tau = 1e-3 of appendix D.
@@ -23,7 +24,7 @@ LAST = 20
 SEEDS = (1, 2, 3)
 CLIENT_RATES = (0.1, 0.3, 1.0)
 METHODS: Mapping[str, tuple[float, ...]] = {"fedavg": (1.0,), "fedavgm": (0.3, 1.0), "fedadam": (0.01, 0.03, 0.1)}
-"""Server optimizer -> the server learning rates that are tried."""
+"""Learning rates of the server that are tried, by server optimizer."""
 
 BASE: Mapping[str, Any] = {
     "rounds": 100,
@@ -36,29 +37,29 @@ BASE: Mapping[str, Any] = {
 
 
 def cell(method: str, client_rate: float, server_rate: float, seed: int, **changes: Any) -> Cell:
-    """One run of the grid."""
+    """Return one run of the grid."""
     varied = {"optimizer": method, "client": f"{client_rate:g}", "server": f"{server_rate:g}", "seed": str(seed)}
     chosen = {"optimizer.name": method, "optimizer.lr": server_rate, "local.lr": client_rate, "seed": seed}
     return Cell(varied, {**BASE, **chosen, **changes}, TASK)
 
 
 def grid(method: str) -> list[tuple[float, float]]:
-    """The rates that are tried: client's and server's."""
+    """Return the pairs of client's and server's rates that are tried."""
     return [(client, server) for client in CLIENT_RATES for server in METHODS[method]]
 
 
 def cells() -> list[Cell]:
-    """All of them."""
+    """Return all runs of the grid."""
     return [cell(method, *rates, seed) for method in METHODS for rates in grid(method) for seed in SEEDS]
 
 
 def last(report: RunReport, metric: str) -> float:
-    """The mean over the last rounds."""
+    """Compute the mean of a metric over the last rounds."""
     return statistics.fmean(report.curve(metric)[1][-LAST:])
 
 
 def table(out: Path) -> str:
-    """Each optimizer at its best rates."""
+    """Return the table, with each optimizer at its best rates."""
     return markdown(
         [
             "server optimizer",

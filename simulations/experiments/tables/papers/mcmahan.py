@@ -1,8 +1,9 @@
 """McMahan et al. 2017: communication rounds to a target accuracy on MNIST, the paper's numbers beside ours.
 
-100 clients of 600 examples; IID, or sorted by digit, cut into 200 shards and two of them dealt to each. A round trains
-a fraction C of the clients for E epochs with batches of B. The paper tuned the learning rate of every cell; here it is
-one for each model and batch size, so a cell may be slower for that; one has its own, as it would not get there at all.
+100 clients of 600 examples: IID, or sorted by digit, cut into 200 shards and dealt two to each client. A round trains a
+fraction C of the clients for E epochs with batches of B. The paper tuned the learning rate of every cell; here each
+model and batch size has one rate, so some cells are slower. One cell has a rate of its own, without which it would not
+reach the target.
 
 Source:
     "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, tables 1 (2NN) and 2
@@ -16,7 +17,7 @@ from typing import Any
 
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
-from atoll.simulations.experiments.here import is_over
+from atoll.simulations.experiments.process_pool import is_over
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import markdown, number
 from atoll.simulations.experiments.tables.papers.paper import EXAMPLES, Paper
@@ -24,16 +25,16 @@ from atoll.simulations.experiments.tables.papers.paper import EXAMPLES, Paper
 CLIENTS, EXAMPLES_EACH = 100, 600
 METRIC = "server/accuracy"
 MARGIN = 2.0
-"""A run goes on for so many times the paper's rounds before it counts as not having come there."""
+"""Maximum rounds of a run, relative to the paper's, until the target counts as not reached."""
 
 SPLITS: Mapping[str, Mapping[str, Any]] = {"IID": {"population.kind": "iid"}, "shards": {"population.kind": "shards"}}
 TARGETS = {"2NN": 0.97, "CNN": 0.99}
 TASKS = {"2NN": f"{EXAMPLES}/mnist.py:task", "CNN": f"{EXAMPLES}/mnist.py:cnn"}
 WHOLE = "∞"
-"""B: all of a client's examples at once."""
+"""Batch size B of all of a client's examples."""
 RATES = {("2NN", "10"): 0.1, ("2NN", WHOLE): 0.5, ("CNN", "10"): 0.2, ("CNN", "50"): 0.3}
 OF_ONE_SHARDS_CLIENT = 0.2
-"""The rate of a round's only client with all of its two digits at once: at 0.5 each round forgets the one before."""
+"""Learning rate for rounds of one client with one batch of two digits, in which 0.5 unlearns the round before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Entry:
 
     @property
     def steps(self) -> int:
-        """Local steps of a client in a round: the paper's u."""
+        """The local steps of a client in a round, the paper's u."""
         size = EXAMPLES_EACH if self.batch == WHOLE else int(self.batch)
         return self.epochs * EXAMPLES_EACH // size
 
@@ -61,7 +62,7 @@ class Entry:
 
     @property
     def cell(self) -> Cell:
-        """The run."""
+        """The run that repeats this number."""
         varied = {
             "model": self.model,
             "clients": str(self.cohort),
@@ -93,14 +94,14 @@ TABLE_1 = {
     (50, "10"): (75, 443),
     (100, "10"): (70, 380),
 }
-"""2NN, E = 1: (clients in a round, B) -> rounds to 0.97, IID and shards. What the paper did not come to is left out."""
+"""Rounds of the 2NN with E = 1 to 0.97, IID and shards, by (clients in a round, B), as far as the paper reached it."""
 
 TABLE_2 = {(1, "10"): (34, 350), (1, "50"): (65, 600), (5, "50"): (29, 334)}
-"""CNN, C = 0.1: (E, B) -> rounds to 0.99, IID and shards."""
+"""Rounds of the CNN with C = 0.1 to 0.99, IID and shards, by (E, B)."""
 
 
 def entries() -> Iterator[Entry]:
-    """All that take minutes on two cores: of the CNN those on IID data; on shards they take an hour each."""
+    """Yield all entries that take minutes on two cores; the CNN on shards, which takes an hour each, is left out."""
     for (cohort, batch), both in TABLE_1.items():
         yield from (Entry("2NN", cohort, 1, batch, split, rounds) for split, rounds in zip(SPLITS, both, strict=True))
     for (epochs, batch), (iid, _) in TABLE_2.items():
@@ -108,12 +109,12 @@ def entries() -> Iterator[Entry]:
 
 
 def goal_of(cell: Cell) -> Goal:
-    """The paper's target accuracy for the cell's model."""
+    """Return the paper's target accuracy for the cell's model."""
     return Goal(METRIC, TARGETS[cell.varied["model"]])
 
 
 def table(out: Path) -> str:
-    """The paper's rounds and ours."""
+    """Return the table of the paper's rounds and ours."""
     header = ["model", "target", "C", "E", "B", "u", "split", "lr", "rounds: paper", "ours", "ours / paper", "best"]
     return markdown(header, (_line(entry, out) for entry in entries()))
 
@@ -134,7 +135,7 @@ def _line(entry: Entry, out: Path) -> list[object]:
 
 
 def _ours(entry: Entry, folder: Path) -> list[str]:
-    """Rounds, their share of the paper's and the best accuracy; of a run that is not over, that it is not."""
+    """Return our rounds, their ratio to the paper's and the best accuracy, or "not run yet"."""
     goal = goal_of(entry.cell)
     if not is_over(folder, goal):
         return ["not run yet", "-", "-"]

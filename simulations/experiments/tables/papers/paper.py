@@ -1,4 +1,4 @@
-"""A paper's table: its runs, and what is written of them."""
+"""The table of a paper: its runs, and the function that writes it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ class Paper:
     """One table of the page."""
 
     name: str
-    """As it is asked for, and as its part of the page is called."""
+    """Name of the table on the command line and of its part of the page."""
     cells: Sequence[Cell]
     table: Callable[[Path], str]
-    """The Markdown of what the runs in a folder have come to."""
+    """Function from the folder of the runs to the table in Markdown."""
     goal: Callable[[Cell], Goal | None] = lambda _: None
-    """Where a run may end early."""
+    """Function from a cell to the goal at which it ends early; None: it runs to the end."""

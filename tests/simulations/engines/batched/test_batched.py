@@ -72,7 +72,7 @@ def test_it_agrees_with_a_deployed_client(case: Case) -> None:
 
 
 class Encoder(nn.Module):
-    """Layers whose weights no stacked layer knows: torch's own attention, and a parameter of the model's own."""
+    """A model whose weights no stacked layer supports: torch's own attention, and a parameter of the model itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Encoder(nn.Module):
 
 
 class Residual(nn.Module):
-    """Functions between layers, layers in a list, a frozen layer, a buffer."""
+    """A model with functions between layers, layers in a list, a frozen layer and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,24 +114,24 @@ def numbers(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def root_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Not a mean over examples, and it asks for a number."""
+    """Compute a loss that is not a mean over examples, and that reads a number."""
     return nn.functional.cross_entropy(outputs, targets).sqrt() * (2.0 if len(targets) > float(targets.max()) else 1.0)
 
 
 def tall(width: int = 6) -> nn.Module:
-    """Nested, with a layer without bias, two without a bend between them, and classes as the outputs."""
+    """A nested chain, with a layer without bias, and two linear layers without a ReLU in between."""
     inside = nn.Sequential(nn.Linear(width, 7, bias=False), nn.Linear(7, 5), nn.ReLU())
     return nn.Sequential(nn.Flatten(), inside, nn.ReLU(), nn.Linear(5, 3))
 
 
 def once_more() -> nn.Module:
-    """One layer twice: its gradients add up."""
+    """A model that uses one layer twice, so that its gradients add up."""
     square = nn.Linear(6, 6)
     return nn.Sequential(square, nn.ReLU(), square, nn.ReLU(), nn.Linear(6, 3))
 
 
 def convolutional() -> nn.Module:
-    """As McMahan's: examples that are reshaped first, a ReLU before each pooling, one of them without a bias."""
+    """A model like McMahan's: examples are reshaped first, a ReLU before each pooling, a layer without bias."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Unflatten(1, (1, 8, 8)),
@@ -147,7 +147,7 @@ def convolutional() -> nn.Module:
 
 
 def odd_convolutions() -> nn.Module:
-    """Groups, strides and dilations; pooling that overlaps, and is padded; no ReLU, or one after it."""
+    """A model with groups, strides and dilations; overlapping and padded pooling; no ReLU, or one after the pooling."""
     return nn.Sequential(
         nn.Conv2d(1, 6, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1)),
         nn.MaxPool2d(3, stride=2, padding=1),
@@ -161,7 +161,7 @@ def odd_convolutions() -> nn.Module:
 
 
 def same_size() -> nn.Module:
-    """Padding by its name: with zeros on both sides, with dilation, and without any."""
+    """A model with named padding: with zeros on both sides, with dilation, and without any."""
     return nn.Sequential(
         nn.Conv2d(1, 4, (3, 5), padding="same"),
         nn.ReLU(),
@@ -174,7 +174,7 @@ def same_size() -> nn.Module:
 
 
 class Tied(nn.Module):
-    """One matrix in two layers, and one layer under two names."""
+    """A model with one matrix in two layers, and one layer under two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def test_other_models_and_losses_agree_too(case: Case, kind: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_a_transformer_is_taken_with_adam(optimizer: str) -> None:
-    """Its keys' bias has no gradient but rounding, of which Adam makes whole steps: all else must agree."""
+    """All but the keys' bias must agree: its gradient is rounding alone, of which Adam makes whole steps."""
     case = Case("encoder", model=seeded(Encoder), examples=sentences, loss=token_loss)
     case = replace(case, local={"optimizer": optimizer, "lr": 0.01, "epochs": 2})
     training = case.training()
@@ -252,15 +252,15 @@ NO_CHAINS: list[tuple[Sequence[nn.Module] | Callable[[], nn.Module], str]] = [
     (frozen_in_part, "0 is used twice, or frozen in part"),
     (hooked, "1 has hooks"),
     ([nn.Linear(6, 3), nn.ReLU()], "ends with a linear one"),
-    ([nn.Linear(6, 3), nn.Tanh()], r"1 \(Tanh\) is no part"),
-    ([nn.ReLU(), nn.Linear(6, 3)], r"0 \(ReLU\) is no part"),
-    ([nn.Conv2d(1, 4, 3), nn.Linear(6, 3)], r"1 \(Linear\) is no part"),  # of each row of an image
-    ([nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.Linear(36, 3)], r"1 \(Flatten\) is no part"),
-    ([nn.Linear(8, 8), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)], r"1 \(Conv2d\) is no part"),
-    ([nn.Conv2d(1, 4, 3), nn.MaxPool2d(2, return_indices=True), nn.Linear(6, 3)], r"1 \(MaxPool2d\) is no part"),
+    ([nn.Linear(6, 3), nn.Tanh()], r"1 \(Tanh\) cannot be a layer"),
+    ([nn.ReLU(), nn.Linear(6, 3)], r"0 \(ReLU\) cannot be a layer"),
+    ([nn.Conv2d(1, 4, 3), nn.Linear(6, 3)], r"1 \(Linear\) cannot be a layer"),  # of each row of an image
+    ([nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.Linear(36, 3)], r"1 \(Flatten\) cannot be a layer"),
+    ([nn.Linear(8, 8), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)], r"1 \(Conv2d\) cannot be a layer"),
+    ([nn.Conv2d(1, 4, 3), nn.MaxPool2d(2, return_indices=True), nn.Linear(6, 3)], r"1 \(MaxPool2d\) cannot be a layer"),
     ([nn.Conv2d(1, 4, 2, padding="same"), nn.Flatten(), nn.Linear(256, 3)], "0 pads one side more than the other"),
     ([nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(256, 3)], "0 pads by reflect"),
-    ([nn.Unflatten(0, (1, 5)), nn.Linear(6, 3)], r"0 \(Unflatten\) is no part"),  # moves the examples themselves
+    ([nn.Unflatten(0, (1, 5)), nn.Linear(6, 3)], r"0 \(Unflatten\) cannot be a layer"),  # moves the examples themselves
 ]
 
 
@@ -286,8 +286,9 @@ def test_what_is_no_chain_is_not_done_by_hand(
 def test_the_step_of_a_chain_is_autograds(
     seed: int, clients: int, channels: list[int], kernel: int, pools: bool
 ) -> None:
-    """A step of plain SGD, of each client with other weights and as many examples as it has. In doubles: a ReLU is
-    open or closed, and among so many some are near enough to 0 for a rounding of float32 to decide.
+    """A step of plain SGD equals autograd's, for clients with different weights and numbers of examples.
+
+    It is computed in doubles, because near 0 a rounding of float32 decides whether a ReLU is open or closed.
     """
     torch.manual_seed(seed)
     torch.set_default_dtype(torch.float64)
@@ -426,7 +427,7 @@ class FunctionalDropout(nn.Module):
 
 
 class Bag(nn.Module):
-    """The mean of what its tokens are looked up as."""
+    """A model that averages the embeddings of its tokens."""
 
     def __init__(self, bare: bool) -> None:
         super().__init__()
@@ -535,7 +536,7 @@ def test_clients_of_any_sizes_agree(
 
 
 def in_doubles(training: Training, version: Arrays, job: Job) -> dict[str, np.ndarray[Any, Any]]:
-    """A client's update by SGD with decay and a proximal term, in float64, step by step."""
+    """Compute a client's update by SGD with decay and a proximal term, in float64, step by step."""
     task, local = training.task, training.local
     assert isinstance(task, Task)
     model = task.model().double()
@@ -556,7 +557,7 @@ def in_doubles(training: Training, version: Arrays, job: Job) -> dict[str, np.nd
 
 @pytest.mark.parametrize("small", [{"weight_decay": 1e-4}, {"prox_mu": 0.01}, {"weight_decay": 1e-3, "prox_mu": 0.1}])
 def test_small_steps_with_decay_lose_no_more_to_rounding_than_alone(small: dict[str, float]) -> None:
-    """W (1 - 1e-7) is rounded in the same direction at each step, and what is lost adds up over hundreds of them."""
+    """W (1 - 1e-7) is rounded in the same direction at each step, so that errors accumulate over hundreds of steps."""
     training = Case("decay", local={"lr": 0.001, "epochs": 80, "batch_size": 8, **small}).training()
     version = first_version(training)
     jobs = [Job(client, seed) for seed, client in enumerate("ab")]

@@ -1,4 +1,4 @@
-"""Orders drawn for many clients at once: torch is the oracle, as each client would use it alone."""
+"""Orders drawn for many clients at once, against torch's draws for each client alone."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_the_loop_draws_what_torch_draws(clients, cut):
 
 @given(seed=st.integers(0, 2**63 - 1), count=st.integers(1, 700))
 def test_a_single_client_takes_its_examples_in_this_order_when_it_is_alone(seed, count):
-    """As `parallel.training` has it: everything is seeded, and the loader's own generator from that."""
+    """The reference is local training: everything is seeded, then the loader's own generator from that."""
     seed_everything(seed)
     generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     alone = [torch.randperm(count, generator=generator) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The factors of what a layer has moved, against the weights that they stand for."""
+"""The factors of a layer's change, against the weights that they replace."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ from tests.simulations.engines.cases import Case, wide_chain
 def test_they_are_the_weights_after_every_step(
     seed: int, shape: tuple[int, int], steps: list[tuple[int, int]], spare: int
 ) -> None:
-    """Steps of (clients, examples of each): the most clients first, as a schedule has it."""
+    """Make steps of (clients, examples of each), with the most clients first, as in a schedule."""
     steps = sorted(steps, key=lambda step: -step[0])
     generator, (out, into), clients, lr = np.random.default_rng(seed), shape, steps[0][0], 0.3
     start = generator.standard_normal(shape)
@@ -84,7 +84,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def factored(
     local: Mapping[str, Any] | None = None, *, is_corrected: bool = False, starts: int = 1, length: int = 80
 ) -> set[str]:
-    """The layers of a chain that are held as factors."""
+    """Return the layers of a chain that are stored as factors."""
     model = wide_chain()
     layout = [Tensor(name, "F32", tuple(parameter.shape)) for name, parameter in model.named_parameters()]
     places = Columns(tuple(layout)).places

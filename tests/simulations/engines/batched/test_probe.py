@@ -15,7 +15,7 @@ from tests.simulations.engines.cases import SIZES, Case, mlp, vectors
 
 
 class Counter(nn.Module):
-    """Counts what it has seen, in a buffer that no optimizer moves."""
+    """A model that counts its examples in a buffer that no optimizer moves."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def test_a_model_whose_buffers_move_is_refused(dtype: torch.dtype) -> None:
 
 
 class Mixing(nn.Module):
-    """Its examples see each other.
+    """A model whose examples influence each other.
 
     Args:
         of: (whole batch) -> a number.
@@ -51,7 +51,7 @@ class Mixing(nn.Module):
 
 
 def alike(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Examples whose largest number, and whose first one, is the same in every batch of every client."""
+    """Make examples whose largest number, and whose first one, is the same in every batch of every client."""
     inputs, targets = vectors(count, seed)
     return torch.cat([torch.ones(count, 1), inputs[:, 1:].clamp(-1, 1)], 1), targets
 
@@ -73,16 +73,16 @@ def test_examples_that_see_each_other_are_refused_also_where_clients_are_alike(
 def test_clients_that_see_each_other_beyond_a_threshold_are_refused(
     of: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No input of those that are tried comes near it by itself."""
+    """The threshold is far beyond all inputs of the clients that are tried."""
     training = Case("mixing", model=lambda: Mixing(of)).training()
     assert Batched(training).kind == "mapped"  # in which each client has its own
     monkeypatch.setattr(probe, "KINDS", ("stacked",))
-    with pytest.raises(CannotBatch, match=r"stacked: what \w trains on reaches others: the update of \w is .* off"):
+    with pytest.raises(CannotBatch, match=r"stacked: the inputs of \w influence others: the update of \w is .* off"):
         Batched(training)
 
 
 def with_factors(factors: dict[str, float], model: Callable[[], nn.Module]) -> Training:
-    """The task of Case("mlp"), with some clients' inputs times a number."""
+    """Return the training of `Case("mlp")` with some clients' inputs times a number."""
 
     def data(site: str, split: str) -> TensorDataset:
         inputs, targets = vectors(SIZES[site], SIZES[site])
@@ -108,7 +108,7 @@ def test_where_every_client_fails_there_is_nothing_to_compare() -> None:
 
 def test_a_client_that_fails_in_one_way_only_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fragile(nn.Module):
-        """What is NaN in one example is NaN in all of the batch."""
+        """A model in which a NaN in one example makes the whole batch NaN."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -121,12 +121,12 @@ def test_a_client_that_fails_in_one_way_only_is_a_difference(monkeypatch: pytest
     training = with_factors({"b": np.nan}, Fragile)
     assert Batched(training).kind == "mapped"
     monkeypatch.setattr(probe, "KINDS", ("stacked",))
-    with pytest.raises(CannotBatch, match=r"stacked: d leaves the finite numbers in the product only"):
+    with pytest.raises(CannotBatch, match=r"stacked: d leaves the finite numbers only in the product"):
         Batched(training)
 
 
 class LooksUp(nn.Module):
-    """Takes its inputs as the indices of words, of which there are a hundred."""
+    """A model that takes its inputs as indices of a hundred words."""
 
     def __init__(self) -> None:
         super().__init__()

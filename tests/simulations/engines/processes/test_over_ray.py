@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own,
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """What Ray has left open is closed here, where it is known whose it is, and not in the middle of another test."""
+    """Collect what Ray left open, so that its warnings do not appear in the middle of another test."""
     yield
     gc.collect()
 
@@ -56,7 +56,7 @@ def test_actors_train_with_the_bits_of_deployed_clients() -> None:
 
 @pytest.mark.slow
 def test_a_task_of_a_file_trains_in_actors_as_it_does_here(tmp_path: Path) -> None:
-    """The example caches a function, which travels by its name alone, whatever pickles it."""
+    """The example caches a function, which every pickler sends by its name alone."""
     models = []
     for engine in ("ray", "sequential"):
         result = shown(
@@ -69,7 +69,7 @@ def test_a_task_of_a_file_trains_in_actors_as_it_does_here(tmp_path: Path) -> No
 
 
 class Unwell:
-    """A Ray that does not come up for so many starts."""
+    """A Ray whose first starts fail."""
 
     def __init__(self, failures: int) -> None:
         self.failures, self.starts, self.shutdowns = failures, list[dict[str, Any]](), 0
@@ -99,7 +99,7 @@ def test_a_ray_of_this_machine_is_started_again_when_it_did_not_come_up(monkeypa
         assert (len(ray.starts), ray.shutdowns) == (failures + 1, failures)
     ray = Unwell(STARTS)
     monkeypatch.setattr(over_ray, "_ray", lambda: ray)
-    with pytest.raises(WorkerDied, match=r"no Ray came up on this machine in 3 starts: The current node timed out"):
+    with pytest.raises(WorkerDied, match=r"no Ray started on this machine in 3 attempts: The current node timed out"):
         OverRay(training)
     assert ray.shutdowns == STARTS
 

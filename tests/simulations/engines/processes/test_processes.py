@@ -145,7 +145,7 @@ def test_what_a_worker_raises_is_told_in_its_words_and_it_goes_on() -> None:
 
 @pytest.mark.parametrize("is_batched", [False, True])
 def test_workers_of_a_fork_server_train_the_same(monkeypatch: pytest.MonkeyPatch, is_batched: bool) -> None:
-    """As on a GPU, where a process cannot be forked: the task is pickled, the version's memory is sent."""
+    """A process with a GPU cannot be forked: the task is pickled, and the version's memory is sent."""
     training = replace(CASES["mlp"].training(), task=picklable())
     version = first_version(training)
     jobs = [Job(site, seed) for seed, site in enumerate(SIZES)]
@@ -159,7 +159,7 @@ def test_workers_of_a_fork_server_train_the_same(monkeypatch: pytest.MonkeyPatch
 
 @contextmanager
 def killing_what_hangs() -> Iterator[None]:
-    """After half a minute, so that a test fails instead of waiting for ever."""
+    """Kill the workers after half a minute, so that a test fails instead of waiting for ever."""
     timer = threading.Timer(30.0, lambda: [child.kill() for child in multiprocessing.active_children()])
     timer.start()
     try:
@@ -169,7 +169,7 @@ def killing_what_hangs() -> Iterator[None]:
 
 
 def test_workers_of_several_threads_train_also_where_their_parent_has_had_several() -> None:
-    """A forked child waits for ever for the threads that OpenMP had in its parent."""
+    """A forked child would wait for ever for the OpenMP threads of its parent."""
     training = replace(CASES["mlp"].training(), task=replace(picklable(), model=broad))
     version, jobs = first_version(training), [Job("b", 1)]
     expected = trained(Sequential(training, threads=2), version, jobs)
@@ -284,7 +284,7 @@ ORPHANS = """
 import time
 from tests.simulations.engines.cases import Case, first_version
 from atoll.simulations.engines.engine import Job
-from atoll.simulations.engines.processes import Processes
+from atoll.simulations.engines.processes.processes import Processes
 training = Case("mlp").training()
 engine = Processes(training, workers=3)
 list(engine.train(first_version(training), [Job("a", 1)]))
@@ -293,7 +293,7 @@ time.sleep(60)
 """
 
 
-def test_workers_end_when_whoever_started_them_is_killed() -> None:
+def test_workers_end_when_their_parent_is_killed() -> None:
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     with subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None

@@ -23,7 +23,7 @@ MINE = ("near_the_task", "asked_for_late", "box_of_mine", "bare_folder", "anothe
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A user's own; what is imported from it is gone afterwards."""
+    """A user's folder, whose imported modules are removed afterwards."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

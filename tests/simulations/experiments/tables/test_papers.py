@@ -1,4 +1,4 @@
-"""The papers' tables, on few rounds of the data that ships with scikit-learn, or with the example itself."""
+"""The papers' tables, with few rounds on the data that ships with scikit-learn or with the example itself."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from atoll.protocol.settings import load_text
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
-from atoll.simulations.experiments.here import is_over, run_here
+from atoll.simulations.experiments.process_pool import is_over, run_cell
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.tables.pages import write_parts
 from atoll.simulations.experiments.tables.papers import fedopt, fedprox, mcmahan
@@ -37,7 +37,7 @@ def test_the_page_has_a_part_for_each_table(tmp_path: Path) -> None:
 
 def test_a_run_ends_at_its_goal_and_is_not_run_again(tmp_path: Path) -> None:
     cell, goal = fedopt.cell("fedavg", 0.3, 1.0, 1, rounds=50), Goal("server/accuracy", 0.3)
-    run_here(cell, tmp_path, goal)
+    run_cell(cell, tmp_path, goal)
     report = read_run(tmp_path)
     assert report.best("server/accuracy") >= 0.3  # type: ignore[operator]
     assert len(report.rounds) < 50
@@ -49,7 +49,7 @@ def test_half_done_work_counts_under_fedprox_and_is_dropped_under_fedavg(tmp_pat
     counted = {}
     for method in ("FedAvg, stragglers dropped", "FedProx, μ = 0"):
         cell = fedprox.cell("Synthetic(1, 1)", 0.9, method, rounds=2, **{"local.epochs": 2})
-        run_here(cell, tmp_path / cell.folder)
+        run_cell(cell, tmp_path / cell.folder)
         counted[method] = sum(read_run(tmp_path / cell.folder).participation("counted")) / 2
     assert counted["FedProx, μ = 0"] == 10
     assert 1 <= counted["FedAvg, stragglers dropped"] <= 3  # of 30 devices, three are no stragglers
@@ -66,7 +66,7 @@ def test_what_was_not_run_is_said(tmp_path: Path) -> None:
 
 
 def _as_if_run(folder: Path) -> Path:
-    """Each run of the table crosses its target between its first two rounds."""
+    """Write logs in which each run of the table crosses its target between its first two rounds."""
     for entry in mcmahan.entries():
         target = mcmahan.TARGETS[entry.model]
         one = folder / entry.cell.folder
@@ -100,7 +100,7 @@ def test_the_paper_s_table_1_and_2_are_as_printed() -> None:
 @needs_data
 def test_mnist_itself_learns_in_the_paper_s_setting(tmp_path: Path) -> None:
     cell = next(one.cell for one in mcmahan.entries() if (one.cohort, one.batch, one.split) == (10, "10", "IID"))
-    run_here(Cell(cell.varied, {**cell.settings, "rounds": 2}, cell.task), tmp_path)
+    run_cell(Cell(cell.varied, {**cell.settings, "rounds": 2}, cell.task), tmp_path)
     assert read_run(tmp_path).best("server/accuracy") > 0.8  # type: ignore[operator]
 
 
@@ -111,7 +111,7 @@ def test_an_unknown_paper_is_refused_by_name(capsys: pytest.CaptureFixture[str])
 
 
 def test_synthetic_devices_differ_and_the_iid_ones_share_a_model() -> None:
-    """What a linear model learns from half of the devices holds for the other half only where all have the same."""
+    """A linear model of half of the devices fits the other half only if all devices share a model."""
     lost = {}
     for name, which in {"differ": (1.0, 1.0, False), "iid": (0.0, 0.0, True)}.items():
         parts = synthetic.devices(*which)

@@ -1,4 +1,4 @@
-"""The tables of the docs, on fewer rounds: real simulations of twenty clients."""
+"""The tables of the documentation, with fewer rounds: real simulations of twenty clients."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from atoll.protocol.settings import load_text
 from atoll.simulations.experiments.grid import Cell
-from atoll.simulations.experiments.here import is_over, run_all, run_here
+from atoll.simulations.experiments.process_pool import is_over, run_all, run_cell
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.tables import codecs, robustness
 from atoll.simulations.federation.config import SimulationFile
@@ -29,7 +29,7 @@ def test_the_norm_bound_alone_holds_the_scaled_attack_where_the_mean_falls_to_ch
     found = {}
     for rule in ("mean", "norm bound, mean"):
         cell = robustness.cell("IID", rule, "scaled flip", rounds=30)
-        run_here(cell, tmp_path / cell.folder)
+        run_cell(cell, tmp_path / cell.folder)
         found[rule] = robustness.accuracy(tmp_path / cell.folder)
     assert found["mean"] < 0.2  # of ten digits one is right by chance
     assert found["norm bound, mean"] > 0.85
@@ -37,7 +37,7 @@ def test_the_norm_bound_alone_holds_the_scaled_attack_where_the_mean_falls_to_ch
 
 def test_a_backdoor_takes_under_the_mean_and_shows_in_the_entry(tmp_path: Path) -> None:
     cell = robustness.cell("IID", "mean", "backdoor", rounds=15)
-    run_here(cell, tmp_path / cell.folder)
+    run_cell(cell, tmp_path / cell.folder)
     taken = robustness.backdoor(cell, tmp_path / cell.folder)
     assert taken is not None
     assert taken > 0.5
@@ -59,8 +59,8 @@ def test_what_is_over_is_not_run_again(tmp_path: Path) -> None:
 ENDLESS = """
 import sys
 from pathlib import Path
-from atoll.simulations.experiments import codecs
-from atoll.simulations.experiments.here import run_all
+from atoll.simulations.experiments.tables import codecs
+from atoll.simulations.experiments.process_pool import run_all
 if __name__ == "__main__":
     list(run_all([codecs.cell(name, 1, rounds=1_000_000) for name in ("none", "bf16")], Path(sys.argv[1]), jobs=2))
 """
@@ -88,6 +88,6 @@ def test_a_codec_sends_less_and_the_report_says_so(tmp_path: Path) -> None:
     moved = {}
     for codec in ("none", "bf16"):
         cell = codecs.cell(codec, 1, rounds=2)
-        run_here(cell, tmp_path / cell.folder)
+        run_cell(cell, tmp_path / cell.folder)
         moved[codec] = read_run(tmp_path / cell.folder).rounds[-1]["bytes_up"]
     assert moved["bf16"] == pytest.approx(moved["none"] / 2, rel=0.02)

@@ -1,7 +1,7 @@
-"""Many small runs in a few processes that stay: where a run takes seconds, starting a process takes longer than it.
+"""Many small runs in a pool of processes, for runs of seconds, which take less time than the start of a process.
 
-As a sweep, it goes on where it was cut off: a cell that has come to its end is not run again. Failing is an end too: an
-attack may drive the model out of the finite numbers, and then no update is accepted any more.
+Like a sweep, it can be interrupted and resumed: a cell that has ended is not run again. Failure is an end, too: an
+attack may drive the model out of the finite numbers, after which no update is accepted.
 """
 
 import json
@@ -19,11 +19,11 @@ from atoll.simulations.experiments.report import RESULT, read_run
 from atoll.simulations.experiments.sweep import overrides
 
 
-def run_here(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
-    """Simulate a cell in this process, on one thread, until it has finished, failed or come to its goal.
+def run_cell(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
+    """Simulate a cell in this process, on one thread, until it has finished, failed or reached its goal.
 
     Raises:
-        ConfigError: its settings are impossible.
+        ConfigError: its settings are not valid.
         KeyboardInterrupt: it was interrupted.
     """
     import torch
@@ -33,44 +33,44 @@ def run_here(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.run import opened
 
-    def look(line: Mapping[str, Any]) -> None:
+    def stop_at_goal(line: Mapping[str, Any]) -> None:
         if goal is not None and goal.is_met_by(line):
             federation.interrupt()
 
     torch.set_num_threads(1)
     file = load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name=cell.name)
-    with opened(file, load_task(cell.task), folder, on_round=look, is_fresh=False) as federation:
+    with opened(file, load_task(cell.task), folder, on_round=stop_at_goal, is_fresh=False) as federation:
         result = federation.run()
     if not is_over(folder, goal):
         raise KeyboardInterrupt(f"{cell.name}: {result['state']}")
 
 
 def is_over(folder: Path, goal: Goal | None = None) -> bool:
-    """Whether the run in a folder has finished, failed or come to its goal."""
+    """Return whether the run in a folder has finished, failed or reached its goal."""
     if not (folder / RESULT).exists():
         return False
     report = read_run(folder)
-    is_there = goal is not None and any(goal.is_met_by(line) for line in report.rounds)
-    return is_there or report.result["state"] in ("finished", "failed")
+    has_reached = goal is not None and any(goal.is_met_by(line) for line in report.rounds)
+    return has_reached or report.result["state"] in ("finished", "failed")
 
 
 def run_all(
     cells: Iterable[Cell], out: Path, *, jobs: int, goal: Callable[[Cell], Goal | None] = lambda _: None
 ) -> Iterator[Cell]:
-    """Simulate those that are not over, each in its folder under `out`; each is given as it ends.
+    """Simulate the cells that are not over, each in its folder under `out`, and yield each as it ends.
 
     Raises:
-        Exception: whatever the first failing cell raised.
+        Exception: the error of the first cell that failed.
     """
     waiting = [cell for cell in cells if not is_over(out / cell.folder, goal(cell))]
     if jobs == 1:
         for cell in waiting:
-            run_here(cell, out / cell.folder, goal(cell))
+            run_cell(cell, out / cell.folder, goal(cell))
             yield cell
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_the_parent) as pool:
         try:
-            running = {pool.submit(run_here, cell, out / cell.folder, goal(cell)): cell for cell in waiting}
+            running = {pool.submit(run_cell, cell, out / cell.folder, goal(cell)): cell for cell in waiting}
             for done in as_completed(running):
                 done.result()
                 yield running[done]
@@ -78,8 +78,10 @@ def run_all(
             pool.shutdown(cancel_futures=True)
 
 
-def tell(cells: list[Cell], out: Path, *, jobs: int, goal: Callable[[Cell], Goal | None] = lambda _: None) -> None:
-    """Run them all, each to its goal if it has one, and say how far it is on standard error."""
+def run_with_progress(
+    cells: list[Cell], out: Path, *, jobs: int, goal: Callable[[Cell], Goal | None] = lambda _: None
+) -> None:
+    """Run all cells, each to its goal if it has one, and report progress on standard error."""
     done = sum(is_over(out / cell.folder, goal(cell)) for cell in cells)
     for cell in run_all(cells, out, jobs=jobs, goal=goal):
         done += 1

@@ -1,4 +1,4 @@
-"""How much a step of a model moves between its layers."""
+"""The size of a model's activations."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 
-def flow_bytes(model: nn.Module, inputs: Any) -> int:
-    """Of all that comes out of the model's innermost modules, at least 1; what functions between them make is not seen.
+def activation_bytes(model: nn.Module, inputs: Any) -> int:
+    """Return the size of the outputs of the model's innermost modules [bytes], at least 1.
 
-    The hooks stay: give it a model of its own.
+    Outputs of functions between modules do not count. The hooks remain in the model, so pass one that is not used
+    otherwise.
     """
     sizes = [1]
 

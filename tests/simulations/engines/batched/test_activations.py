@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.simulations.engines.batched.batched import AT_ONCE_MAX, FLOW_BYTES, BatchTrainer
-from atoll.simulations.engines.batched.flow import flow_bytes
+from atoll.simulations.engines.batched.activations import activation_bytes
+from atoll.simulations.engines.batched.batched import ACTIVATION_BYTES, AT_ONCE_MAX, BatchTrainer
 from atoll.simulations.engines.batched.probe import TRIED
 from atoll.simulations.engines.batched.stack import CannotBatch
 from tests.simulations.engines.cases import Case, images
@@ -15,7 +15,7 @@ def small_cnn() -> nn.Module:
 
 def test_every_layer_counts_what_comes_out_of_it() -> None:
     floats = 5 * (4 * 64 + 4 * 64 + 256 + 3)
-    assert flow_bytes(small_cnn(), torch.zeros(5, 1, 8, 8)) == 1 + 4 * floats
+    assert activation_bytes(small_cnn(), torch.zeros(5, 1, 8, 8)) == 1 + 4 * floats
 
 
 def test_so_many_clients_are_in_a_product_as_find_room_for_what_flows() -> None:
@@ -28,7 +28,9 @@ def test_so_many_clients_are_in_a_product_as_find_room_for_what_flows() -> None:
 
     each = 4 * examples * (2 * width * 64 + 2 * width + 3)
     assert (
-        BatchTrainer(Case("wide", model=wide, examples=images).training()).at_once == FLOW_BYTES // each < AT_ONCE_MAX
+        BatchTrainer(Case("wide", model=wide, examples=images).training()).at_once
+        == ACTIVATION_BYTES // each
+        < AT_ONCE_MAX
     )
     assert BatchTrainer(Case("small", model=small_cnn, examples=images).training()).at_once == AT_ONCE_MAX
 

@@ -1,7 +1,7 @@
-"""Memory for results, which several processes may see: a file that lies in no folder, mapped on both sides.
+"""Memory for results that several processes may share: an anonymous file that each of them maps.
 
-It is not in /dev/shm, whose size a container limits. Whoever reads results keeps a block for as long as it holds an
-array of it; a block that nobody holds is used again, so that a round needs no more than what is held at one time.
+It is not in /dev/shm, whose size a container limits. A block is in use while any array of it is referenced; afterwards
+it is reused, so that a round needs no more memory than its results in use at one time.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from atoll.simulations.engines.rows import Form, Rows
 
 
 def new_file(num_bytes: int) -> int:
-    """The descriptor of a new file of this length."""
+    """Return the descriptor of a new file of this length."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("atoll-engine")
     else:
@@ -25,7 +25,7 @@ def new_file(num_bytes: int) -> int:
 
 
 def mapped(descriptor: int, num_bytes: int) -> mmap.mmap:
-    """The file as memory; it stays mapped for as long as anybody holds it, whether the descriptor is open or not."""
+    """Map a file to memory, which stays valid while it is referenced, even after the descriptor is closed."""
     return mmap.mmap(descriptor, num_bytes)
 
 
@@ -33,8 +33,8 @@ class Blocks:
     """Blocks of rows that one process writes.
 
     Args:
-        form: of the results.
-        is_shared: whether other processes are to map them.
+        form: the form of the results.
+        is_shared: True if other processes map the blocks, too.
     """
 
     def __init__(self, form: Form, *, is_shared: bool) -> None:
@@ -43,7 +43,7 @@ class Blocks:
         self._free: dict[int, deque[int]] = {}
 
     def take(self, count: int) -> tuple[int, Rows, int | None]:
-        """A block of so many rows that nobody holds: its number, its rows; of a new, shared one its descriptor."""
+        """Return an unused block of `count` rows: its number, its rows, and the descriptor of a new shared block."""
         free, descriptor = self._free.setdefault(count, deque()), None
         if not free:
             size = Rows.num_bytes(self._form, count)

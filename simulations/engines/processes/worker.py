@@ -1,13 +1,13 @@
-"""A worker process of an engine: it trains windows of clients into shared memory and says what lies where.
+"""A worker process of an engine: it trains windows of clients into shared memory.
 
-Messages to it, each a tuple whose first word says what it is:
+Messages to it, each a tuple that begins with its kind:
 
-    block     number, rows                     then the descriptor of a new block
-    train     version, number, [jobs as sent]  from the version that lies in memory, counted so that a new one is seen,
-                                               into this block, where the clients' own arrays lie already
+    block     number, rows                     followed by the descriptor of a new block
+    train     version, number, [sent jobs]     from the version in shared memory, whose number shows a new one, into
+                                               this block, in which the clients' states are already
     quit
 
-Its answers: ready; done, [results]; failed, traceback. No array is ever sent: results have the names of theirs.
+Its answers: ready; done, [results]; failed, traceback. No arrays are sent: a result has the names of its arrays.
 """
 
 import os
@@ -29,26 +29,26 @@ from atoll.simulations.engines.one_process import Trainer, threads_of_torch
 from atoll.simulations.engines.processes.orphans import end_with_the_parent
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.sequential import sequential_trainer
-from atoll.simulations.engines.shared import mapped
+from atoll.simulations.engines.shared_memory import mapped
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a worker trains."""
+    """The trainer of a worker, as it is sent to the worker."""
 
     training: Training
 
     threads: int = 1
-    """Of each operation."""
+    """Threads of each operation."""
 
     at_once: int | None = None
     """Clients in a product; None: one after another."""
 
     kind: str | None = None
-    """Of the net that makes the product."""
+    """Kind of the net that computes the product."""
 
     def trainer(self) -> Trainer:
-        """Built in the worker."""
+        """Build the trainer, in the worker."""
         torch.set_num_threads(self.threads)
         if self.at_once is None:
             return sequential_trainer(self.training)
@@ -56,10 +56,10 @@ class Plan:
 
 
 def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: int) -> tuple[Plan, Trainer]:
-    """What each worker does, and a trainer of our own, which is asked for its form and its windows alone.
+    """Return the plan of each worker, and a trainer in this process, for its form and its windows.
 
     Raises:
-        CannotBatch: with the reason.
+        CannotBatch: the task cannot be batched; with the reason.
     """
     if not batched:
         return Plan(training, threads), sequential_trainer(training)
@@ -69,7 +69,7 @@ def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: 
 
 
 class Sent(NamedTuple):
-    """A job on its way to a worker: of its own arrays only the names. A tuple, for so many are sent."""
+    """A job as it is sent to a worker, with the names of the client's arrays; a tuple, because there are many."""
 
     client_id: str
     seed: int
@@ -79,11 +79,11 @@ class Sent(NamedTuple):
 
     @classmethod
     def of(cls, job: Job) -> "Sent":
-        """Its own arrays lie elsewhere."""
+        """Return the message of a job, whose arrays are in shared memory."""
         return cls(job.client_id, job.seed, job.steps, job.round_id, None if job.own is None else tuple(job.own))
 
     def job(self, rows: Rows, index: int) -> Job:
-        """The job with a copy of the client's own arrays, which lie where its results will."""
+        """Return the job with a copy of the client's arrays, because its results will overwrite them."""
         own = None
         if self.own is not None:
             views = rows.own_of(index)
@@ -92,7 +92,7 @@ class Sent(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A result on its way back, whose arrays lie in a row: their names are what is left of them."""
+    """A result as it is sent back, with the names of its arrays, which are in a row."""
 
     client_id: str
     num_examples: int
@@ -106,20 +106,34 @@ class Written(NamedTuple):
 
     @classmethod
     def of(cls, result: Trained, rows: Rows, index: int) -> "Written":
-        """Put what does not lie in its row there."""
+        """Return the message of a result, and copy arrays that are not in its row there."""
         if result.row is None:
             rows.write(index, result.update, result.own)
-        told = result.client_id, result.num_examples, result.work, result.statistics, result.report
-        has = result.row is not None, result.magnitudes is not None
-        return cls(*told, tuple(result.update), tuple(result.own), *has)
+        return cls(
+            result.client_id,
+            result.num_examples,
+            result.work,
+            result.statistics,
+            result.report,
+            tuple(result.update),
+            tuple(result.own),
+            has_row=result.row is not None,
+            has_magnitudes=result.magnitudes is not None,
+        )
 
     def read(self, rows: Rows, index: int) -> Trained:
-        """The result with its arrays."""
-        update, own = _only(self.update, rows.update_of(index)), _only(self.own, rows.own_of(index))
-        row = rows.update[index] if self.has_row else None
-        magnitudes = rows.largest[index] if self.has_magnitudes else None
-        told = self.client_id, update, self.num_examples, self.work, self.statistics, own, self.report
-        return Trained(*told, row, magnitudes)
+        """Return the result with its arrays."""
+        return Trained(
+            self.client_id,
+            _only(self.update, rows.update_of(index)),
+            self.num_examples,
+            self.work,
+            self.statistics,
+            _only(self.own, rows.own_of(index)),
+            self.report,
+            rows.update[index] if self.has_row else None,
+            rows.largest[index] if self.has_magnitudes else None,
+        )
 
 
 def _only(names: Sequence[str], arrays: Arrays) -> Arrays:
@@ -127,16 +141,16 @@ def _only(names: Sequence[str], arrays: Arrays) -> Arrays:
 
 
 def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
-    """The life of a worker.
+    """Run a worker process.
 
     Args:
-        connection: to the engine.
-        plan: how it trains.
-        form: of the results.
-        version: descriptor of the version's memory; -1: it comes through the connection.
+        connection: the connection to the engine.
+        plan: the plan of its trainer.
+        form: the form of the results.
+        version: the descriptor of the version's memory; -1: it comes through the connection.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a supervisor sends to all of the group
-        signal.signal(number, signal.SIG_IGN)  # they are for whoever started us, and who ends us
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a supervisor sends them to the whole group
+        signal.signal(number, signal.SIG_IGN)  # the parent handles them, and ends this process
     end_with_the_parent()
     descriptor = version if version >= 0 else reduction.recv_handle(connection)
     try:
@@ -167,9 +181,9 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
                 trainer.begin(shared.update_of(0))
                 begun_with = version
             connection.send(("done", _train(trainer, blocks[block], sent)))
-        except Exception as error:  # ClientFailed has the traceback in its message already
-            told = str(error) if type(error).__name__ == "ClientFailed" else traceback.format_exc()
-            connection.send(("failed", told))
+        except Exception as error:  # the message of ClientFailed has the traceback already
+            text = str(error) if type(error).__name__ == "ClientFailed" else traceback.format_exc()
+            connection.send(("failed", text))
 
 
 def _train(trainer: Trainer, rows: Rows, sent: Sequence[Sent]) -> list[Written | Failed]:
