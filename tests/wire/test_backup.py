@@ -90,8 +90,8 @@ def test_what_is_said_of_a_backup_without_keys_is_all_that_the_coordinator_needs
     start_once(state)
     back_up(state, tmp_path / "backup", keys=False)
     *_, identity, audit = invoke("restore", tmp_path / "backup", restored).stderr.splitlines()
-    assert identity == "the backup holds no keys: put identity/ in place, or every client must enrol again"
-    assert audit.startswith(f"put audit/key.pem in place, too, or move {restored}/audit away, and a new log begins")
+    assert identity == "the backup has no keys: put identity/ in place, or every client must enrol again"
+    assert audit.startswith(f"also put audit/key.pem in place, or move {restored}/audit away to begin a new log")
     if has_identity:
         shutil.copytree(state / "identity", restored / "identity")
     assert "audit/key.pem is missing" in refused("coordinator", "--state", restored)[0]
