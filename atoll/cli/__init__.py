@@ -1,1 +1,6 @@
-"""The command line. Each command imports what it needs when it is called, so that `atoll --help` is there at once."""
+"""The command line of Atoll, one module for each noun or verb of it.
+
+Each command imports the rooms that it needs when it is called, so that `atoll --help` answers at once.
+
+Imports: every room, within commands; on loading, only small modules of `protocol` and what a folder's commands share.
+"""

@@ -1,4 +1,4 @@
-"""The operator's mistakes: all of them, one line each, without a traceback, exit code 2."""
+"""The errors of a command: an operator's mistakes, all at once, one line each, without a traceback, exit code 2."""
 
 import os
 import re
@@ -10,11 +10,13 @@ import typer
 from typer.core import TyperGroup
 
 EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
-"""75: what it needs is away, and may be back (sysexits.h: EX_TEMPFAIL). 141: as a shell says it of SIGPIPE."""
+"""Exit codes. 1: a run failed. 2: an operator's mistake. 70: a bug. 75: the database is away, try again (EX_TEMPFAIL of
+sysexits.h). 141: the reader of a pipe has closed it, as a shell reports SIGPIPE.
+"""
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; each line says what was found and what is possible."""
+    """An operator's mistakes, one line each, with the value, what is allowed and the way out."""
 
     code = EXIT_OPERATOR
 
@@ -24,38 +26,37 @@ class CommandError(Exception):
 
 
 class RunFailed(CommandError):
-    """A run has failed: its task's own code has, or a process of it was killed."""
+    """The failure of a run: the task's own code raised, or one of its processes was killed."""
 
     code = EXIT_FAILED
 
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
-_OF_OTHERS = "/site-packages/"
+_LIBRARIES = "/site-packages/"
 
 
 def without_frames(message: str) -> list[str]:
-    """The faults in a message; of a traceback of the task's own code its end, and where it left that code."""
+    """Return the lines of a message; a traceback shrinks to its last line and the innermost line of the task's code."""
     lines = message.splitlines()
     if not any(line.startswith(" ") for line in lines):
         return lines
     frames = _FRAME.findall(message)
-    places = [f" ({path}, line {number})" for path, number in frames if _OF_OTHERS not in path]
+    places = [f" ({path}, line {number})" for path, number in frames if _LIBRARIES not in path]
     return [f"the task cannot be used: {lines[-1]}{places[-1] if places else ''}"]
 
 
 class Commands(TyperGroup):
-    """A group of commands that ends with exit code 2 when the operator, or the disk, is at fault; 1: a run failed; 75:
-    its database is away. Its help is as wide as the terminal, whatever the width of its source."""
+    """A group of commands that turns an expected error into lines and an exit code; its help fits the terminal."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; None: there is none."""
+        """Return the command of a name, with each paragraph of its help on one line; None: no such command."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.help:
             command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in command.help.split("\n\n"))
         return command
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command, and turn an expected error into lines on standard error and an exit code."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -70,14 +71,14 @@ class Commands(TyperGroup):
 
 
 def _discard_output() -> None:
-    """Whoever closed the pipe has seen enough; what Python still flushes at its end must not fail once more."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    """Discard what Python still flushes to standard output at its end, where the reader has closed the pipe."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _code_of(error: Exception) -> int:
-    """A database that is away comes back by itself: whoever supervises us shall try again."""
+    """Return the exit code of an error; with 75 a supervisor starts the command again, as a database may come back."""
     from atoll.server.errors import DatabaseAway
 
     if isinstance(error, CommandError):
@@ -86,7 +87,7 @@ def _code_of(error: Exception) -> int:
 
 
 def _faults_of(error: Exception) -> Sequence[str] | None:
-    """None when the error is no operator's: a mistake of ours, which keeps its traceback."""
+    """Return an operator's mistakes; None: the error is a bug, which keeps its traceback."""
     from atoll.parallel.data.public.folder import BadData
     from atoll.parallel.task.errors import TaskNotFound
     from atoll.protocol.settings import ConfigError

@@ -1,4 +1,4 @@
-"""What the operator names on the command line: a run's TOML or a task, with everything that is wrong said at once."""
+"""The loading of what a command names, a run's TOML or a task, with all mistakes reported at once."""
 
 import json
 import os
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 File = TypeVar("File", bound=RunFile)
 
-_OF_THE_HOST = (
-    "belongs to the coordinator, which runs already: give it to `atoll coordinator`; --state says which one is meant"
+_OF_THE_COORDINATOR = (
+    "is a setting of the coordinator, which is running already: pass it to `atoll coordinator`; --state selects the "
+    "coordinator"
 )
 
 
 def is_toml(what: str) -> bool:
-    """Whether the argument names a TOML file rather than a task."""
+    """Return whether the argument names a TOML file rather than a task."""
     return what.endswith(".toml")
 
 
@@ -40,16 +41,16 @@ def load_run(
     kind: type[RunFile] = RunFile,
     is_elsewhere: Callable[[RunFile], bool] = lambda file: False,
 ) -> RunFile:
-    """The settings of a run.
+    """Load the settings of a run.
 
     Args:
-        what: a run's TOML, or a task: then the run has the defaults.
-        overrides: `key=value`; a path in one is relative to the current directory, one in a TOML to its folder.
-        kind: which tables the TOML may have.
-        is_elsewhere: whether the run is for a coordinator on another machine, where the files lie that it names.
+        what: a run's TOML, or a task to run with the defaults.
+        overrides: `key=value`; a path in an override is relative to the current directory, one in a TOML to its folder.
+        kind: the model of the TOML, with the tables that it may have.
+        is_elsewhere: whether the run is for a coordinator on another machine, which has the files that it names.
 
     Raises:
-        ConfigError: with everything that is wrong.
+        ConfigError: all mistakes in the settings.
     """
     if is_toml(what):
         file, folder, name = load(kind, Path(what), overrides), Path(what).parent, what
@@ -62,7 +63,7 @@ def load_run(
 
 
 def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | RunFile:
-    """What `atoll coordinator` was given: a run, or nothing but the coordinator's own table."""
+    """Load what `atoll coordinator` names: a run, or the coordinator's table alone."""
     if what is None:
         return load(HostFile, None, overrides)
     if is_toml(what) and _has_only_the_host(Path(what)):
@@ -71,23 +72,27 @@ def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | Run
 
 
 def refuse_settings_of_the_host(overrides: Sequence[str]) -> None:
-    """What starts a run on a coordinator that is there already cannot give it other settings.
+    """Refuse overrides of `coordinator.*`, which cannot change a running coordinator.
 
     Raises:
-        ConfigError: overrides of the coordinator's table; a TOML may have it, for it serves both commands.
+        ConfigError: overrides of the table. A TOML may have the table, as the same file serves `atoll coordinator`.
     """
     keys = [override.partition("=")[0].strip() for override in overrides]
-    if faults := [f"--set: {key}: {_OF_THE_HOST}" for key in keys if key.partition(".")[0].strip() == "coordinator"]:
+    of_coordinator = [key for key in keys if key.partition(".")[0].strip() == "coordinator"]
+    if faults := [f"--set: {key}: {_OF_THE_COORDINATOR}" for key in of_coordinator]:
         raise ConfigError(faults)
 
 
 def state_of(file: RunFile, what: str, state: Path | None) -> Path:
-    """The state directory that a command means: the option, or what the run's file says, or the default."""
+    """Return the state directory: that of the option, else that of the run's file, else the default."""
     return state or (file.coordinator.state if is_toml(what) else STATE)
 
 
 def overriding(overrides: Sequence[str], **options: object) -> list[str]:
-    """The options that were given, as overrides that win; `coordinator__state=x` stands for coordinator.state."""
+    """Append the options that have a value to the overrides, where the last value of a key wins.
+
+    The option `coordinator__state` is the setting coordinator.state.
+    """
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
     plain = {name: value if isinstance(value, int) else str(value) for name, value in given.items()}
     return [*overrides, *(f"{name}={json.dumps(value)}" for name, value in plain.items())]
@@ -97,26 +102,26 @@ def _has_only_the_host(path: Path) -> bool:
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False  # `load` will say what is wrong
+        return False  # `load` reports it
     return document.keys() == {"coordinator"}
 
 
 def _references(file: RunFile) -> dict[str, str]:
-    """What names code: modules, or files."""
+    """Return the settings that name code, in a module or a file."""
     return {"task": file.task, "cohort.sampler": file.cohort.sampler}
 
 
 def _source(key: str, set_here: Container[str], name: str) -> str:
-    """Where a setting comes from, for whoever is told about it."""
+    """Return the origin of a setting, as the beginning of a message."""
     return "--set: " if key in set_here else f"{name}: " if name else ""
 
 
 def _with_paths_of_elsewhere(file: RunFile, set_here: Container[str], name: str) -> RunFile:
-    """The same: whether the files are on the coordinator's machine, it says itself; no folder here means anything."""
+    """Return the run unchanged after checking that its files have absolute paths; the coordinator looks for them."""
     places = {key: reference.rpartition(":")[0] for key, reference in _references(file).items()}
     if faults := [
-        f"{_source(key, set_here, name)}{key}: {place} is relative, and the coordinator is on another machine: name "
-        "the file as it lies there, from / on"
+        f"{_source(key, set_here, name)}{key}: {place} is a relative path, and the coordinator is on another machine: "
+        "name the absolute path of the file there"
         for key, place in places.items()
         if _is_file(place) and not os.path.isabs(place)
     ]:
@@ -125,7 +130,7 @@ def _with_paths_of_elsewhere(file: RunFile, set_here: Container[str], name: str)
 
 
 def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], name: str) -> File:
-    """The same with paths that hold wherever the coordinator runs; a file that is not there is a fault."""
+    """Return the run with absolute paths; a missing file is a mistake."""
     faults, absolute = [], {}
     for key, reference in _references(file).items():
         absolute[key] = _absolute(reference, Path() if key in set_here else folder)
@@ -139,7 +144,7 @@ def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], nam
 
 
 def _with_absolute_traces(file: File, folder: Path, set_here: Container[str]) -> File:
-    """The same for the traces of a simulated run's devices; what reads them says what is wrong with them."""
+    """Return the run with absolute paths to the traces of a simulation's devices, which their reader checks."""
     devices = getattr(file, "devices", None)
     paths = {name: getattr(devices, name, None) for name in ("trace", "awake_trace")}
     absolute = {
@@ -151,16 +156,16 @@ def _with_absolute_traces(file: File, folder: Path, set_here: Container[str]) ->
 
 
 def missing_file(reference: str) -> str | None:
-    """That a reference names a file that is not there; None when it does not."""
+    """Return the mistake that a reference names a missing file; None: it names a module, or the file exists."""
     place = reference.rpartition(":")[0]
     return f"there is no file {place}" if _is_file(place) and not os.path.isfile(place) else None
 
 
 def load_user_task(reference: str) -> "Task | ArrayTask":
-    """Load a task here, in this process: what is wrong with it is better known now.
+    """Load a task in this process, so that its mistakes are reported before anything starts.
 
     Raises:
-        CommandError: with what its code raised, or that it is no task.
+        CommandError: what the task's code raised, or that the reference names no task.
     """
     from atoll.parallel.task.task import TaskNotFound, load_task
 
@@ -168,7 +173,7 @@ def load_user_task(reference: str) -> "Task | ArrayTask":
         return load_task(reference)
     except TaskNotFound as error:
         raise CommandError(str(error)) from error
-    except Exception as error:  # the user's own code runs here
+    except Exception as error:  # any: the user's code runs here
         raise CommandError(f"{reference}: cannot be loaded: {type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""The program `atoll`: its commands, and what becomes of errors."""
+"""The program `atoll`: its commands, and the exit code of a bug."""
 
 import traceback
 from typing import Annotated
@@ -43,8 +43,8 @@ def atoll(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning that loses nothing: a coordinator, agents where the data lies, one task for both."""
-    quiet_grpc()  # here, for no command has imported grpc yet, and almost every one serves or dials
+    """Federated learning that loses no accepted update: a coordinator, an agent at each site, one task for both."""
+    quiet_grpc()  # before any command imports grpc
 
 
 app.command()(new)
@@ -72,7 +72,7 @@ app.command()(settings)
 
 
 def run() -> None:
-    """The entry point. A mistake of ours leaves its traceback and exit code 70; the journal brings everything back."""
+    """Run the command line. An unexpected exception is a bug: traceback, exit code 70, recovery by replay."""
     try:
         with own_process():
             app()

@@ -1,4 +1,4 @@
-"""`atoll new`: a project to begin with, whose test passes and whose run ends in a committed model."""
+"""`atoll new`: write a first project, whose test passes and whose run ends with a committed model."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -11,13 +11,13 @@ from atoll.cli.printing import say
 
 FILES = ("README.md", "agent.toml", "policy.toml", "run.toml", "task.py", "test_task.py")
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it is made when it is not there.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it is created if it is missing.")]
 
 
 def new(folder: Folder) -> None:
-    """Write a project: a task, the settings of a run and of an agent, a site's policy, and a test."""
+    """Write a first project: a task, the settings of a run and of an agent, a site's policy, and a test."""
     if present := [folder / name for name in FILES if (folder / name).exists()]:
-        raise CommandError(*(f"{path} is already there, and is not overwritten" for path in present))
+        raise CommandError(*(f"{path} exists, and is not overwritten: name another folder" for path in present))
     folder.mkdir(parents=True, exist_ok=True)
     templates = files("atoll.cli") / "project"
     for name in FILES:

@@ -1,4 +1,4 @@
-"""`atoll settings`: every setting, with its type, default and meaning."""
+"""`atoll settings`: print every setting with its type, default and meaning."""
 
 import ast
 import dataclasses
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Section(StrEnum):
-    """Whose settings."""
+    """The settings of one process, file or dataclass."""
 
     RUN = "run"
     COORDINATOR = "coordinator"
@@ -38,14 +38,17 @@ Which = Annotated[
     Section | None,
     typer.Argument(
         metavar="[run|coordinator|aggregator|agent|policy|local|train|plan|simulation]",
-        help="Whose settings; by default all.",
+        help="The settings to print; by default all.",
     ),
 ]
 
 
 def settings(which: Which = None, json: options.Json = False) -> None:
-    """Explain every setting: of a run, the coordinator, a rank of the aggregation, an agent, a site's policy, the local
-    training; of a centralized training, of the plan by which it lies on its ranks, and of a simulation."""
+    """Print every setting with its type, default and meaning.
+
+    The sections: a run, the coordinator, an aggregation rank, an agent, a site's policy, the local training, a
+    centralized training, its parallel plan, and a simulation.
+    """
     sections = {section: described(section) for section in Section if which in (None, section)}
     if json:
         as_json(sections)
@@ -61,18 +64,18 @@ def settings(which: Which = None, json: options.Json = False) -> None:
 _TITLES = {
     Section.RUN: "A run: its TOML, or --set on `atoll coordinator` and `atoll run start`",
     Section.COORDINATOR: "The coordinator: the table [coordinator] of a TOML, or --set on `atoll coordinator`",
-    Section.AGGREGATOR: "A rank of the aggregation: its TOML (--config), or --set on `atoll aggregator`",
+    Section.AGGREGATOR: "An aggregation rank: its TOML (--config), or --set on `atoll aggregator`",
     Section.AGENT: "An agent: its TOML (--config), or --set on `atoll agent`",
     Section.POLICY: "A site's own policy: the TOML that `atoll agent --policy` names",
-    Section.LOCAL: "The local training: the task's `Local`, and the table [local] of a run's TOML over it",
+    Section.LOCAL: "The local training: the task's `Local`, overridden by the table [local] of a run's TOML",
     Section.TRAIN: "A centralized training: --set on `atoll train`",
-    Section.PLAN: "How a model lies on its ranks: --set on `atoll train`, beside --mesh and --zero",
-    Section.SIMULATION: "A simulation: beside a run's own keys in its TOML, or --set on `atoll simulate`",
+    Section.PLAN: "The parallel plan of a centralized training: --set on `atoll train`, beside --mesh and --zero",
+    Section.SIMULATION: "A simulation: in the run's TOML, beside the settings of a run, or --set on `atoll simulate`",
 }
 
 
 def described(section: Section) -> "list[Setting]":
-    """The settings of a section, with the keys that --set takes."""
+    """Return the settings of a section, with the keys that --set takes."""
     from atoll.client.config import AgentConfig
     from atoll.client.policy.config import SitePolicy
     from atoll.protocol.settings import describe
@@ -95,7 +98,7 @@ def described(section: Section) -> "list[Setting]":
 
 
 def _described_fields(section: Section) -> "Iterator[Setting]":
-    """The settings that are the fields of a dataclass."""
+    """Yield the settings of a section that is a dataclass, one for each field with a default."""
     from atoll.parallel.engine.plan import Plan
     from atoll.parallel.task.local import Local
     from atoll.parallel.trainer.config import TrainConfig
@@ -105,7 +108,7 @@ def _described_fields(section: Section) -> "Iterator[Setting]":
     docs, hints = _attribute_docs(kinds[section]), get_type_hints(kinds[section])
     for field in dataclasses.fields(kinds[section]):
         if field.default is dataclasses.MISSING:
-            continue  # the mesh: it has an option of its own
+            continue  # the mesh has an option of its own, --mesh
         may_be_none = type(None) in getattr(hints[field.name], "__args__", ())
         yield Setting(
             key=f"{section}.{field.name}",
@@ -117,7 +120,7 @@ def _described_fields(section: Section) -> "Iterator[Setting]":
 
 
 def _attribute_docs(kind: type) -> dict[str, str]:
-    """The strings under the fields of a class."""
+    """Return the docstrings under the fields of a class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}

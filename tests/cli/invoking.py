@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from atoll.cli.main import app
 
-TINY = Path(__file__).parents[1] / "wire" / "four_numbers_task.py"
+TINY = Path(__file__).parents[1] / "wire" / "tasks" / "four_numbers_task.py"
 """A task without torch."""
 
 

@@ -108,7 +108,7 @@ def test_a_task_that_is_not_in_its_file_leaves_no_state_directory(tmp_path: Path
 def test_a_run_is_not_started_with_settings_of_the_coordinator(tmp_path: Path) -> None:
     start = ("run", "start", f"{TINY}:task", "--state", tmp_path)
     (fault,) = refused(*start, "--set", "coordinator.max_runs=9", "--set", "rounds=2")
-    assert fault.startswith("--set: coordinator.max_runs: belongs to the coordinator, which runs already")
+    assert fault.startswith("--set: coordinator.max_runs: is a setting of the coordinator, which is running already")
 
 
 def test_ports_that_clash_are_found_by_check() -> None:

@@ -36,7 +36,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("mine = 1\n")
     (tmp_path / "run.toml").write_text("# mine\n")
     assert refused("new", tmp_path) == [
-        f"{tmp_path / name} is already there, and is not overwritten" for name in ("run.toml", "task.py")
+        f"{tmp_path / name} exists, and is not overwritten: name another folder" for name in ("run.toml", "task.py")
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "task.py"]
     assert (tmp_path / "task.py").read_text() == "mine = 1\n"

@@ -33,7 +33,7 @@ def test_every_setting_is_printed_with_type_default_and_text() -> None:
 
 def test_one_section_is_printed_alone() -> None:
     text = said("settings", "local")
-    assert "local.lr  (number; default 0.1)\n    Local learning rate" in text
+    assert "local.lr  (number; default 0.1)\n    The local learning rate" in text
     assert "round.quorum" not in text
     assert 'local.batch_size  (integer | "none"; default 32)' in text
 

@@ -1,1 +1,4 @@
-"""What `atoll simulate`, `atoll sweep` and `atoll compare` show of their runs."""
+"""The commands that simulate federations: one run, a sweep, a comparison with centralized training, a population.
+
+Imports: the files of `cli` itself and `cli/training`; of the rooms, `protocol`, `parallel` and `simulations`.
+"""

@@ -77,7 +77,7 @@ def dialer(state: Path) -> Dialer:
 
 
 def is_elsewhere(state: Path) -> bool:
-    """Whether commands go to a coordinator on another machine: joined with `atoll join`, and no such directory here."""
+    """Return whether a command goes to a joined coordinator: there is one, and no such directory here."""
     return not state.exists() and (identity_folder() / PLACE).exists()
 
 

@@ -1,4 +1,4 @@
-"""`atoll model ...`: the versions of the global model, and how to take one away."""
+"""`atoll model ...`: list the versions of the global model, and export one."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +11,15 @@ from atoll.cli.looking.views import open_history, read_view
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
 from atoll.protocol.printable import printable_size
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="The versions of the global model.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the versions of the global model, or export one.")
 
 Number = Annotated[
     int | None,
-    typer.Argument(metavar="[VERSION]", callback=options.between(0), help="Which version; by default the newest one."),
+    typer.Argument(
+        metavar="[VERSION]", callback=options.between(0), help="The version; by default the newest version."
+    ),
 ]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the safetensors file is to appear.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The safetensors file to write.")]
 
 
 @app.command("list")
@@ -27,8 +29,8 @@ def list_versions(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the versions of a run's model: what each is worth, and whether it is still kept, perhaps in parts at the
-    aggregation ranks.
+    """List the versions of a run's model: metrics, size, and whether the version is still stored, and in how many parts
+    at the aggregation ranks.
     """
     seen = read_view("versions", state, database, run=run)
     if json:
@@ -56,11 +58,11 @@ def export(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """Copy a version to a safetensors file; every tensor is checked against the version's manifest on the way.
+    """Export a version as a safetensors file. Every tensor is checked against the version's manifest.
 
-    Control variates (SCAFFOLD's), which are no part of the model, stay behind. A version that lies in parts at
-    aggregation ranks is put together: from the directories of the ranks that this coordinator has started, and over the
-    wire from the others, for which the coordinator must run. From a coordinator elsewhere all comes over the wire.
+    SCAFFOLD's control variates are no part of the model and are left out. A version in parts at aggregation ranks is
+    assembled: from the directories of the ranks that this coordinator started, and over the network from other ranks,
+    for which the coordinator must run. A coordinator on another machine sends the version over the network.
     """
     from atoll.cli.looking import admin, model_export
 

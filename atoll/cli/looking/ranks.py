@@ -1,4 +1,4 @@
-"""`atoll rank ...`: the ranks of the aggregation."""
+"""`atoll rank ...`: list the aggregation ranks of a running coordinator."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from atoll.cli.faults import Commands
 from atoll.cli.printing import as_json, note, table
 from atoll.protocol.printable import printable_size
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="The ranks of the aggregation.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the aggregation ranks.")
 
 
 @app.command("list")
 def list_ranks(state: options.State = options.STATE, json: options.Json = False) -> None:
-    """List the aggregation ranks of the coordinator that runs: where each is, and what its process has moved.
+    """List the aggregation ranks of a running coordinator, with the address of each and the bytes that it has moved.
 
-    Received are updates, sent are versions, and exchanged are sums that went to other ranks in folds.
+    Bytes received are updates, bytes sent are versions, and bytes exchanged are partial sums sent to other ranks.
     """
     from atoll.cli.looking import admin
 
@@ -47,6 +47,6 @@ def list_ranks(state: options.State = options.STATE, json: options.Json = False)
             )
             for row in rows
         ],
-        empty="the coordinator aggregates alone: it was started without --aggregators",
+        empty="no aggregation ranks: the coordinator was started without --aggregators, and aggregates itself",
     )
     note(f"the coordinator itself has received {printable_size(reply.received_bytes)} of updates")

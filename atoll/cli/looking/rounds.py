@@ -1,4 +1,4 @@
-"""`atoll round ...`: what happened in each round, and why it ended as it did."""
+"""`atoll round ...`: list rounds, or narrate one."""
 
 from typing import Annotated
 
@@ -10,14 +10,14 @@ from atoll.cli.looking.views import read_view
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.protocol.printable import printable_size
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="What happened in each round, and why.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the rounds of a run, or explain one.")
 
 Number = Annotated[
     int | None,
     typer.Argument(
         metavar="[N]",
         callback=options.between(1, 2**31),
-        help="Number of the round, which may be open; by default the newest.",
+        help="Number of the round, which may still be open; by default the newest round.",
     ),
 ]
 
@@ -29,7 +29,7 @@ def list_rounds(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the rounds of a run, the open one last."""
+    """List the rounds of a run, an open one last: phase, reason, version, updates, bytes and duration."""
     seen = read_view("rounds", state, database, run=run)
     if json:
         as_json(seen["rows"])
@@ -53,7 +53,7 @@ def show(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """Tell what happened in a round: who was invited, what became of each, and why it ended as it did."""
+    """Explain a round in sentences: the invited clients, the outcome of each, and the reason for the round's end."""
     record = read_view("round", state, database, run=run, number=number or 0)
     if json:
         as_json(record)

@@ -17,24 +17,32 @@ app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Start, stop, pause, resume and delete runs; list and show them."
 )
 
-What = Annotated[str, typer.Argument(metavar="TASK | RUN.toml", help="The run's TOML, or a task to run with defaults.")]
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK | RUN.toml",
+        help="The run's TOML, or a task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults.",
+    ),
+]
 State = Annotated[
     Path | None,
     typer.Option(
         "--state",
         metavar="DIR",
-        help="The state directory of the coordinator; by default what the TOML says, or atoll-state.",
+        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
     ),
 ]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; `atoll run show` and `list` say it.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="The reason, which `atoll run show` and `atoll run list` print.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Delete without asking for confirmation.")]
 
 
 @app.command()
 def start(what: What, state: State = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
-    """Start a run on the coordinator that holds the state directory; beyond `max_runs` at once it waits its turn.
+    """Start a run on a running coordinator. It is queued while `max_runs` runs are active.
 
-    A file of the task must be on the coordinator's machine; if that is another one, its path begins with /.
+    The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.
     """
     from atoll.cli.files import load_run, refuse_settings_of_the_host, state_of
     from atoll.cli.looking import admin
@@ -49,7 +57,7 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
 def stop(
     run: options.RunArgument, state: options.State = options.STATE, reason: Reason = "", json: options.Json = False
 ) -> None:
-    """End a run: its round is abandoned, or committed first when it already aggregates."""
+    """Stop a run. Its open round is abandoned, or committed first if its aggregation has begun."""
     from atoll.cli.looking import admin
 
     _report(admin.stop(state, run, reason), json)
@@ -57,9 +65,9 @@ def stop(
 
 @app.command()
 def resume(run: options.RunArgument, state: options.State = options.STATE, json: options.Json = False) -> None:
-    """Let a paused run go on, or reopen a stopped or failed one: it goes on from its last committed version.
+    """Continue a paused run, or reopen a stopped or failed one from its last committed version.
 
-    Beyond `max_runs` at once it is queued, and goes on when there is room.
+    It is queued while `max_runs` runs are active.
     """
     from atoll.cli.looking import admin
 
@@ -70,9 +78,9 @@ def resume(run: options.RunArgument, state: options.State = options.STATE, json:
 def pause(
     run: options.RunArgument, state: options.State = options.STATE, reason: Reason = "", json: options.Json = False
 ) -> None:
-    """Let no new round of a run begin; one that has invited clients ends as it would.
+    """Pause a run: no new round begins, and a round that has invited clients runs to its end.
 
-    A paused run makes room for a queued one, keeps its clients, and still takes late updates.
+    A paused run frees its place for a queued one, keeps its clients, and still accepts late updates.
     """
     from atoll.cli.looking import admin
 
@@ -83,11 +91,11 @@ def pause(
 def delete(
     run: options.RunArgument, state: options.State = options.STATE, yes: Yes = False, json: options.Json = False
 ) -> None:
-    """Delete a run that has ended, with its records and all versions of its model; its id is never used again."""
+    """Delete an ended run with its records and all versions of its model. Its id is never used again."""
     from atoll.cli.looking import admin
 
     if not yes:
-        where = "the coordinator that you have joined" if admin.is_elsewhere(state) else state
+        where = "the joined coordinator" if admin.is_elsewhere(state) else state
         typer.confirm(f"delete {run} with all versions of its model from {where}?", abort=True, err=True)
     _report(admin.delete(state, run), json)
 
@@ -96,7 +104,7 @@ def delete(
 def list_runs(
     state: options.State = options.STATE, database: options.Database = "", json: options.Json = False
 ) -> None:
-    """List the runs, the newest last."""
+    """List the runs, the newest last: task, state, version, and cause of the state."""
     rows = read_view("runs", state, database)
     if json:
         as_json(rows)
@@ -115,7 +123,7 @@ def list_runs(
             )
             for row in rows
         ],
-        empty=f"{state} knows no run yet",
+        empty=f"{state} has no run yet; start one: atoll run start RUN.toml",
     )
 
 
@@ -126,7 +134,7 @@ def show(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """Show one run: where it stands and why, what its model is worth, and its settings."""
+    """Show a run: its state with the cause, the metrics of its newest versions, and its settings."""
     seen = read_view("run", state, database, run=run)
     found = seen["document"]
     if json:

@@ -1,4 +1,4 @@
-"""`atoll audit ...`: who did what, and whether the log of it is whole."""
+"""`atoll audit ...`: verify, show and export a coordinator's audit log."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,34 +19,45 @@ if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
     from atoll.server.audit.reading import Source
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Who did what, and whether the log of it is whole.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Verify, show and export a coordinator's audit log.")
 
 EXIT_FAULTS = 1
+"""The exit code of `atoll audit verify` for a log with faults."""
 
 Files = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[FILE]...", help="Files of a log, in order, or an export; by default the state directory's."
+        metavar="[FILE]...", help="Files of a log, in order, or an export; by default the state directory's log."
     ),
 ]
 Key = Annotated[
     Path | None,
-    typer.Option("--key", metavar="FILE", help="The public key that must have signed, kept elsewhere than the log."),
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="The public key that must have signed, stored apart from the log; by default the state directory's, "
+        "and any key for named files.",
+    ),
 ]
 Known = Annotated[
     list[str],
     typer.Option("--checkpoint", metavar="SEQ:DIGEST", help="A checkpoint that must be in the log; repeatable."),
 ]
 Last = Annotated[
-    int, typer.Option("--last", metavar="N", callback=options.between(1), help="How many of the newest events.")
+    int, typer.Option("--last", metavar="N", callback=options.between(1), help="Number of events, the newest ones.")
 ]
 ActionIs = Annotated[
-    str, typer.Option("--action", metavar="A", help="Only of this action: `run.stop`, or all of `run`.")
+    str, typer.Option("--action", metavar="A", help="Only events of this action: `run.stop`, or `run` for all of run.")
 ]
-Actor = Annotated[str, typer.Option("--actor", metavar="NAME", help="Only what this one did.")]
-Since = Annotated[str, typer.Option("--since", metavar="TIME", help="From this instant on, such as 2026-01-31T12:00Z.")]
-Until = Annotated[str, typer.Option("--until", metavar="TIME", help="Before this instant.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to; by default standard output.")]
+Actor = Annotated[str, typer.Option("--actor", metavar="NAME", help="Only events of this actor.")]
+Since = Annotated[
+    str,
+    typer.Option("--since", metavar="TIME", help="First instant, such as 2026-01-31T12:00Z; UTC without a time zone."),
+]
+Until = Annotated[str, typer.Option("--until", metavar="TIME", help="End of the period, exclusive; as --since.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="The new file to write; by default standard output.")
+]
 
 
 @app.command()
@@ -57,10 +68,10 @@ def verify(
     state: options.State = options.STATE,
     json: options.Json = False,
 ) -> None:
-    """Find any line that was changed, is missing, out of order or repeated, and any signature that is wrong.
+    """Verify a log: find every line that was changed, removed, reordered or repeated, and every wrong signature.
 
-    Ends with 0 when there is no fault, with 1 when there is one. That a log was cut off at its end, or written anew by
-    whoever has its key, only a checkpoint shows that was kept elsewhere: name it with --checkpoint.
+    Exit code 0: no fault; 1: faults. A log that was cut off at its end, or rewritten by a holder of its key, fails only
+    against a checkpoint that was stored elsewhere: name it with --checkpoint.
     """
     from atoll.server.audit.reading import verify as verify_source
 
@@ -68,9 +79,9 @@ def verify(
     with _source(files, key, state) as source:
         found = verify_source(source, expected)
     if json:
-        said = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
+        repairs = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
         faults = {"num_faults": found.num_faults, "faults": [str(fault) for fault in found.faults]}
-        as_json(_summary(found) | said | faults)
+        as_json(_summary(found) | repairs | faults)
     else:
         _say_verdict(found, source.cut)
     if found.num_faults:
@@ -86,7 +97,7 @@ def show(
     state: options.State = options.STATE,
     json: options.Json = False,
 ) -> None:
-    """Show the newest events, and the checkpoint to remember elsewhere. Whether they are sound, `verify` tells."""
+    """Show the newest events, and the newest checkpoint, to store elsewhere. `atoll audit verify` checks them."""
     from atoll.server.audit.reading import last_checkpoint, last_events
 
     with _source(files, None, state) as source:
@@ -109,7 +120,7 @@ def export(
     out: Out = None,
     state: options.State = options.STATE,
 ) -> None:
-    """Copy the log as it is, JSON lines with times in RFC 3339, or the part of a period; `verify` reads it, too."""
+    """Export the log or a period of it, unchanged: JSON lines, times in RFC 3339. `atoll audit verify` reads it."""
     from atoll.server.audit.reading import between
 
     begin, end = _instant("--since", since), _instant("--until", until)
@@ -128,7 +139,7 @@ def export(
 
 @contextmanager
 def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterator[Source]":
-    """What is to be read: these files, the state directory's log, or a copy of that of a coordinator elsewhere."""
+    """Open the log to read: the named files, that of the state directory, or a copy from the joined coordinator."""
     from atoll.cli.looking import admin
     from atoll.protocol.audit.files import audit_folder
     from atoll.server.audit.reading import Source
@@ -157,7 +168,7 @@ def _checkpoint(text: str) -> "Checkpoint":
 
 
 def _instant(option: str, text: str) -> str:
-    """As the log has it; a time without a zone is UTC."""
+    """Return a time as the log writes it; one without a time zone is UTC."""
     from atoll.protocol.audit.chain import instant
 
     if not text:
@@ -165,7 +176,7 @@ def _instant(option: str, text: str) -> str:
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise CommandError(f"{option} {text[:80]!r}: allowed is a time such as 2026-01-31T12:00:00Z") from error
+        raise CommandError(f"{option} {text[:80]!r}; allowed: a time such as 2026-01-31T12:00:00Z") from error
     return instant((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp())
 
 
@@ -188,29 +199,29 @@ def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
         event = _event(line)
         say(printable(f"line {line.seq} of {line.time}: {event['action']}: {event['object']}: {event['outcome']}"))
     for path in cut:
-        say(printable(f"{path.name}: what was cut off, kept beside the log"))
+        say(printable(f"{path.name}: the bytes that were cut off, beside the log"))
     for fault in found.faults:
         say(printable(str(fault)))
     if found.num_faults > len(found.faults):
         say(f"... and {found.num_faults - len(found.faults)} more")
     what = _summary(found)
-    which = "" if found.first is None else f", lines {what['first']} to {what['last']}"
-    say(f"{what['events']} events and {what['checkpoints']} checkpoints{which}")
+    lines = "" if found.first is None else f", lines {what['first']} to {what['last']}"
+    say(f"{what['events']} events and {what['checkpoints']} checkpoints{lines}")
     if what["first"]:
-        say(f"the log goes back to line 0, these files to line {what['first']} only")
+        say(f"a log begins at line 0, these files at line {what['first']}")
     if what["checkpoint"]:
         say(f"last checkpoint {what['checkpoint']} of {what['checkpoint_time']}, signed by {what['key']}")
     if what["unsigned"]:
-        say(f"{what['unsigned']} events at the end are signed by no checkpoint yet")
+        say(f"{what['unsigned']} events at the end are not signed by a checkpoint yet")
     say(f"FAULTY: {found.num_faults} faults" if found.num_faults else _soundness(what["first"]))
 
 
 def _soundness(first: int) -> str:
-    """That there is no fault, as far as was looked."""
+    """Return the verdict on a log without faults, with the lines that it covers."""
     nothing = "nothing is changed, missing or out of order"
     if first == 0:
         return f"sound: {nothing}"
-    return f"sound from line {first} on: {nothing} there; what came before was not looked at"
+    return f"sound from line {first} on: {nothing} there; earlier lines were not checked"
 
 
 def _event(line: "Line") -> dict[str, Any]:

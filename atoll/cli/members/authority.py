@@ -1,4 +1,4 @@
-"""`atoll authority ...`: the key that signs everybody's certificates, on a machine of its own."""
+"""`atoll authority ...`: make the authority that signs all certificates, and run it on a machine of its own."""
 
 import time
 from contextlib import suppress
@@ -19,33 +19,57 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="The key that signs everybody's certificates, on a machine of its own.",
+    help="Make, show and run the authority that signs all certificates, on a machine of its own.",
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's directory.")]
 Days = Annotated[
     float,
-    typer.Option("--days", metavar="N", callback=options.between(0.001, 3650), help="How long a certificate holds."),
+    typer.Option(
+        "--days", metavar="N", callback=options.between(0.001, 3650), help="Days for which a certificate is valid."
+    ),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose certificate it becomes; `main` for the coordinator.")]
-As = Annotated[Role, typer.Option("--role", help="What the name is.", show_choices=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name in the certificate; `main` for the coordinator.")]
+As = Annotated[
+    Role,
+    typer.Option(
+        "--role",
+        metavar="ROLE",
+        help="Role of the name: client, operator, owner, auditor, aggregator or coordinator.",
+        show_choices=False,
+    ),
+]
 Request = Annotated[
-    Path | None, typer.Option("--request", metavar="FILE", help="What `atoll authority request` has written there.")
+    Path | None, typer.Option("--request", metavar="FILE", help="The request, written by `atoll authority request`.")
 ]
-Out = Annotated[Path, typer.Option("--out", metavar="PATH", help="Where the answer goes; without a request a folder.")]
-RequestOut = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the request goes.")]
-Answer = Annotated[Path, typer.Argument(metavar="ANSWER", help="What `atoll authority issue` has written.")]
-Credential = Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the credential: its key stays there.")]
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out", metavar="PATH", help="The file of the answer; without --request, the folder of the new credential."
+    ),
+]
+RequestOut = Annotated[Path, typer.Option("--out", metavar="FILE", help="The file of the request.")]
+Answer = Annotated[Path, typer.Argument(metavar="ANSWER", help="The answer, written by `atoll authority issue`.")]
+Credential = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="The folder of the credential; its key never leaves it.")
+]
 
 Admin = Annotated[
     str | None,
-    typer.Option("--admin", metavar="HOST:PORT", help="Where the coordinator answers owners, operators and auditors."),
+    typer.Option(
+        "--admin",
+        metavar="HOST:PORT",
+        help="The coordinator's address for owners, operators and auditors, stored in the folder.",
+    ),
 ]
 
 
 @app.command("init")
-def init(folder: Folder, name: Annotated[str, typer.Option("--name", help="For people to read.")] = "Atoll") -> None:
-    """Make an authority. Its key is needed only to enrol and to renew; whoever has it can be anybody."""
+def init(
+    folder: Folder,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the authority, for people.")] = "Atoll",
+) -> None:
+    """Make an authority. Its key is needed only to enrol and to renew; a holder of the key can make any certificate."""
     from atoll.server.identity.authority import Authority
 
     _print(Authority.create(folder, name), folder, json=False)
@@ -53,28 +77,29 @@ def init(folder: Folder, name: Annotated[str, typer.Option("--name", help="For p
 
 @app.command("show")
 def show(folder: Folder, json: options.Json = False) -> None:
-    """Show an authority: its fingerprint, which join codes carry, and until when it holds."""
+    """Show an authority: its fingerprint, which join codes contain, and the date on which it expires."""
     _print(_open(folder), folder, json=json)
 
 
 @app.command("request")
 def request(folder: Credential, out: RequestOut) -> None:
-    """Make a key in a folder here, and a request for its certificate to carry to the authority. No secret is in it."""
+    """Make a key in a folder, and a request for a certificate to carry to the authority. The request has no secret."""
     from atoll.protocol.identity.certificates import make_request
     from atoll.protocol.identity.enrolling import key_in
 
     out.write_bytes(make_request(key_in(folder)))
     note(f"sign {out} with: atoll authority issue DIR NAME --role ROLE --request {out.name} --out ANSWER")
-    note(f"then put the answer in place with: atoll authority install {folder} ANSWER")
+    note(f"then install the answer with: atoll authority install {folder} ANSWER")
 
 
 @app.command("issue")
 def issue(
     folder: Folder, name: Name, out: Out, role: As = Role.CLIENT, request: Request = None, days: Days = 30.0
 ) -> None:
-    """Sign a request, or make a key and its certificate here: what enrolment does, by hand.
+    """Sign a request, or make a key with its certificate: enrolment by hand.
 
-    So become members: the coordinator itself when the authority is elsewhere, and owners, operators and auditors then.
+    Where the authority is on another machine, the coordinator, owners, operators and auditors get their first
+    certificate in this way.
     """
     from atoll.protocol.identity.certificates import (
         CertificateError,
@@ -104,9 +129,9 @@ def issue(
 
 @app.command("install")
 def install(folder: Credential, answer: Answer, admin: Admin = None) -> None:
-    """Put the authority's answer to a request in place: the folder holds a whole credential afterwards.
+    """Install the authority's answer to a request, which completes the credential in the folder.
 
-    Owners, operators and auditors name the coordinator's port for them; sites tell it to their agent.
+    Owners, operators and auditors add --admin; a site passes the coordinator's address to its agent.
     """
     from atoll.protocol.identity.certificates import CertificateError, key_to_pem, read_certificates, to_pem
     from atoll.protocol.identity.credential import Credential
@@ -120,7 +145,7 @@ def install(folder: Credential, answer: Answer, admin: Admin = None) -> None:
     except CertificateError as error:
         raise CommandError(f"{answer}: {error}") from error
     if not authorities or not (folder / ENROLLING).exists():
-        raise CommandError(f"{answer} is no answer to a request of {folder}: begin with `atoll authority request`")
+        raise CommandError(f"{answer} is not the answer to a request of {folder}: begin with `atoll authority request`")
     credential = Credential(key_to_pem(key_in(folder)), to_pem(leaf), to_pem(*authorities))
     _spare_others(folder, credential.identity)
     credential.store(folder)
@@ -133,13 +158,16 @@ def install(folder: Credential, answer: Answer, admin: Admin = None) -> None:
 @app.command("serve")
 def serve(
     folder: Folder,
-    coordinator: Annotated[str, typer.Option("--coordinator", metavar="HOST:PORT", help="Where clients dial it.")],
+    coordinator: Annotated[
+        str, typer.Option("--coordinator", metavar="HOST:PORT", help="The coordinator's address for clients.")
+    ],
     days: Days = 30.0,
 ) -> None:
-    """Sign what a coordinator asks for, until a signal comes. It only dials out, also over HTTPS_PROXY.
+    """Run the authority: sign the requests of a coordinator until a signal comes. Needs outbound connections only, also
+    through HTTPS_PROXY.
 
-    For clients and aggregation ranks it signs by itself, and renews a certificate on its older key's word; the first
-    one of an owner, operator or auditor takes `atoll authority issue`.
+    It signs for clients and aggregation ranks, and renews a certificate of any role whose older key has signed the
+    request. The first certificate of an owner, operator or auditor takes `atoll authority issue`.
     """
     import asyncio
     import os
@@ -151,7 +179,7 @@ def serve(
     from atoll.server.identity.authority_server import AuthorityServer
 
     if not is_address(coordinator):
-        raise CommandError(f"--coordinator {coordinator!r}; allowed: host:port, with a port in 1..65535")
+        raise CommandError(f"--coordinator {coordinator!r} is no address; allowed: HOST:PORT, with a port in 1..65535")
     server = AuthorityServer(_open(folder, days), folder, HttpProxy.of(os.environ))
     log.configure()
 
@@ -165,7 +193,7 @@ def serve(
     try:
         asyncio.run(until_stopped())
     except asyncio.CancelledError:
-        note("the authority ends")
+        note("the authority has ended")
 
 
 def _open(folder: Path, days: float = 30.0) -> "Authority":
@@ -184,14 +212,14 @@ def _identity(role: Role, name: str) -> "Identity":
 
 
 def _spare_others(folder: Path, identity: "Identity") -> None:
-    """Refuse to put a credential where an authority lies, or somebody else's that still holds: its key is lost then."""
+    """Refuse a folder whose key would be lost: that of an authority, or of another identity, unless it has expired."""
     from atoll.protocol.identity.credential import Credential, CredentialError, spare_authority
 
     spare_authority(folder)
     with suppress(CredentialError):
-        held = Credential.load(folder)
-        if held.identity != identity and not held.is_expired(time.time()):
-            raise CommandError(f"{folder} holds the credential of {held.identity}: name another folder")
+        present = Credential.load(folder)
+        if present.identity != identity and not present.is_expired(time.time()):
+            raise CommandError(f"{folder} holds the credential of {present.identity}: name another folder")
 
 
 def _print(authority: "Authority", folder: Path, *, json: bool) -> None:
@@ -199,10 +227,10 @@ def _print(authority: "Authority", folder: Path, *, json: bool) -> None:
 
     [certificate] = read_certificates(authority.ca_pem)
     until = certificate.not_valid_after_utc
-    what = {"directory": str(folder), "fingerprint": fingerprint(certificate).hex(), "expires_at": until.timestamp()}
+    shown = {"directory": str(folder), "fingerprint": fingerprint(certificate).hex(), "expires_at": until.timestamp()}
     if json:
-        as_json(what)
+        as_json(shown)
         return
     say(f"authority    {folder}")
-    say(f"fingerprint  {what['fingerprint']}")
-    say(f"holds until  {until:%Y-%m-%d}")
+    say(f"fingerprint  {shown['fingerprint']}")
+    say(f"valid until  {until:%Y-%m-%d}")

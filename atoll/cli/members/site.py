@@ -1,4 +1,4 @@
-"""`atoll site ...`: what the owner of some data says to the runs that want to train on them."""
+"""`atoll site ...`: a site's decisions about the runs that ask to train on its data."""
 
 import time
 from contextlib import closing
@@ -15,26 +15,33 @@ if TYPE_CHECKING:
     from atoll.client.policy.decide import Standing
     from atoll.client.policy.history import PolicyHistory, RunTerms
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="What a data owner allows: approve runs, or reject them.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="List, approve and reject the runs that ask a site.")
 
 State = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="The agent's own directory; by default the only atoll-agent-* here."),
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="The agent's state directory; by default the only atoll-agent-* in the current directory.",
+    ),
 ]
 
 Terms = Annotated[
     str,
-    typer.Option("--terms", metavar="TERMS", help="Only on these terms, as `atoll site list` shows them."),
+    typer.Option(
+        "--terms", metavar="TERMS", help="Approve only these terms, as in the last column of `atoll site list`."
+    ),
 ]
 
 SHOWN_MAX = 80
+"""Characters of the operator's terms that a message quotes."""
 
 
 @app.command("list")
 def list_runs(state: State = None, json: options.Json = False) -> None:
-    """List the runs that have asked this site, and what was said to each.
+    """List the runs that have asked this site, with the decision on each and the terms on which it asks.
 
-    With `approval = "each_run"` in the site's policy, a run is taken part in once it is approved. A run without an
+    With `approval = "each_run"` in the site's policy, the site takes part in a run after its approval. A run without an
     algorithm (-) has only asked for evaluations.
     """
     with _history(state) as history:
@@ -55,17 +62,17 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
             )
             for run in runs
         ],
-        empty="no run has asked yet",
+        empty="no run has asked this site yet",
     )
 
 
 @app.command()
 def approve(run: options.RunArgument, terms: Terms = "", state: State = None, json: options.Json = False) -> None:
-    """Approve a run, for the task, algorithm, codec and settings of the training that `atoll site list` shows.
+    """Approve a run with the task, algorithm, codec and training settings that `atoll site list` shows.
 
-    It may have asked on others since: name its `terms`, and only these are approved. The running agent notices within a
-    second, and tells the coordinator that it may be invited. When the run asks for another task, or with another
-    algorithm, codec or settings, it waits for approval again.
+    The run may have changed its terms since that list: --terms approves exactly the listed ones. The running agent
+    notices an approval within a second. If the run later asks with another task, algorithm, codec or settings, it needs
+    a new approval.
     """
     from atoll.client.policy.decide import Standing
 
@@ -74,7 +81,7 @@ def approve(run: options.RunArgument, terms: Terms = "", state: State = None, js
 
 @app.command()
 def reject(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
-    """Reject a run, whatever else the policy allows: what it has under way here ends, and nothing more is sent."""
+    """Reject a run, also one that the policy allows: its work here ends, and nothing more is sent to it."""
     from atoll.client.policy.decide import Standing
 
     _decide(run, Standing.REJECTED, state, json)
@@ -82,7 +89,7 @@ def reject(run: options.RunArgument, state: State = None, json: options.Json = F
 
 @app.command()
 def forget(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
-    """Forget what was said to a run: when it asks again, it asks for the first time."""
+    """Forget the decision on a run: its next request counts as its first."""
     with _history(state) as history:
         _known(history, run)
         history.forget(run)
@@ -94,11 +101,11 @@ def forget(run: options.RunArgument, state: State = None, json: options.Json = F
 
 @app.command("accept-rollback")
 def accept_rollback(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
-    """Allow that a run goes back, once: to an older round or version than this site has seen, or to another model.
+    """Accept a rollback of a run, once: to an older round or version than this site has seen, or to another model.
 
-    An agent refuses that, because somebody may be showing it old messages. It is what happens, too, when the
-    coordinator's state was restored from a backup, or a new one uses the name of an old run: ask its operator first.
-    The agent must be stopped meanwhile.
+    An agent refuses a rollback, as it may be a replay of old messages. It also follows when the coordinator's state was
+    restored from a backup, or when a new coordinator uses the id of an old run: ask its operator first. Stop the agent
+    before this command.
     """
     from atoll.client.disk.seen_store import Memory
     from atoll.client.disk.state_directory import StateDirectory
@@ -106,20 +113,20 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
     from atoll.protocol.vocabulary import RunId
 
     try:
-        held = StateDirectory(_folder(state))
+        directory = StateDirectory(_folder(state))
     except ConfigError as error:
         raise CommandError(*error.faults, "stop the agent first, and start it again afterwards") from None
     try:
-        memory = Memory(held.seen)
+        memory = Memory(directory.seen)
         if not memory.forget(RunId(run)):
             known = ", ".join(sorted(filter(None, memory.runs()))) or "none"
             raise CommandError(f"this site has seen nothing of run {run!r} (seen: {known})")
     finally:
-        held.close()
+        directory.close()
     if json:
         as_json({"run": run, "seen": None})
         return
-    say(f"whatever run {run} shows next is taken as its newest")
+    say(f"the next round and version of run {run} are accepted as its newest")
 
 
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
@@ -131,7 +138,7 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
             terms = history.decided(run, standing, time.time(), fingerprint=fingerprint)
         except OtherTerms:
             what = f"run {run} does not ask on the terms {fingerprint[:SHOWN_MAX]!r}: nothing is approved"
-            raise CommandError(what, "`atoll site list` shows on which it asks by now") from None
+            raise CommandError(what, "`atoll site list` shows its present terms") from None
     if json:
         as_json(_summary(terms))
         return
@@ -140,7 +147,7 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
 
 
 def _codec(algorithm: str, codec: str) -> str:
-    """For a person; a run that has only asked for evaluations sends no update."""
+    """Return the codec as a person reads it; `-` for a run that has only asked for evaluations, and sends no update."""
     return (codec or "plain") if algorithm else "-"
 
 
@@ -157,10 +164,10 @@ def _history(state: Path | None) -> "closing[PolicyHistory]":
 
 
 def _folder(state: Path | None) -> Path:
-    """The directory of an agent; never made here.
+    """Return the state directory of an agent, which must exist.
 
     Raises:
-        CommandError: it is none, or it is not clear which one is meant.
+        CommandError: the directory is not an agent's; or, without --state, there is none or there are several.
     """
     from atoll.client.policy.history import NAME
 
@@ -168,10 +175,10 @@ def _folder(state: Path | None) -> Path:
         found = sorted(path.parent for path in Path().glob(f"atoll-agent*/{NAME}"))
         if len(found) == 1:
             return found[0]
-        here = f"several agents' directories are here: {', '.join(map(str, found))}" if found else "none is here"
-        raise CommandError(f"name the agent's directory with --state DIR; {here}")
+        here = f"here are several: {', '.join(map(str, found))}" if found else "none is in the current directory"
+        raise CommandError(f"name the agent's state directory with --state DIR; {here}")
     if not (state / NAME).is_file():
-        raise CommandError(f"{state} is no directory of an agent: it has no {NAME}")
+        raise CommandError(f"{state} is not an agent's state directory: it has no {NAME}; name another with --state")
     return state
 
 

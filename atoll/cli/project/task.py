@@ -1,7 +1,7 @@
-"""What is learned, from which data, and how: handwritten digits of three owners.
+"""A task: a small network learns handwritten digits from the data of three sites.
 
-The coordinator and every agent load this file, each on its own machine: no code ever travels. Replace the data and
-the model by your own; `test_task.py` tells whether it still learns.
+The coordinator and every agent load this file, each on its own machine: no code travels. Replace the data and the model
+by your own; `test_task.py` checks that the task still learns.
 """
 
 import torch
@@ -15,29 +15,29 @@ SITES = ["north", "south", "east"]
 
 
 def examples(first: int, step: int) -> TensorDataset:
-    """Every `step`-th image from number `first` on, and the digit that it shows."""
+    """Return every `step`-th image from number `first` on, with the digit that it shows."""
     digits = load_digits()
     images = torch.from_numpy(digits.data[first::step] / 16).float()
     return TensorDataset(images, torch.from_numpy(digits.target[first::step]))
 
 
 def load_site(site: str, split: str) -> TensorDataset | None:
-    """The data of one owner; None: no site holds a test split back."""
+    """Return the training data of one site; None for its test data, as no site holds any back."""
     return examples(SITES.index(site), len(SITES) + 1) if split == "train" else None
 
 
 def load_test() -> TensorDataset:
-    """The images that no site has: the coordinator measures every version on them."""
+    """Return the images that no site has; the coordinator evaluates every version on them."""
     return examples(len(SITES), len(SITES) + 1)
 
 
 def make_model() -> nn.Module:
-    """A small network: 64 pixels in, 10 digits out."""
+    """Return a small network: 64 pixels in, 10 digits out."""
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """How many are right, of how many: sums, so that they add up exactly over batches and sites."""
+    """Return the numbers of correct outputs and of all: sums, which add up exactly over batches and sites."""
     return (outputs.argmax(dim=1) == targets).sum(), len(targets)
 
 

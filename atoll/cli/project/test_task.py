@@ -1,4 +1,4 @@
-"""Does the task learn? Two rounds of federated averaging, in this process."""
+"""A test that the task learns: two rounds of federated averaging, in this process."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from atoll.parallel.task import metrics
 
 
 def test_two_rounds_of_federated_averaging_beat_chance() -> None:
-    """Every site trains from the global model; the mean of their updates, weighted by examples, makes the next one."""
+    """Train at every site from the global model, and add the mean of the updates, weighted by examples, to it."""
     task = load_task(f"{Path(__file__).with_name('task.py')}:task")
     assert isinstance(task, Task)
     assert task.test_data is not None

@@ -1,4 +1,4 @@
-"""`atoll agent`: train on the data of one owner, whenever a coordinator asks."""
+"""`atoll agent`: run a site's agent, which trains on the site's data when a coordinator invites it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,30 +17,34 @@ Tasks = Annotated[
     list[str],
     typer.Argument(
         metavar="TASK...",
-        help="The tasks that this agent allows, `module:attribute` or `path/to/file.py:attribute`; it refuses others.",
+        help="The tasks that this agent trains, `module:attribute` or `path/to/file.py:attribute`; it refuses others.",
     ),
 ]
-Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="The data owner; short for site.")]
+Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="Name of the site; short for site.")]
 Join = Annotated[
     str | None,
     typer.Option(
         "--join",
         metavar="CODE",
-        help="The join code, needed once: `atoll client invite NAME` prints it; - reads it from standard input.",
+        help="The join code, at the first start; `atoll client invite NAME` prints it; - reads it from standard input.",
     ),
 ]
 Coordinator = Annotated[
     str | None,
-    typer.Option("--coordinator", metavar="HOST:PORT", help="Where it is, if not where it said at enrolment."),
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="Address of the coordinator; by default the one from enrolment; short for coordinator.",
+    ),
 ]
 State = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="The agent's own directory; by default atoll-agent-NAME."),
+    typer.Option("--state", metavar="DIR", help="The agent's state directory; by default atoll-agent-NAME."),
 ]
 Policy = Annotated[
-    Path | None, typer.Option("--policy", metavar="FILE", help="The site's own policy; short for policy.")
+    Path | None, typer.Option("--policy", metavar="FILE", help="TOML of the site's policy; short for policy.")
 ]
-Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The agent's TOML.")]
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML of the agent's settings.")]
 
 
 def agent(
@@ -55,10 +59,10 @@ def agent(
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
 ) -> None:
-    """Take part: train on this site's data when invited, and send the update. Needs outbound connections only.
+    """Run the agent of a site: train on its data when invited, and send the update. Needs outbound connections only.
 
-    It survives a lost connection, a restart of either side, and a crash of the training: what is finished lies in its
-    spool until the coordinator has answered for it.
+    The agent survives a lost connection, a restart of either side, and a crash of the training. A finished update stays
+    in its spool until the coordinator has answered it.
     """
     from atoll.cli.files import overriding
 
@@ -80,10 +84,10 @@ def agent(
 def _checked(
     path: Path | None, overrides: Sequence[str], references: Sequence[str]
 ) -> "tuple[AgentConfig, Mapping[str, str]]":
-    """The settings and the tasks by name.
+    """Return the settings, and the tasks by name.
 
     Raises:
-        ConfigError: with everything that is wrong with either.
+        ConfigError: all mistakes in the settings, the policy and the tasks.
     """
     from atoll.cli.files import missing_file
     from atoll.client.config import AgentConfig
@@ -104,7 +108,7 @@ def _checked(
         faults += error.faults
     if faults or settings is None:
         raise ConfigError(faults)
-    if "state" not in settings.model_fields_set:  # several agents in one folder are the rule while all is loopback
+    if "state" not in settings.model_fields_set:  # several agents on one machine often start in the same folder
         settings = settings.model_copy(update={"state": Path(f"atoll-agent-{settings.site}")})
     return settings, named
 

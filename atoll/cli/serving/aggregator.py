@@ -1,4 +1,4 @@
-"""`atoll aggregator`: one rank of the aggregation, on a machine of its own or beside the others."""
+"""`atoll aggregator`: run one aggregation rank."""
 
 import asyncio
 from pathlib import Path
@@ -12,23 +12,32 @@ from atoll.cli.printing import note, say
 from atoll.cli.shutdown_deadline import end_in_time
 
 Coordinator = Annotated[
-    str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="The coordinator; short for coordinator.")
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="Address of the coordinator; by default the one from enrolment; short for coordinator.",
+    ),
 ]
 Join = Annotated[
     str | None,
     typer.Option(
         "--join",
         metavar="CODE",
-        help="The join code, needed once; `atoll client invite N` prints it; - reads it from standard input.",
+        help="The join code, at the first start; `atoll client invite N --role aggregator` prints it; - reads it from "
+        "standard input.",
     ),
 ]
-Rank = Annotated[int | None, typer.Option("--rank", metavar="N", help="Which rank it is, from 0; short for rank.")]
-Ranks = Annotated[int | None, typer.Option("--of", metavar="N", help="How many ranks there are; short for ranks.")]
+Rank = Annotated[int | None, typer.Option("--rank", metavar="N", help="Number of this rank, from 0; short for rank.")]
+Ranks = Annotated[int | None, typer.Option("--of", metavar="N", help="Number of all ranks; short for ranks.")]
 Listen = Annotated[
-    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where clients send updates; short for listen.")
+    str | None,
+    typer.Option("--listen", metavar="HOST:PORT", help="Address that receives updates; short for listen."),
 ]
-State = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The rank's own directory.")]
-Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The rank's TOML.")]
+State = Annotated[
+    Path | None, typer.Option("--state", metavar="DIR", help="The rank's state directory; short for state.")
+]
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML of the rank's settings.")]
 WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True, help="End when standard input ends.")]
 
 
@@ -45,12 +54,12 @@ def aggregator(
     check: options.Check = False,
     with_parent: WithParent = False,
 ) -> None:
-    """Be one rank of the aggregation: receive the updates of its clients, keep its part of the model, fold with the
-    others.
+    """Run one aggregation rank: receive the updates of its clients, store its part of the model, fold with the other
+    ranks.
 
-    `atoll coordinator --aggregators N` starts N ranks by itself. This command is for ranks on other machines, or that
-    you supervise yourself; the coordinator then needs `coordinator.start_aggregators=false`. Start a rank again as
-    often as you like: what it has acknowledged lies in its directory.
+    `atoll coordinator --aggregators N` starts N ranks by itself. This command is for ranks on other machines or under
+    your own supervisor; the coordinator then needs `coordinator.start_aggregators=false`. A rank may be restarted at
+    any time: every update that it has acknowledged is in its directory.
     """
     from atoll.cli.files import overriding
     from atoll.protocol.settings import effective, load

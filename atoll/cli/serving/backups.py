@@ -1,4 +1,4 @@
-"""`atoll backup` and `atoll restore`: a copy of a coordinator's state directory, and the way back."""
+"""`atoll backup` and `atoll restore`: copy a coordinator's state directory, and make one from the copy."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,20 +14,24 @@ if TYPE_CHECKING:
     from atoll.server.backup.backup import Backup
 
 From = Annotated[Path, typer.Argument(metavar="STATE", help="The coordinator's state directory; it may be in use.")]
-Out = Annotated[Path, typer.Argument(metavar="FILE.tar | DIR", help="The backup: a new folder, or a .tar file.")]
-Source = Annotated[Path, typer.Argument(metavar="FILE.tar | DIR", help="The backup.")]
-To = Annotated[Path, typer.Argument(metavar="STATE", help="The state directory to make: it must be new or empty.")]
+Out = Annotated[
+    Path, typer.Argument(metavar="FILE.tar | DIR", help="The backup to write: a new folder, or a .tar file.")
+]
+Source = Annotated[Path, typer.Argument(metavar="FILE.tar | DIR", help="The backup to read.")]
+To = Annotated[Path, typer.Argument(metavar="STATE", help="The state directory to make: new, or empty.")]
 WithoutKeys = Annotated[
     bool, typer.Option("--without-keys", help="Leave out the authority, all certificates, and the audit log's key.")
 ]
 
 NAMED = 5
-"""Files that are told by their names; of more, how many there are."""
+"""The number of files left out that are listed by name."""
 
 
 def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: options.Json = False) -> None:
-    """Back up a state directory, also while its coordinator runs: the journal as of one instant, and every file that
-    it refers to. The backup holds the coordinator's keys, unless told otherwise: keep it as you keep them.
+    """Back up a state directory, also while its coordinator runs.
+
+    A backup is a snapshot of the journal with every file that it refers to. Without --without-keys it contains the
+    coordinator's private keys: protect it as you protect them.
     """
     from atoll.cli.local_audit import record_local_action
     from atoll.server.audit.actions import Action
@@ -40,20 +44,20 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
         raise CommandError(str(error)) from error
     record_local_action(state, Action.STATE_BACKUP, str(out.absolute()))
     if json:
-        as_json({"backup": out, **_said(made), "left_out": made.strangers})
+        as_json({"backup": out, **_contents(made), "left_out": made.strangers})
         return
     say(f"{out} holds {state} as of {clock(made.made_at)} ({printable_size(made.num_bytes)})")
     _list_runs(made)
     if made.strangers:
         more = f" and {len(made.strangers) - NAMED} more" if len(made.strangers) > NAMED else ""
-        note(f"left out, for they are not the coordinator's: {', '.join(made.strangers[:NAMED])}{more}")
+        note(f"left out, as no files of the coordinator: {', '.join(made.strangers[:NAMED])}{more}")
 
 
 def restore(source: Source, state: To, json: options.Json = False) -> None:
-    """Make a state directory of a backup. Every file is held against its digest, and the journal against the files.
+    """Make a state directory from a backup, after checking every file against its digest and the journal.
 
-    What happened after the backup is forgotten: updates and rounds, and also invitations and revocations, which are to
-    be said again. Never let both the old directory and the restored one be used.
+    Everything after the backup is lost: updates and rounds, and also invitations and revocations, which you must
+    repeat. Never use both the old directory and the restored one.
     """
     from atoll.cli.local_audit import record_local_action
     from atoll.server.audit.actions import Action
@@ -66,17 +70,17 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
         raise CommandError(str(error)) from error
     record_local_action(state, Action.STATE_RESTORE, str(source.absolute()))
     if json:
-        as_json({"state": state, **_said(made)})
+        as_json({"state": state, **_contents(made)})
         return
     say(f"{state} is as of {clock(made.made_at)}")
     _list_runs(made)
-    note("what came later is forgotten, revocations too: say again `atoll client revoke` for whoever was revoked since")
+    note("everything later is lost, revocations too: repeat `atoll client revoke` for each member revoked since")
     if not made.has_keys:
-        note("the backup holds no keys: put identity/ in place, or every client must enrol again")
-        note(f"put audit/key.pem in place, too, or move {state}/audit away, and a new log begins (docs/backup.md)")
+        note("the backup has no keys: put identity/ in place, or every client must enrol again")
+        note(f"also put audit/key.pem in place, or move {state}/audit away to begin a new log (docs/backup.md)")
 
 
-def _said(made: "Backup") -> dict[str, Any]:
+def _contents(made: "Backup") -> dict[str, Any]:
     runs = [{"run": n.run_id, "state": n.state, "version": n.version, "next_round": n.next_round} for n in made.needs]
     return {"made_at": made.made_at, "has_keys": made.has_keys, "num_bytes": made.num_bytes, "runs": runs}
 

@@ -1,4 +1,4 @@
-"""`atoll coordinator`: host runs, in this process, until they have ended."""
+"""`atoll coordinator`: host runs in this process until they have ended."""
 
 import asyncio
 from pathlib import Path
@@ -22,33 +22,34 @@ What = Annotated[
     typer.Argument(
         metavar="[TASK | RUN.toml]",
         help="A run's TOML, or a task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults. "
-        "Without it the coordinator goes on with the runs that its state directory knows, and waits for others.",
+        "Without it the coordinator continues the runs of its state directory, and waits for more.",
     ),
 ]
 State = Annotated[
-    Path | None, typer.Option("--state", metavar="DIR", help="Where everything is kept; short for coordinator.state.")
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="Directory of all durable state; short for coordinator.state."),
 ]
 Database = Annotated[
     str | None,
     typer.Option(
         "--database",
         metavar="URL",
-        help="Keep the journal and the records in PostgreSQL: postgresql://USER@HOST/DATABASE, the password in "
+        help="Store the journal and the records in PostgreSQL: postgresql://USER@HOST/DATABASE, the password in "
         "PGPASSFILE; short for coordinator.database.",
     ),
 ]
 Again = Annotated[
-    bool, typer.Option("--again", help="Begin a new run also when the last one with these very settings has ended.")
+    bool, typer.Option("--again", help="Start a new run even if a run with exactly these settings has ended.")
 ]
 Aggregators = Annotated[
     int | None,
     typer.Option(
         "--aggregators",
         metavar="N",
-        help="Spread the aggregation over N ranks, processes on this machine; short for coordinator.aggregators.",
+        help="Shard the aggregation over N ranks, each a process on this machine; short for coordinator.aggregators.",
     ),
 ]
-Stay = Annotated[bool, typer.Option("--stay", help="Stay when every run has ended; more may be started.")]
+Stay = Annotated[bool, typer.Option("--stay", help="Do not end with the last run; `atoll run start` adds more.")]
 
 
 def coordinator(
@@ -62,17 +63,17 @@ def coordinator(
     stay: Stay = False,
     check: options.Check = False,
 ) -> None:
-    """Host runs: invite clients, wait for their updates, aggregate, commit.
+    """Host runs: invite clients, collect their updates, aggregate them, commit the new version.
 
-    A run that an earlier process left open goes on where it stopped; one that has ended is not begun again, unless
-    asked to or with other settings, so that a supervisor may start this command as often as it likes. Ends with 0 when
-    every run has finished or a signal came, with 1 when a run failed or was stopped.
+    A run that an earlier process left open continues where it stopped. A run that has ended is not started again,
+    except with other settings or with --again, so that a supervisor may restart this command at any time. Exit code 0:
+    every run has finished, or a signal came; 1: a run failed or was stopped.
     """
     from atoll.cli.files import load_host, overriding
     from atoll.server.config.run import RunFile
 
-    own = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
-    file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in own.items()}))
+    given = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
+    file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in given.items()}))
     if check:
         _check(file)
         return
@@ -84,7 +85,7 @@ def coordinator(
 
 
 def _check(file: "HostFile | RunFile") -> None:
-    """Load the task as the worker would; what is wrong with it is better known now."""
+    """Check the settings and, for a run, its task, and print the effective settings."""
     from atoll.protocol.settings import effective
     from atoll.server.config.run import RunFile
 
@@ -94,10 +95,11 @@ def _check(file: "HostFile | RunFile") -> None:
 
 
 def _check_task(file: "RunFile") -> None:
-    """Load a run's task, sampler and rule here, and try the overrides of its local training.
+    """Load a run's task, sampler and rule in this process, and apply the overrides of its local training.
 
     Raises:
-        CommandError, ConfigError: with what is wrong.
+        CommandError: the task cannot be loaded, or an override is refused.
+        ConfigError: the sampler or the rule cannot be built.
     """
     from atoll.cli.files import load_user_task
     from atoll.parallel.task.overrides import OverridesRefused
@@ -121,9 +123,9 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:
         note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
         if ports.enrolment is not None:
-            note(f"a site becomes a member by: atoll client invite NAME --state {file.coordinator.state}")
+            note(f"invite a site: atoll client invite NAME --state {file.coordinator.state}")
         else:
-            note("insecure: nobody proves anything, so everybody is on this machine")
+            note("insecure: no certificates and no encryption, so it listens on loopback only")
         if stay and not coordinator.runs:
             note(f"no run yet: atoll run start RUN.toml --state {file.coordinator.state}")
 

@@ -1,1 +1,4 @@
-"""Behind `atoll train`: from the command line to a job, the launch of its ranks, and what each of them does."""
+"""The commands for centralized training: `atoll train`, with the launch of its ranks, and `atoll plan`.
+
+Imports: the files of `cli` itself; of the rooms, `protocol` and `parallel`.
+"""

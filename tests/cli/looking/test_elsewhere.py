@@ -122,7 +122,7 @@ def test_an_operator_elsewhere_starts_a_run_of_a_task_that_lies_at_the_coordinat
     become_operator(it, "otto", monkeypatch, tmp_path)
     there = tmp_path / "there" / "task.py"  # for the command a file of another machine: it does not look for it
     assert refused("run", "start", f"{there}:task") == [f"{there}:task: there is no file {there}"]
-    told = "is relative, and the coordinator is on another machine: name the file as it lies there, from / on"
+    told = "is a relative path, and the coordinator is on another machine: name the absolute path of the file there"
     Path("run.toml").write_text('name = "far"\ntask = "task.py:task"\nrounds = 1\n')
     for what, where in (("task.py:task", ""), ("run.toml", "run.toml: ")):
         assert refused("run", "start", what) == [f"{where}task: task.py {told}"]

@@ -165,7 +165,7 @@ def test_the_coordinator_s_refusals_come_in_its_own_words(it: Federation) -> Non
 def test_the_log_of_a_process_is_one_line_for_each_thing(it: Federation) -> None:
     lines = it.log("coordinator").splitlines()
     assert lines[0].startswith("atoll coordinator on 127.0.0.1:")
-    assert lines[1].startswith("a site becomes a member by: atoll client invite NAME")
+    assert lines[1].startswith("invite a site: atoll client invite NAME")
     assert any(line.endswith("done-1: round 2: committed as version 2") for line in lines)
     assert all(line[2] == line[5] == ":" for line in lines[3:]), lines
     assert it.log("a").startswith("atoll agent a, for four_numbers_task:task, state in ")

@@ -67,7 +67,7 @@ def test_what_a_crash_has_torn_is_no_fault_and_is_said(state: Path) -> None:
     assert [(line["seq"], line["action"]) for line in found["mended"]] == [(20, "audit.repair")]
     assert said("audit", "verify", "--state", state).splitlines()[:2] == [
         "line 20 of 2026-02-01T12:00:00.000000Z: audit.repair: line 20: 17 bytes of unfinished lines were cut off",
-        "cut-000000000020.bin: what was cut off, kept beside the log",
+        "cut-000000000020.bin: the bytes that were cut off, beside the log",
     ]
 
 
@@ -115,9 +115,9 @@ def test_what_begins_later_is_sound_from_there_on_only(state: Path, tmp_path: Pa
     rest, key = tmp_path / "rest.jsonl", audit_folder(state) / "public.pem"
     rest.write_text("".join(said("audit", "export", "--state", state).splitlines(keepends=True)[10:]))
     *_, before, last = said("audit", "verify", rest, "--key", key).splitlines()
-    assert "the log goes back to line 0, these files to line 10 only" in said("audit", "verify", rest)
+    assert "a log begins at line 0, these files at line 10" in said("audit", "verify", rest)
     assert last == (
-        "sound from line 10 on: nothing is changed, missing or out of order there; what came before was not looked at"
+        "sound from line 10 on: nothing is changed, missing or out of order there; earlier lines were not checked"
     )
     assert before.startswith("last checkpoint")
 
@@ -168,7 +168,7 @@ def test_another_key_s_log_is_not_this_one_s(state: Path, tmp_path: Path) -> Non
         (["show"], "holds no audit log"),
         (["verify", "--checkpoint", "17"], "allowed is SEQ:DIGEST"),
         (["verify", "nowhere.jsonl"], "No such file"),
-        (["export", "--since", "yesterday"], "allowed is a time such as"),
+        (["export", "--since", "yesterday"], "allowed: a time such as"),
         (
             ["export", "--since", "2026-02-01", "--until", "2026-01-01"],
             "--until 2026-01-01 is not after --since 2026-02-01",
@@ -176,6 +176,6 @@ def test_another_key_s_log_is_not_this_one_s(state: Path, tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_is_said(tmp_path: Path, arguments: list[str], fault: str) -> None:
-    if fault.startswith("allowed is a time"):
+    if fault.startswith("allowed: a time"):
         AuditFiles(audit_folder(tmp_path), lambda: NOON).append([Event(instant(NOON), *["x"] * 5)], sign=True)
     assert fault in refused("audit", *arguments, "--state", tmp_path)[0]

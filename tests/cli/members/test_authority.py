@@ -93,9 +93,9 @@ def test_the_credential_of_a_member_is_no_authority(tmp_path: Path) -> None:
         (("issue", "ca", "a", "--request", "noise", "--out", "x"), "no certificate request"),
         (("issue", "ca", "a", "--request", "missing", "--out", "x"), "missing"),
         (("install", "mine", "noise"), "no certificates in PEM"),
-        (("install", "mine", "alone"), "is no answer to a request of mine"),
+        (("install", "mine", "alone"), "is not the answer to a request of mine"),
         (("install", "mine", "alone", "--admin", "nowhere"), "'nowhere' is no address; allowed: HOST:PORT"),
-        (("serve", "ca", "--coordinator", "somewhere"), "allowed: host:port"),
+        (("serve", "ca", "--coordinator", "somewhere"), "allowed: HOST:PORT, with a port"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(

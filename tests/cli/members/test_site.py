@@ -57,7 +57,7 @@ def test_terms_that_changed_between_the_look_and_the_word_are_not_approved(state
         asks(local, codec)
         assert refused("site", "approve", "digits-1", "--terms", terms, "--state", state) == [
             f"run digits-1 does not ask on the terms '{terms}': nothing is approved",
-            "`atoll site list` shows on which it asks by now",
+            "`atoll site list` shows its present terms",
         ]
         assert (listed()["standing"], listed()["decided_at"]) == ("undecided", None)
         terms = listed()["terms"]
@@ -73,12 +73,13 @@ def test_the_agents_directory_need_not_be_named_when_there_is_one(state: Path, m
     (state.parent / "atoll-agent-south").mkdir()
     PolicyHistory(state.parent / "atoll-agent-south").close()
     assert refused("site", "list") == [
-        "name the agent's directory with --state DIR; several agents' directories are here: atoll-agent-north, "
-        "atoll-agent-south"
+        "name the agent's state directory with --state DIR; here are several: atoll-agent-north, atoll-agent-south"
     ]
     (state.parent / "empty").mkdir()
     monkeypatch.chdir(state.parent / "empty")
-    assert refused("site", "approve", "x") == ["name the agent's directory with --state DIR; none is here"]
+    assert refused("site", "approve", "x") == [
+        "name the agent's state directory with --state DIR; none is in the current directory"
+    ]
 
 
 def test_a_mistake_is_told_and_makes_nothing(state: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_mistake_is_told_and_makes_nothing(state: Path) -> None:
     ]
     missing = state.parent / "nowhere"
     assert refused("site", "list", "--state", missing) == [
-        f"{missing} is no directory of an agent: it has no policy.db"
+        f"{missing} is not an agent's state directory: it has no policy.db; name another with --state"
     ]
     assert not missing.exists()
     assert not (state / "policy.db-wal").exists(), "a refused command lets go of the file"
@@ -138,6 +139,6 @@ def test_a_run_may_go_back_once_when_its_site_says_so(state: Path) -> None:
     command = ("site", "accept-rollback", "digits-1", "--state", state)
     assert "in use by another agent" in refused(*command)[0]
     held.close()
-    assert said(*command) == "whatever run digits-1 shows next is taken as its newest\n"
+    assert said(*command) == "the next round and version of run digits-1 are accepted as its newest\n"
     assert refused(*command) == ["this site has seen nothing of run 'digits-1' (seen: digits-2)"]
     assert Memory(held.seen).runs() == {"digits-2": Seen(7, RoundId(3))}
