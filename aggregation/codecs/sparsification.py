@@ -56,17 +56,17 @@ class TopK:
         """Decode one chunk; see `Codec.decode`."""
         check_size(self, data, num_elements)
         num_kept = self.num_kept(num_elements)
-        kept = np.frombuffer(data, "<f4", count=num_kept)
+        largest = np.frombuffer(data, "<f4", count=num_kept)
         indices = np.frombuffer(data, "<u2", offset=4 * num_kept)
         values = output_array(num_elements, out)
-        loops = loops_for(num_elements) if kept.flags.aligned and indices.flags.aligned else None
-        if loops is not None and loops.scatter(kept, indices, values) == num_kept:
+        loops = loops_for(num_elements) if largest.flags.aligned and indices.flags.aligned else None
+        if loops is not None and loops.scatter(largest, indices, values) == num_kept:
             return values
         if not (indices[1:] > indices[:-1]).all() or indices[-1] >= num_elements:
             raise ValueError(f"{self.name}: indices are not strictly ascending in 0..{num_elements - 1}")
-        check_finite(self.name, kept)
+        check_finite(self.name, largest)
         values.fill(0)
-        values[indices] = kept
+        values[indices] = largest
         return values
 
 
@@ -75,12 +75,12 @@ def _largest(magnitudes: Values, count: int) -> NDArray[np.intp]:
     bound.
     """
     threshold = _threshold(magnitudes, count)
-    kept = np.flatnonzero(magnitudes >= threshold)
-    surplus = kept.size - count
+    found = np.flatnonzero(magnitudes >= threshold)
+    surplus = found.size - count
     if surplus == 0:
-        return kept
-    ties = np.flatnonzero(magnitudes[kept] == threshold)
-    return np.delete(kept, ties[-surplus:])
+        return found
+    ties = np.flatnonzero(magnitudes[found] == threshold)
+    return np.delete(found, ties[-surplus:])
 
 
 def _threshold(magnitudes: Values, count: int) -> np.float32:

@@ -80,7 +80,8 @@ def look_by_numpy(values: NDArray[np.float32]) -> tuple[float, NDArray[np.float6
 
 
 def _lanes_of(values: NDArray[Any]) -> NDArray[np.float64]:
-    squares = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is counted as what it is, by its magnitude
+        squares = values.astype(np.float64)
     np.square(squares, out=squares)
     whole = squares.size - squares.size % LANES
     lanes: NDArray[np.float64] = squares[:whole].reshape(-1, LANES).sum(axis=0)

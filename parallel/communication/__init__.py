@@ -1,1 +1,5 @@
-"""Fewer bytes and fewer waits between ranks: compressed gradients, replicas that meet seldom or late, rings by hand."""
+"""Less communication between ranks: compressed gradients, replicas that synchronize rarely or late, Horovod's
+interface.
+
+Imports: `world`.
+"""

@@ -1,13 +1,13 @@
-"""Which compressions of a gradient there are, and how many bytes each of them sends.
+"""The compressions of a gradient, and the bytes that each of them sends.
 
 Legend: d elements of a bucket in float32, n ranks, r the rank of PowerSGD's factors. On a ring an all-reduce of M bytes
 sends 2 (n-1)/n M from each rank, an all-to-all of M bytes (n-1)/n M, an all-gather of M bytes from each (n-1) M.
 
     none          2 (n-1)/n 4 d
     fp16, bf16    2 (n-1)/n 2 d
-    int8          2 (n-1)/n 1.004 d         all-to-all, mean, all-gather: an all-reduce whose two halves are coded
+    int8          2 (n-1)/n 1.004 d         all-to-all, mean, all-gather: an all-reduce whose two halves are encoded
     onebit        (n-1) 0.129 d             all-gather: 31 times less than 4 d at 2 ranks, 8 times at 8
-    powersgd:r    2 (n-1)/n 4 r (a + b)     for a matrix of a x b; what saves less than half is sent whole
+    powersgd:r    2 (n-1)/n 4 r (a + b)     for a matrix of a x b; a matrix that saves less than half is sent whole
 """
 
 import math
@@ -17,24 +17,25 @@ from dataclasses import dataclass
 from atoll.parallel.communication.blocks import INT8_ROW, SIGN_ROW, num_blocks
 
 NAMES = ("none", "fp16", "bf16", "int8", "onebit", "powersgd:RANK")
+"""The forms of a setting."""
 
 MIN_SAVING = 2
-"""A matrix whose two factors are not smaller than the matrix divided by this travels whole."""
+"""Least saving of PowerSGD: a matrix travels whole unless its two factors are smaller than it divided by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What `parse_compression` has read."""
+    """A compression, parsed from a setting."""
 
     name: str
-    """none, fp16, bf16, int8, onebit or powersgd."""
+    """The name: none, fp16, bf16, int8, onebit or powersgd."""
 
     rank: int = 0
-    """Columns of each of PowerSGD's two factors (>= 1); 0 for all others."""
+    """The columns of each of PowerSGD's two factors (>= 1); 0 for all others."""
 
 
 def parse_compression(text: str) -> Compression:
-    """The compression that a setting names, such as `int8` or `powersgd:4`.
+    """Parse the compression of a setting, such as `int8` or `powersgd:4`.
 
     Raises:
         ValueError: unknown name, or a rank that is missing or no whole number from 1.
@@ -54,10 +55,10 @@ def parse_compression(text: str) -> Compression:
 def bytes_per_rank(
     compression: str, num_elements: int, world: int, shapes: Sequence[Sequence[int]] | None = None
 ) -> float:
-    """Bytes that each rank sends to reduce one bucket once, when the collectives run on rings.
+    """Return the bytes that each rank sends to reduce one bucket once, if the collectives run on rings.
 
     Args:
-        compression: as `parse_compression` reads it.
+        compression: as for `parse_compression`.
         num_elements: d, in float32.
         world: n >= 1.
         shapes: of the bucket's tensors; only powersgd needs them.
@@ -81,7 +82,7 @@ def bytes_per_rank(
 
 
 def _factored(shape: Sequence[int], rank: int) -> int:
-    """Elements that PowerSGD sends of a tensor, which it sees as a matrix of its first axis and all others."""
+    """Return the elements that PowerSGD sends of a tensor, as a matrix of its first axis and all others."""
     rows, columns = shape[0], math.prod(shape[1:])
     factors = (rows + columns) * min(rows, columns, rank)
     return factors if factors * MIN_SAVING < rows * columns else rows * columns

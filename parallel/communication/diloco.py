@@ -1,12 +1,12 @@
-"""DiLoCo: the replicas train alone for H steps; how far they have come is a gradient for an outer Nesterov optimizer.
+"""DiLoCo: the replicas train alone for H steps; their total movement is the gradient of an outer Nesterov optimizer.
 
-Legend: θ the weights at the last meeting, θ_i those of replica i now, α and μ outer rate and momentum.
+Legend: θ the weights at the last synchronization, θ_i those of replica i now, α and μ outer rate and momentum.
 
     Δ = mean over i of (θ - θ_i)            the pseudo-gradient: points uphill
-    v <- μ v + Δ                            v = Δ at the first meeting, as in torch.optim.SGD
+    v <- μ v + Δ                            v = Δ at the first synchronization, as in torch.optim.SGD
     θ <- θ - α (Δ + μ v),   θ_i <- θ        μ = 0: θ - α Δ
 
-The outer step is `torch.optim.SGD` on the copy θ. The inner optimizer's state (AdamW in the paper) stays where it is.
+The outer step is `torch.optim.SGD` on the copy θ. The inner optimizer's state (AdamW in the paper) stays local.
 With α = 1 and μ = 0 this is local SGD; with H = 1 and plain SGD inside, too, synchronous data parallelism.
 
 Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, Algorithm 1.
@@ -20,17 +20,18 @@ import torch.distributed as dist
 from atoll.parallel.communication.means import Parameters, PendingMean, like, local_shards
 
 MOMENTUM = "momentum/"
+"""The prefix of the outer momentum's names in a checkpoint."""
 
 
 class DiLoCo:
-    """See `outer.Outer`.
+    """The method DiLoCo; see `outer.Outer`.
 
     Args:
         group: the replicas.
         every: H >= 1.
         lr: α.
         momentum: μ.
-        wire: dtype of Δ on its way (float16 lost nothing in OpenDiLoCo, 2024); None: that of the parameters.
+        wire: dtype in which Δ travels (float16 lost nothing in OpenDiLoCo, 2024); None: that of the parameters.
     """
 
     def __init__(
@@ -49,18 +50,18 @@ class DiLoCo:
         self._are_apart = False
 
     def before_step(self, parameters: Parameters) -> None:
-        """Before the very first step: remember the weights that all replicas begin with."""
+        """Save, before the very first step, the weights that all replicas begin with."""
         if self._optimizer is None:
             self._begin(parameters)
 
     def after_step(self, parameters: Parameters, step: int) -> None:
-        """The outer step, when the inner one is the last of H."""
+        """Take the outer step, if the inner one is the last of H."""
         self._are_apart = True
         if (step + 1) % self._every == 0:
             self.flush(parameters)
 
     def flush(self, parameters: Parameters) -> None:
-        """The outer step on what the replicas have done since the last one: in between a shorter round than H."""
+        """Take the outer step on the movement since the last one: in between, after fewer than H steps."""
         if not self._are_apart or self._optimizer is None:
             return
         shards = local_shards(parameters)
@@ -74,7 +75,7 @@ class DiLoCo:
         self._are_apart = False
 
     def state(self, parameters: Parameters) -> dict[str, torch.Tensor]:
-        """The outer momentum v of each parameter; nothing before the first meeting."""
+        """Return the outer momentum v of each parameter; none before the first synchronization."""
         if self._are_apart:
             raise RuntimeError("the replicas differ: flush before saving")
         if self._optimizer is None:
@@ -84,7 +85,7 @@ class DiLoCo:
         return {MOMENTUM + name: like(parameter, buffer) for (name, parameter), buffer in pairs if buffer is not None}
 
     def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:
-        """θ are the loaded parameters.
+        """Restore the momentum; θ are the loaded parameters.
 
         Raises:
             ValueError: momentum of only some parameters, or of others.

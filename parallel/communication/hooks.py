@@ -1,13 +1,13 @@
-"""Compressed gradients under DDP: communication hooks that send fewer bytes and mean the same, the mean over the ranks.
+"""Compressed gradients under DDP: communication hooks that compute the mean over the ranks from fewer bytes.
 
-Legend: g_i rank i's gradient, C a coding, e_i what rank i's coding has left out so far, n ranks.
+Legend: g_i rank i's gradient, C a codec, e_i the residual of rank i's codec, n ranks.
 
     fp16, bf16    mean of cast(g_i)                                  int8    C(mean of C(g_i)), the mean taken by chunks
     onebit        mean of C(g_i + e_i);  e_i <- g_i + e_i - C(g_i + e_i)
     powersgd      torch's own: rank-r factors, the same error feedback, plain all-reduce in the first two steps
 
-What is carried over (e_i) is in units of the gradient, belongs to one rank and one parameter, and can be saved. A
-gradient that is not finite arrives as not finite, so that the step's own guard sees it.
+The residual e_i is in units of the gradient, belongs to one rank and one parameter, and can be saved. A gradient that
+is not finite arrives as not finite, so that the step's own guard sees it.
 
 Sources: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., ICML 2019
 (EF-signSGD); Vogels et al., "PowerSGD", NeurIPS 2019.
@@ -30,18 +30,19 @@ Mean = torch.futures.Future[torch.Tensor]
 State = dict[str, torch.Tensor]
 
 RESIDUAL = "residual/"
+"""The prefix of the residuals' names in a checkpoint."""
 PLAIN_STEPS = 2
-"""DDP arranges its buckets anew after the first step: PowerSGD keeps state by bucket and must wait until then."""
+"""Steps of plain all-reduce: DDP rebuilds its buckets after the first step, and PowerSGD has state by bucket."""
 
 
 class HookState(Protocol):
-    """What a hook carries from step to step on one rank."""
+    """The state of a hook from step to step on one rank."""
 
     def state_dict(self) -> State:
-        """Tensors to save, by name."""
+        """Return the tensors to save, by name."""
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what `state_dict` gave under the same parameters; raises ValueError for other names or shapes."""
+        """Restore a state of the same parameters; raise ValueError for other names or shapes."""
 
 
 def register(
@@ -52,10 +53,10 @@ def register(
     Args:
         ddp: the wrapped model.
         compression: none, fp16, bf16, int8, onebit or powersgd:RANK.
-        process_group: the one that `ddp` was built with; None for all ranks.
+        process_group: the group of `ddp`; None for all ranks.
 
     Returns:
-        What must be saved to go on exactly; None where the hook carries nothing.
+        The state to save for an exact resume; None if the hook has none.
 
     Raises:
         ValueError: no such compression.
@@ -95,15 +96,15 @@ def _cast_hook(to: _Cast, bucket: GradBucket) -> Mean:
 
 
 def _int8_hook(group: dist.ProcessGroup, bucket: GradBucket) -> Mean:
-    """Each rank takes the mean of its own chunk; a chunk is coded once on its way there and once on its way back."""
+    """Let each rank take the mean of its own chunk; a chunk is encoded once on its way there and once back."""
     buffer = bucket.buffer()
     sent = blocks.encode_int8(blocks.as_blocks(buffer, group.size()))
     received = torch.empty_like(sent)
     future: Mean = dist.all_to_all_single(received, sent, group=group, async_op=True).get_future()
 
     def spread(_: object) -> torch.Tensor:
-        own = blocks.encode_int8(blocks.decode_int8(received).mean(dim=0, keepdim=True))
-        dist.all_gather(list(received.unbind()), own[0], group=group, async_op=True).get_future().wait()
+        mean = blocks.encode_int8(blocks.decode_int8(received).mean(dim=0, keepdim=True))
+        dist.all_gather(list(received.unbind()), mean[0], group=group, async_op=True).get_future().wait()
         return buffer.copy_(blocks.decode_int8(received).view(-1)[: buffer.numel()])
 
     return _in_order(future.then(spread), buffer)
@@ -111,18 +112,18 @@ def _int8_hook(group: dist.ProcessGroup, bucket: GradBucket) -> Mean:
 
 @dataclass(eq=False, slots=True)
 class OneBit:
-    """What the signs have left out so far, by parameter: flat, float32."""
+    """The residuals of the signs, by parameter: flat, float32."""
 
     group: dist.ProcessGroup
     names: Mapping[torch.Tensor, str]
     residuals: State = field(default_factory=dict)
 
     def state_dict(self) -> State:
-        """See `HookState`."""
+        """Return the residuals; see `HookState`."""
         return {RESIDUAL + name: residual.clone() for name, residual in self.residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """See `HookState`."""
+        """Restore the residuals; see `HookState`."""
         self.residuals = _residuals(state, self.names)
 
 
@@ -130,9 +131,9 @@ def _onebit_hook(state: OneBit, bucket: GradBucket) -> Mean:
     buffer, num_ranks = bucket.buffer(), state.group.size()
     wanted = buffer.float() + _gathered(state.residuals, state.names, bucket)
     sent = blocks.encode_signs(blocks.as_blocks(wanted, 1), wanted.numel())
-    left_out = wanted - blocks.decode_signs(sent).view(-1)[: wanted.numel()]
-    left_out.nan_to_num_(0, 0, 0)  # of an overflow nothing is carried over: it would never end
-    for parameter, residual in zip(bucket.parameters(), torch.split(left_out, _sizes(bucket)), strict=True):
+    remainder = wanted - blocks.decode_signs(sent).view(-1)[: wanted.numel()]
+    remainder.nan_to_num_(0, 0, 0)  # the residual of an overflow is 0: it would persist forever
+    for parameter, residual in zip(bucket.parameters(), torch.split(remainder, _sizes(bucket)), strict=True):
         state.residuals[state.names[parameter]] = residual
     received = sent.new_empty(num_ranks, sent.shape[1])
     future: Mean = dist.all_gather(list(received.unbind()), sent[0], group=state.group, async_op=True).get_future()
@@ -140,23 +141,23 @@ def _onebit_hook(state: OneBit, bucket: GradBucket) -> Mean:
 
 
 class PowerSgd:
-    """torch's state, and what its error feedback carries by parameter instead of by bucket.
+    """The state of torch's hook, with the residuals of its error feedback by parameter instead of by bucket.
 
-    A process that goes on from a checkpoint has other buckets than the one that wrote it, until DDP has arranged them
-    anew: a loaded state waits for that in two steps of plain all-reduce. The factors of the step before, a warm start,
-    are drawn anew then.
+    A process that resumes from a checkpoint has other buckets than the one that wrote it, until DDP has rebuilt them: a
+    loaded state waits for that in two steps of plain all-reduce. The factors of the step before, a warm start, are
+    drawn again then.
     """
 
     def __init__(self, group: dist.ProcessGroup, names: Mapping[torch.Tensor, str], rank: int) -> None:
         self.names = names
         self.loaded: State = {}
-        self.layout: dict[int, list[tuple[str, int]]] = {}  # of each bucket, its parameters and their sizes
+        self.layout: dict[int, list[tuple[str, int]]] = {}  # by bucket: its parameters and their sizes
         self.torch_state = torch_powersgd.PowerSGDState(
             group, rank, start_powerSGD_iter=PLAIN_STEPS, min_compression_rate=MIN_SAVING
         )
 
     def state_dict(self) -> State:
-        """See `HookState`."""
+        """Return the residuals; see `HookState`."""
         state = {RESIDUAL + name: residual.clone() for name, residual in self.loaded.items()}
         for index, errors in self.torch_state.error_dict.items():
             names, sizes = zip(*self.layout[index], strict=True)
@@ -165,7 +166,7 @@ class PowerSgd:
         return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """See `HookState`."""
+        """Restore the residuals, and restart torch's state; see `HookState`."""
         self.loaded = _residuals(state, self.names)
         for by_bucket in (self.torch_state.error_dict, self.torch_state.p_memory_dict, self.torch_state.q_memory_dict):
             by_bucket.clear()
@@ -173,22 +174,23 @@ class PowerSgd:
 
 
 def _powersgd_hook(state: PowerSgd, bucket: GradBucket) -> Mean:
-    of_torch, index, buffer = state.torch_state, bucket.index(), bucket.buffer()
-    if of_torch.iter >= PLAIN_STEPS and index not in of_torch.error_dict:
+    torch_state, index, buffer = state.torch_state, bucket.index(), bucket.buffer()
+    if torch_state.iter >= PLAIN_STEPS and index not in torch_state.error_dict:
         names = [state.names[parameter] for parameter in bucket.parameters()]
         state.layout[index] = list(zip(names, _sizes(bucket), strict=True))
-        of_torch.error_dict[index] = _gathered(state.loaded, state.names, bucket).to(buffer.dtype)
+        torch_state.error_dict[index] = _gathered(state.loaded, state.names, bucket).to(buffer.dtype)
         for name in names:
             state.loaded.pop(name, None)
-    return _in_order(torch_powersgd.powerSGD_hook(of_torch, bucket), buffer)
+    return _in_order(torch_powersgd.powerSGD_hook(torch_state, bucket), buffer)
 
 
 def _in_order(future: Mean, buffer: torch.Tensor) -> Mean:
-    """A future whose collectives are the same ones in the same order on every rank.
+    """Return a future whose collectives run in the same order on every rank.
 
     A hook with two collectives starts the second when the first has ended. NCCL runs such callbacks at once, in the
     order of the buckets; gloo when the first has really ended, so that one rank may start bucket 1's second collective
-    before bucket 0's, and another rank not: they would reduce one with the other. So on a CPU a bucket is waited for.
+    before bucket 0's, and another rank not: they would reduce one with the other. So on a CPU the hook waits for each
+    bucket.
     """
     if buffer.device.type == "cpu":
         future.wait()
@@ -202,14 +204,14 @@ def _sizes(bucket: GradBucket) -> list[int]:
 def _gathered(
     residuals: Mapping[str, torch.Tensor], names: Mapping[torch.Tensor, str], bucket: GradBucket
 ) -> torch.Tensor:
-    """The residuals of a bucket's parameters in its order; zeros for those that have none yet."""
+    """Return the residuals of a bucket's parameters in its order; zeros for those without one."""
     device = bucket.buffer().device
     found = ((residuals.get(names[parameter]), parameter.numel()) for parameter in bucket.parameters())
     return torch.cat([torch.zeros(size, device=device) if one is None else one.to(device) for one, size in found])
 
 
 def _residuals(state: Mapping[str, torch.Tensor], names: Mapping[torch.Tensor, str]) -> State:
-    """What a saved state holds, by parameter.
+    """Return the residuals of a saved state, by parameter.
 
     Raises:
         ValueError: a name that is no parameter's, or another size; all of them at once.

@@ -1,4 +1,4 @@
-"""Data parallel training as Horovod has it: wrap an optimizer, broadcast at the start, average; rank 0 saves.
+"""Data parallel training with Horovod's interface: wrap an optimizer, broadcast at the start, average; rank 0 saves.
 
     import atoll.parallel.communication.horovod as hvd
 
@@ -10,7 +10,8 @@
     if hvd.rank() == 0:
         save(model)
 
-Every rank holds the whole model. `mpirun` does not say where the ranks meet: give it `-x MASTER_ADDR -x MASTER_PORT`.
+Every rank holds the whole model. `mpirun` does not set the address of the rendezvous: give it `-x MASTER_ADDR
+-x MASTER_PORT`.
 
 Source: Sergeev and Del Balso, "Horovod: fast and easy distributed deep learning in TensorFlow", 2018.
 """
@@ -28,18 +29,19 @@ from atoll.parallel.communication.means import PendingMean
 from atoll.parallel.world import process_group, read_world
 
 WIRES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Compressions: what a tensor is on its way."""
+"""The dtype in which a tensor travels, by compression."""
 
 OPS = ("average", "sum")
+"""The reductions over the ranks."""
 
 BUCKET_BYTES = 1 << 23
-"""Gradients are reduced together up to so many bytes, while the backward pass goes on."""
+"""Largest size of a bucket of gradients [bytes], which is reduced while the backward pass continues."""
 
-_opened = ExitStack()  # the process group that `init` has opened, of which there is one in a process
+_opened = ExitStack()  # the process group of `init`, one in a process
 
 
 def init(device: str = "cpu") -> None:
-    """Meet the other ranks; nothing when a process group is there already.
+    """Join the other ranks, unless a process group exists already.
 
     Args:
         device: `cpu` or `cuda`.
@@ -50,27 +52,27 @@ def init(device: str = "cpu") -> None:
 
 
 def shutdown() -> None:
-    """Close what `init` has opened."""
+    """Close the process group of `init`."""
     _opened.close()
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """Return this process's rank, from 0."""
     return dist.get_rank()
 
 
 def local_rank() -> int:
-    """Its number on this machine."""
+    """Return this process's rank on its machine."""
     return read_world().local_rank
 
 
 def size() -> int:
-    """Number of ranks."""
+    """Return the number of ranks."""
     return dist.get_world_size()
 
 
 def allreduce(tensor: torch.Tensor, average: bool = True, compression: str = "none") -> torch.Tensor:
-    """The mean, or the sum, over the ranks of tensors of one shape.
+    """Return the mean, or the sum, over the ranks of tensors of one shape.
 
     Raises:
         ValueError: unknown compression; the mean, or a compression, of integers.
@@ -82,20 +84,20 @@ def allreduce(tensor: torch.Tensor, average: bool = True, compression: str = "no
 
 
 def allgather(tensor: torch.Tensor) -> torch.Tensor:
-    """All ranks' tensors, one behind the other along the first axis, which alone may differ in length."""
-    mine = tensor.detach().reshape(-1) if tensor.dim() == 0 else tensor.detach()
-    lengths = [torch.zeros(1, dtype=torch.int64, device=mine.device) for _ in range(size())]
-    dist.all_gather(lengths, torch.tensor([len(mine)], device=mine.device))
+    """Return all ranks' tensors, concatenated along the first axis, which alone may differ in length."""
+    part = tensor.detach().reshape(-1) if tensor.dim() == 0 else tensor.detach()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=part.device) for _ in range(size())]
+    dist.all_gather(lengths, torch.tensor([len(part)], device=part.device))
     longest = max(int(length) for length in lengths)
-    padded = mine.new_zeros(longest, *mine.shape[1:])
-    padded[: len(mine)] = mine
+    padded = part.new_zeros(longest, *part.shape[1:])
+    padded[: len(part)] = part
     parts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(parts, padded)
     return torch.cat([part[: int(length)] for part, length in zip(parts, lengths, strict=True)])
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
-    """The root's tensor, on every rank; all know its shape and dtype."""
+    """Return the root's tensor, on every rank; all know its shape and dtype."""
     result = tensor.detach().clone(memory_format=torch.contiguous_format)
     dist.broadcast(result, root_rank)
     return result
@@ -104,7 +106,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
 def broadcast_parameters(
     parameters: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]], root_rank: int
 ) -> None:
-    """Put the root's values into every rank's tensors: of `model.state_dict()` or `model.named_parameters()`."""
+    """Copy the root's values into every rank's tensors, of `model.state_dict()` or `model.named_parameters()`."""
     for _, tensor in parameters.items() if isinstance(parameters, Mapping) else parameters:
         tensor.detach().copy_(broadcast(tensor, root_rank))
 
@@ -112,21 +114,21 @@ def broadcast_parameters(
 def broadcast_optimizer_state(optimizer: "torch.optim.Optimizer | DistributedOptimizer", root_rank: int) -> None:
     """Give every rank the root's optimizer state and settings, also those that only the root has, as after a resume.
 
-    What is no tensor travels as JSON: nothing received is ever unpickled.
+    Values other than tensors travel as JSON: nothing received is ever unpickled.
     """
     tensors: list[torch.Tensor] = []
-    described = json.dumps(_apart(optimizer.state_dict(), tensors)).encode() if rank() == root_rank else b""
+    described = json.dumps(_described(optimizer.state_dict(), tensors)).encode() if rank() == root_rank else b""
     length = broadcast(torch.tensor(len(described)), root_rank)
     text = torch.zeros(int(length), dtype=torch.uint8)
     if rank() == root_rank:
         text = torch.frombuffer(bytearray(described), dtype=torch.uint8)
-    of_root = iter(tensors)
+    root_tensors = iter(tensors)
 
     def receive(dtype: str, shape: list[int], device: str) -> torch.Tensor:
-        room = torch.empty(shape, dtype=getattr(torch, dtype), device=read_world().device(device))
-        return broadcast(next(of_root, room), root_rank)
+        empty = torch.empty(shape, dtype=getattr(torch, dtype), device=read_world().device(device))
+        return broadcast(next(root_tensors, empty), root_rank)
 
-    received = _together(json.loads(broadcast(text, root_rank).numpy().tobytes()), receive)
+    received = _restored(json.loads(broadcast(text, root_rank).numpy().tobytes()), receive)
     if rank() != root_rank:
         optimizer.load_state_dict(received)
 
@@ -134,15 +136,15 @@ def broadcast_optimizer_state(optimizer: "torch.optim.Optimizer | DistributedOpt
 class DistributedOptimizer:
     """An optimizer whose gradients are the mean, or the sum, over the ranks.
 
-    Gradients leave in buckets, from the last parameter to the first, as soon as a bucket is complete and all before it
-    have left: so every rank sends them in the same order, whatever order its backward pass has. A parameter without a
+    Gradients are sent in buckets, from the last parameter to the first, as soon as a bucket and all before it are
+    complete: so every rank sends them in the same order, whatever order its backward pass has. A parameter without a
     gradient counts as zeros. `step` waits for them; to clip, call `synchronize` before.
 
     Args:
         optimizer: over whole (not sharded) parameters. A learning rate schedule takes this one: `inner`.
         named_parameters: at least all that the optimizer trains.
         compression: none, fp16 or bf16.
-        backward_passes_per_step: gradients of so many passes are summed on the rank before they leave.
+        backward_passes_per_step: the number of passes whose gradients are summed on the rank before they are sent.
         op: average or sum.
 
     Raises:
@@ -167,7 +169,7 @@ class DistributedOptimizer:
         self._names = _names_of_trained(optimizer, named_parameters)
         self._buckets = list(_buckets(reversed(self._names)))
         self._passes = dict.fromkeys(self._names, 0)
-        self._on_their_way: list[PendingMean] = []
+        self._pending: list[PendingMean] = []
         self._is_synchronized = False
         for parameter in self._names:
             parameter.register_post_accumulate_grad_hook(self._count)  # type: ignore[no-untyped-call]
@@ -179,32 +181,32 @@ class DistributedOptimizer:
         self.inner.step()
 
     def synchronize(self) -> None:
-        """Put the reduced gradients in place of this rank's; once in a step, by all ranks."""
+        """Replace this rank's gradients by the reduced ones; once in a step, by all ranks."""
         if self._is_synchronized:
             return
-        while len(self._on_their_way) < len(self._buckets):
+        while len(self._pending) < len(self._buckets):
             self._send_next()
-        for bucket, mean in zip(self._buckets, self._on_their_way, strict=True):
+        for bucket, mean in zip(self._buckets, self._pending, strict=True):
             for parameter, gradient in zip(bucket, mean.wait(), strict=True):
                 parameter.grad = gradient
-        self._on_their_way.clear()
+        self._pending.clear()
         self._is_synchronized = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """See `torch.optim.Optimizer`."""
+        """Reset the gradients; see `torch.optim.Optimizer`."""
         self.inner.zero_grad(set_to_none)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """See `torch.optim.Optimizer`."""
+        """The groups of the inner optimizer; see `torch.optim.Optimizer`."""
         return self.inner.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's: what rank 0 saves loads without this wrapper."""
+        """Return the inner optimizer's state: the file that rank 0 saves loads without this wrapper."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `torch.optim.Optimizer`."""
+        """Load the inner optimizer's state; see `torch.optim.Optimizer`."""
         self.inner.load_state_dict(state)
 
     def _begin(self) -> None:
@@ -218,16 +220,16 @@ class DistributedOptimizer:
                 f"{self._names[parameter]}: another backward pass before the step, "
                 f"backward_passes_per_step is {self._passes_per_step}"
             )
-        while len(self._on_their_way) < len(self._buckets) and self._is_complete(len(self._on_their_way)):
+        while len(self._pending) < len(self._buckets) and self._is_complete(len(self._pending)):
             self._send_next()
 
     def _is_complete(self, bucket: int) -> bool:
         return all(self._passes[parameter] == self._passes_per_step for parameter in self._buckets[bucket])
 
     def _send_next(self) -> None:
-        bucket = self._buckets[len(self._on_their_way)]
+        bucket = self._buckets[len(self._pending)]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        self._on_their_way.append(PendingMean(gradients, _world(), self._wire, self._divisor))
+        self._pending.append(PendingMean(gradients, _world(), self._wire, self._divisor))
 
 
 def _world() -> dist.ProcessGroup:
@@ -244,7 +246,7 @@ def _wire(compression: str) -> torch.dtype | None:
 def _names_of_trained(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> dict[torch.Tensor, str]:
-    """The names of the parameters that the optimizer trains, in the order that they were named in."""
+    """Return the names of the parameters that the optimizer trains, in the given order."""
     trained = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     names = {parameter: name for name, parameter in named_parameters if parameter in trained}
     if nameless := [tuple(parameter.shape) for parameter in trained - names.keys()]:
@@ -263,21 +265,21 @@ def _buckets(parameters: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]
         yield bucket
 
 
-def _apart(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """What JSON can say of a nested value; its tensors go into the list, in order."""
+def _described(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Describe a nested value in JSON; append its tensors to the list, in order."""
     match value:
         case torch.Tensor():
             tensors.append(value)
             return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), value.device.type]}
         case dict():
-            return {"dict": [[key, _apart(one, tensors)] for key, one in value.items()]}
+            return {"dict": [[key, _described(one, tensors)] for key, one in value.items()]}
         case tuple() | list():
-            return {type(value).__name__: [_apart(one, tensors) for one in value]}
+            return {type(value).__name__: [_described(one, tensors) for one in value]}
     return value
 
 
-def _together(described: Any, receive: Callable[[str, list[int], str], torch.Tensor]) -> Any:
-    """The value that `_apart` has described, its tensors received in order."""
+def _restored(described: Any, receive: Callable[[str, list[int], str], torch.Tensor]) -> Any:
+    """Return the value that `_described` has described, its tensors received in order."""
     if not isinstance(described, dict):
         return described
     ((kind, inside),) = described.items()
@@ -285,5 +287,5 @@ def _together(described: Any, receive: Callable[[str, list[int], str], torch.Ten
         case "tensor":
             return receive(*inside)
         case "dict":
-            return {key: _together(one, receive) for key, one in inside}
-    return (tuple if kind == "tuple" else list)(_together(one, receive) for one in inside)
+            return {key: _restored(one, receive) for key, one in inside}
+    return (tuple if kind == "tuple" else list)(_restored(one, receive) for one in inside)

@@ -16,7 +16,7 @@ from atoll.parallel.communication.means import Parameters, average, local_shards
 
 
 class LocalSgd:
-    """See `outer.Outer`.
+    """The method local SGD; see `outer.Outer`.
 
     Args:
         group: the replicas.
@@ -28,26 +28,26 @@ class LocalSgd:
         self._are_apart = False
 
     def before_step(self, parameters: Parameters) -> None:
-        """Nothing: every replica follows its own gradient."""
+        """Do nothing: every replica follows its own gradient."""
 
     def after_step(self, parameters: Parameters, step: int) -> None:
-        """The mean, when the step is the last of H."""
+        """Take the mean, if the step is the last of H."""
         self._are_apart = True
         if (step + 1) % self._every == 0:
             self.flush(parameters)
 
     def flush(self, parameters: Parameters) -> None:
-        """The mean, if the replicas have moved since the last one."""
+        """Take the mean, if the replicas have moved since the last one."""
         if self._are_apart:
             average(local_shards(parameters), self._group)
             self._are_apart = False
 
     def state(self, parameters: Parameters) -> dict[str, torch.Tensor]:
-        """Nothing: the steps' numbers say when to meet."""
+        """Return no tensors: the steps' numbers determine the synchronizations."""
         if self._are_apart:
             raise RuntimeError("the replicas differ: flush before saving")
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:
-        """Nothing but that the replicas are one."""
+        """Mark the replicas as equal."""
         self._are_apart = False

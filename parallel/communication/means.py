@@ -1,6 +1,6 @@
 """The mean of tensors over the ranks of a group: a few large all-reduces, begun now and awaited later.
 
-All of it is elementwise, so a sharded parameter takes part with the shard that lies here, and no tensor is ever whole.
+All of it is elementwise, so a sharded parameter takes part with the local shard, and no tensor is ever whole.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ Parameters = Mapping[str, torch.Tensor]
 """Parameters (tensors or DTensors) by name, in the same order on every rank."""
 
 BUCKET_BYTES = 1 << 25
-"""An all-reduce takes tensors of one dtype up to so many bytes together, or a larger one alone."""
+"""Largest size of an all-reduce of several tensors of one dtype [bytes]; a larger tensor is reduced alone."""
 
 
 def local_shards(parameters: Parameters) -> list[torch.Tensor]:
-    """What of each parameter lies on this rank: views that may be written."""
+    """Return this rank's shard of each parameter: views that may be written."""
     shards = []
     for parameter in parameters.values():
         tensor = parameter.detach()
@@ -26,7 +26,7 @@ def local_shards(parameters: Parameters) -> list[torch.Tensor]:
 
 
 def like(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
-    """The local shard of something shaped as the parameter, as a tensor that a checkpoint can lay out anew."""
+    """Return a local shard of a tensor that is shaped as the parameter, as a DTensor that a checkpoint can reshard."""
     if not isinstance(parameter, DTensor):
         return shard
     return DTensor.from_local(
@@ -40,11 +40,11 @@ def like(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 
 
 class PendingMean:
-    """The mean over a group's ranks, on its way.
+    """The mean over a group's ranks, in progress.
 
     Args:
         tensors: floats (or integers, with divisor 1), of the same shapes on every rank; free to change afterwards.
-        group: whose ranks take part.
+        group: the ranks.
         wire: the dtype that travels, float16 or bfloat16 for half the bytes of float32; None: each tensor's own.
         divisor: of the sum; None: the number of ranks.
     """
@@ -63,7 +63,7 @@ class PendingMean:
         self._works = [dist.all_reduce(flat, group=group, async_op=True) for flat in self._sent]
 
     def wait(self) -> list[torch.Tensor]:
-        """The means, when all ranks have sent theirs."""
+        """Return the means, when all ranks have sent theirs."""
         for bucket, flat, work in zip(self._buckets, self._sent, self._works, strict=True):
             work.wait()
             means = [self._tensors[i] for i in bucket]
@@ -80,13 +80,13 @@ class PendingMean:
 
 
 def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Put the mean over the group's ranks in place of each tensor: the same bits on all of them."""
+    """Replace each tensor by its mean over the group's ranks: the same bits on all of them."""
     for tensor, mean in zip(tensors, PendingMean(tensors, group).wait(), strict=True):
         tensor.copy_(mean)
 
 
 def _buckets(tensors: Iterable[torch.Tensor]) -> Iterable[list[int]]:
-    """Which tensors travel together, by their indices."""
+    """Yield the indices of the tensors that travel together."""
     open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
     for index, tensor in enumerate(tensors):
         bucket, num_bytes = open_buckets.get(tensor.dtype, ([], 0))

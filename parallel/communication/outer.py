@@ -1,9 +1,9 @@
-"""Replicas that do not average their gradients in every step: which methods there are, and what a train loop calls.
+"""Replicas that do not average their gradients in every step: the methods, and the hooks that a train loop calls.
 
     before_step, the inner optimizer's step, after_step;   flush before an evaluation, a checkpoint and the end
 
 The replicas are the ranks of a group (the axis `dp_replicate`). Each has an inner optimizer of its own, whose state
-never travels. Between two meetings the replicas' weights differ: `flush` makes them one model again.
+never travels. Between two synchronizations the replicas' weights differ: `flush` makes them one model again.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,10 @@ from atoll.parallel.communication.local_sgd import LocalSgd
 from atoll.parallel.communication.means import Parameters
 
 WIRES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""The dtype of the pseudo-gradients by the value of `wire`."""
 
-STATED = {"local_sgd": (), "diloco": ("lr", "momentum", "wire"), "delayed": ("correction",)}
-"""The methods, and what each can be told besides its number of steps."""
+SETTINGS = {"local_sgd": (), "diloco": ("lr", "momentum", "wire"), "delayed": ("correction",)}
+"""The methods, with the settings of each besides its number of steps."""
 
 
 _READ: dict[str, Callable[[str], Any]] = {
@@ -33,33 +34,41 @@ _READ: dict[str, Callable[[str], Any]] = {
 
 
 class Outer(Protocol):
-    """What happens around the inner optimizer's steps; all ranks of the group call the same in the same order."""
+    """A method around the inner optimizer's steps; all ranks of the group call the same in the same order."""
 
     def before_step(self, parameters: Parameters) -> None:
-        """When the gradients are there; before the inner optimizer's step."""
+        """Prepare the inner optimizer's step, after the gradients are there."""
 
     def after_step(self, parameters: Parameters, step: int) -> None:
-        """After the inner optimizer's step of this number (0-based); may change the parameters."""
+        """Follow the inner optimizer's step of this number (0-based); may change the parameters."""
 
     def flush(self, parameters: Parameters) -> None:
-        """Make the replicas one model, with the same bits on each: apply what is on its way."""
+        """Make the replicas one model, with the same bits on each: apply all pending means."""
 
     def state(self, parameters: Parameters) -> dict[str, torch.Tensor]:
-        """Tensors to save beside the parameters, sharded as they are; right after `flush`, else RuntimeError."""
+        """Return the tensors to save beside the parameters, sharded like them.
+
+        Raises:
+            RuntimeError: it is not called right after `flush`.
+        """
 
     def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:
-        """Go on from a checkpoint: its state, and its parameters as they have been loaded."""
+        """Continue from a checkpoint: its state, and its parameters as they have been loaded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OuterConfig:
-    """How replicas meet."""
+    """The method by which replicas synchronize.
+
+    Raises:
+        ValueError: a field is out of its range; all faults at once.
+    """
 
     method: str
-    """local_sgd, diloco or delayed."""
+    """The method: local_sgd, diloco or delayed."""
 
     steps: int
-    """H, the inner steps between two meetings (>= 1); of `delayed` D, the steps that a mean is late (>= 0)."""
+    """H, the inner steps between two synchronizations (>= 1); for `delayed` D, the steps that a mean is late (>= 0)."""
 
     lr: float = 0.7
     """DiLoCo's outer learning rate (> 0)."""
@@ -68,16 +77,16 @@ class OuterConfig:
     """DiLoCo's outer Nesterov momentum, in [0, 1)."""
 
     wire: str = "fp32"
-    """What DiLoCo's pseudo-gradients travel as: fp32, fp16 or bf16."""
+    """The dtype in which DiLoCo's pseudo-gradients travel: fp32, fp16 or bf16."""
 
     correction: bool = True
-    """Whether delayed averaging lets each replica go ahead with its own update and corrects it later; false is the
-    ablation, which applies nothing but late means."""
+    """Let each replica of delayed averaging continue with its own update and correct it later; false is the ablation,
+    which applies late means alone."""
 
     def __post_init__(self) -> None:
         least = 0 if self.method == "delayed" else 1
         rules = [
-            (self.method in STATED, "method", f"must be one of {', '.join(STATED)}"),
+            (self.method in SETTINGS, "method", f"must be one of {', '.join(SETTINGS)}"),
             (self.steps >= least, "steps", f"must be at least {least}"),
             (0 < self.lr < float("inf"), "lr", "must be positive and finite"),
             (0 <= self.momentum < 1, "momentum", "must be in [0, 1)"),
@@ -90,27 +99,27 @@ class OuterConfig:
 
 
 def parse_outer(text: str) -> OuterConfig | None:
-    """The method that a setting names; `none` is None.
+    """Parse the method of a setting; `none` is None.
 
     `local_sgd:8`, `diloco:500`, `diloco:100,lr=0.5,momentum=0.8,wire=bf16`, `delayed:4`, `delayed:4,correction=false`.
 
     Raises:
-        ValueError: what is unknown, missing, of no such type or out of range.
+        ValueError: settings that are unknown, missing, of a wrong type or out of range.
     """
     if text == "none":
         return None
     head, *settings = text.split(",")
     method, _, steps = head.partition(":")
-    if method not in STATED:
-        raise ValueError(f"outer: must be none, {', '.join(f'{name}:STEPS' for name in STATED)}, got {text!r}")
+    if method not in SETTINGS:
+        raise ValueError(f"outer: must be none, {', '.join(f'{name}:STEPS' for name in SETTINGS)}, got {text!r}")
     if not steps.isdecimal():
         raise ValueError(f"outer: {method} needs its number of steps, as in {method}:8, got {text!r}")
     values, faults = dict[str, Any](), list[str]()
     for setting in settings:
         name, _, given = setting.partition("=")
-        if name not in STATED[method]:
-            allowed = ", ".join(STATED[method]) or "none"
-            faults.append(f"outer: {method} has no setting {name!r} (it has: {allowed})")
+        if name not in SETTINGS[method]:
+            allowed = ", ".join(SETTINGS[method]) or "none"
+            faults.append(f"outer: {method} has no setting {name!r} (its settings: {allowed})")
             continue
         try:
             values[name] = _READ[name](given)
@@ -122,7 +131,7 @@ def parse_outer(text: str) -> OuterConfig | None:
 
 
 def make_outer(config: OuterConfig, group: dist.ProcessGroup) -> Outer:
-    """The method between the replicas of a group, whose parameters must be the same when the first step begins."""
+    """Return the method for the replicas of a group, whose parameters must be equal when the first step begins."""
     match config.method:
         case "local_sgd":
             return LocalSgd(group, every=config.steps)

@@ -1,4 +1,4 @@
-"""What the literature counts: bytes of model state and activations under named conventions, and ZeRO's reductions.
+"""The conventions of the literature: bytes of model state and activations, and ZeRO's reductions.
 
 Legend: P parameters, N ranks that share the data, h hidden, b micro-batch, s sequence, L layers.
 
@@ -24,7 +24,7 @@ from atoll.parallel.planner.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Bytes for each parameter."""
+    """Bytes for each parameter under one convention."""
 
     parameters: int
     gradients: int
@@ -32,26 +32,27 @@ class Accounting:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of the three."""
         return self.parameters + self.gradients + self.optimizer
 
 
 ACCOUNTINGS = {"lecture": Accounting(4, 4, 12), "zero-paper": Accounting(2, 2, 12)}
-"""The conventions by name. What the engine really holds is none of them: see `memory`."""
+"""The conventions by name. The engine's real memory follows none of them: see `memory`."""
 
 TRAFFIC = {0: 2, 1: 2, 2: 2, 3: 3}
-"""What one step moves by ZeRO stage, in sizes of the model: an all-reduce counts twice, once for each of its halves."""
+"""The traffic of one step by ZeRO stage, in sizes of the model: an all-reduce counts twice, once for each of its
+halves."""
 
 
 def states(parameters: float, accounting: Accounting, *, zero: int = 0, num_ranks: int = 1) -> tuple[float, ...]:
-    """Bytes of parameters, gradients and optimizer on one rank."""
-    held = (accounting.parameters, accounting.gradients, accounting.optimizer)
+    """Return the bytes of parameters, gradients and optimizer on one rank."""
+    sizes = (accounting.parameters, accounting.gradients, accounting.optimizer)
     sharded_from = (3, 2, 1)
     return tuple(
-        parameters * size / (num_ranks if zero >= stage else 1) for size, stage in zip(held, sharded_from, strict=True)
+        parameters * size / (num_ranks if zero >= stage else 1) for size, stage in zip(sizes, sharded_from, strict=True)
     )
 
 
 def activations(model: ModelShape, microbatch: int) -> int:
-    """Bytes of the activations of one micro-batch: 12 h b s L elements of two bytes."""
+    """Return the bytes of the activations of one micro-batch: 12 h b s L elements of two bytes."""
     return 2 * 12 * model.hidden * microbatch * model.sequence * model.layers

@@ -1,4 +1,4 @@
-"""The idle share of a pipeline: by formula, and by playing a schedule's own list of actions.
+"""The idle share of a pipeline: by formula, and by simulating a schedule's own list of actions.
 
 Legend: p ranks, m micro-batches, V stages on each rank, F, B the times of a stage's forward and whole backward pass of
 one micro-batch; a zero-bubble schedule splits B = I + W into the gradients of the inputs and of the weights.
@@ -22,11 +22,11 @@ FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "B", "I", "W"
 
 
 class Action(NamedTuple):
-    """One thing that a rank does to one micro-batch."""
+    """One pass of a rank for one micro-batch."""
 
     stage: int
     kind: str
-    """F: forward; B: backward; I and W: its two halves, for the inputs and for the weights."""
+    """The kind of the pass. F: forward; B: backward; I and W: its two halves, for the inputs and for the weights."""
     microbatch: int
 
 
@@ -39,17 +39,18 @@ class Times:
     backward_weight: float = 1.0
 
     def of(self, kind: str) -> float:
-        """The time of an action of this kind."""
+        """Return the time of an action of this kind."""
         times = {FORWARD: self.forward, BACKWARD_INPUT: self.backward_input, BACKWARD_WEIGHT: self.backward_weight}
         return times.get(kind, self.backward_input + self.backward_weight)
 
 
 EQUAL = Times()
-"""F = I = W: a backward pass has twice the operations of a forward pass."""
+"""The times F = I = W: a backward pass has twice the operations of a forward pass."""
 
 
 def bubble(schedule: str, p: int, m: int, stages_per_rank: int = 1, times: Times = EQUAL) -> float:
-    """The idle share of a step in [0, 1), by formula: for m >= p, and interleaved schedules in whole rounds of p.
+    """Return the idle share of a step in [0, 1), by formula: for m >= p, and interleaved schedules in whole rounds of
+    p.
 
     Args:
         schedule: one of the engine's.
@@ -66,13 +67,14 @@ def bubble(schedule: str, p: int, m: int, stages_per_rank: int = 1, times: Times
 
 
 def simulate(orders: Sequence[Sequence[Action]], num_stages: int, times: Times = EQUAL) -> float:
-    """The idle share of a schedule when every rank does its actions in order, each as soon as what it needs is there.
+    """Return the idle share of a schedule if every rank runs its actions in order, each as soon as its inputs are
+    there.
 
-    A forward needs the forward of the stage before; a backward (of inputs) that of the stage behind, or, on the last
+    A forward needs the forward of the stage before; a backward (of inputs) that of the next stage, or, on the last
     stage, its own forward. Sending costs nothing.
 
     Args:
-        orders: of each rank, its actions in order.
+        orders: by rank, its actions in order.
         num_stages: in the whole pipeline.
         times: of every stage alike.
 
@@ -80,7 +82,7 @@ def simulate(orders: Sequence[Sequence[Action]], num_stages: int, times: Times =
         1 - busy time / (ranks x time until the last one has ended).
 
     Raises:
-        ValueError: the ranks wait for each other for ever.
+        ValueError: the ranks wait for each other forever.
     """
     done: dict[tuple[int, str, int], float] = {}
     clocks, positions = [0.0] * len(orders), [0] * len(orders)
@@ -106,7 +108,7 @@ def _result(kind: str) -> str:
 
 
 def _ready(action: Action, done: Mapping[tuple[int, str, int], float], num_stages: int) -> float:
-    """When the action may begin; -1 while that is unknown."""
+    """Return when the action may begin; -1 while that is unknown."""
     stage, kind, microbatch = action
     if kind == FORWARD:
         return done.get((stage - 1, FORWARD, microbatch), -1.0) if stage else 0.0
@@ -117,10 +119,11 @@ def _ready(action: Action, done: Mapping[tuple[int, str, int], float], num_stage
 
 
 def actions(schedule: str, p: int, m: int, stages_per_rank: int = 1) -> list[list[Action]]:
-    """What each rank does, in order; the lists of schedules with several stages on a rank are PyTorch's own.
+    """Return the actions of each rank, in order; the lists of schedules with several stages on a rank are PyTorch's
+    own.
 
     Raises:
-        ValueError: the schedule cannot have so many stages or micro-batches.
+        ValueError: the schedule does not support these numbers of stages or micro-batches.
     """
     if schedule in ("gpipe", "1f1b"):
         return [_single(schedule, rank, p, m) for rank in range(p)]
@@ -128,7 +131,7 @@ def actions(schedule: str, p: int, m: int, stages_per_rank: int = 1) -> list[lis
 
 
 def _single(schedule: str, rank: int, p: int, m: int) -> list[Action]:
-    """GPipe: all forwards, all backwards. 1F1B: p - rank forwards, then one backward and one forward in turn."""
+    """Return a rank's actions. GPipe: all forwards, all backwards. 1F1B: p - rank forwards, then both in turn."""
     ahead = m if schedule == "gpipe" else min(m, p - rank)
     order = [Action(rank, FORWARD, k) for k in range(ahead)]
     for k in range(m):
@@ -160,7 +163,7 @@ def _torch_actions(schedule: str, p: int, m: int, stages_per_rank: int) -> list[
 
 
 def _plain(action: Any) -> list[Action]:
-    """An action of torch's as ours; one that overlaps two as those two; none for what only moves or frees."""
+    """Return an action of torch's as ours: an overlap as its two parts, none for actions that only move tensors."""
     if action.sub_actions is not None:
         return [found for part in action.sub_actions for found in _plain(part)]
     kind = action.computation_type.value
@@ -168,7 +171,7 @@ def _plain(action: Any) -> list[Action]:
 
 
 def most_in_flight(order: Sequence[Action]) -> int:
-    """How many forward passes of a rank wait for the end of their backward pass (of W, where it is split), at most."""
+    """Return the largest number of a rank's forward passes that wait for their backward pass (or W, if split)."""
     waiting = most = 0
     for action in order:
         waiting += {FORWARD: 1, BACKWARD: -1, BACKWARD_WEIGHT: -1}.get(action.kind, 0)

@@ -1,4 +1,4 @@
-"""One way to train a model on a cluster: the engine's plan, with the sizes that the plan leaves open."""
+"""A candidate of the search: the engine's plan, with the sizes that the plan leaves open."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,23 +11,24 @@ from atoll.parallel.planner.cluster import Cluster
 from atoll.parallel.planner.shape import ModelShape, Weight
 
 ITEM_BYTES = {"bf16": 2, "fp32": 4}
+"""Size of an activation's element by precision [bytes]."""
 
 MOMENTS = {"sgd": 0, "momentum": 1, "novograd": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""By optimizer: the fp32 numbers of state for each parameter."""
+"""Numbers of state for each parameter, in fp32, by optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """What the formulas judge and the search chooses from."""
+    """A way to train a model on a cluster: the formulas judge it, and the search chooses among all."""
 
     plan: Plan = field(default_factory=Plan)
-    """The mesh, and what runs on it."""
+    """The mesh, and the parallelism on it."""
 
     microbatch: int = 1
     """Sequences in one micro-batch of one rank (b >= 1)."""
 
     optimizer: str = "adamw"
-    """Whose state is kept: one of `MOMENTS`."""
+    """The optimizer, which determines the state: one of `MOMENTS`."""
 
     def __post_init__(self) -> None:
         if type(self.microbatch) is not int or self.microbatch < 1:
@@ -37,7 +38,7 @@ class Candidate:
 
     @property
     def mesh(self) -> Mesh:
-        """The degrees."""
+        """The degrees of the mesh."""
         return self.plan.mesh
 
     @property
@@ -47,17 +48,17 @@ class Candidate:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one number of an activation, and of a parameter when it is gathered."""
+        """Bytes of one element of an activation, and of a parameter when it is gathered."""
         return ITEM_BYTES[self.plan.precision]
 
     @property
     def cut_tokens(self) -> int:
-        """Among how many ranks the residual stream of a sequence is cut: tp under sequence parallelism."""
+        """The number of ranks over which the residual stream is sharded: tp under sequence parallelism, else 1."""
         return self.mesh.tp if self.plan.sequence_parallel else 1
 
 
 def stride(mesh: Mesh, axis: str) -> int:
-    """How far apart in rank two neighbours on an axis are."""
+    """Return the distance in rank of two neighbours on an axis."""
     distance = 1
     for inner in AXES[AXES.index(axis) + 1 :]:
         distance *= mesh.degrees[inner]
@@ -65,17 +66,17 @@ def stride(mesh: Mesh, axis: str) -> int:
 
 
 def crosses(mesh: Mesh, axis: str, cluster: Cluster) -> bool:
-    """Whether some group along the axis has members on more than one node."""
+    """Return whether some group along the axis has members on more than one node."""
     return cluster.spans_nodes(stride(mesh, axis), mesh.degrees[axis])
 
 
 def coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
-    """Where on each axis a rank stands."""
+    """Return the coordinate of a rank on each axis."""
     return {axis: rank // stride(mesh, axis) % degree for axis, degree in mesh.degrees.items()}
 
 
 def stages_of(plan: Plan, pp_rank: int) -> list[int]:
-    """The stages that a rank of the pipeline holds."""
+    """Return the stages of a rank of the pipeline."""
     if plan.mesh.pp > 1 and plan.schedule in V_SHAPED:
         return [pp_rank, plan.num_stages - 1 - pp_rank]
     return list(range(pp_rank, plan.num_stages, plan.mesh.pp))
@@ -83,16 +84,16 @@ def stages_of(plan: Plan, pp_rank: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one stage of the pipeline has."""
+    """The parts of the model in one stage of the pipeline."""
 
     num_blocks: int
-    """Blocks."""
+    """The number of blocks."""
 
     has_embedding: bool
-    """Whether tokens enter here."""
+    """The flag of the stage that tokens enter."""
 
     has_head: bool
-    """Whether logits leave here."""
+    """The flag of the stage that computes logits."""
 
     ends: tuple[Weight, ...]
     """The parameters that belong to no block."""
@@ -100,12 +101,12 @@ class Stage:
 
 @lru_cache(maxsize=1024)
 def stages(model: ModelShape, num_stages: int) -> tuple[Stage, ...]:
-    """The model cut into the stages of a pipeline by the engine's own rule.
+    """Cut the model into the stages of a pipeline, by the engine's own rule.
 
     Raises:
         ValueError: fewer pieces than stages.
     """
-    weights = {"embed": 0.1, "norm": 0.1, "head": max(0.1, model.vocab / (12 * model.hidden))}  # as models.decoder has
+    weights = {"embed": 0.1, "norm": 0.1, "head": max(0.1, model.vocab / (12 * model.hidden))}  # as in models.decoder
     names = ["embed", *["block"] * model.layers, "norm", "head"]
     if num_stages > len(names):
         raise ValueError(f"{len(names)} pieces (embedding, {model.layers} blocks, norm, head) for {num_stages} stages")

@@ -1,4 +1,4 @@
-"""The machines: how many devices, what each holds and computes, and how fast bytes move between them."""
+"""The machines: the number of devices, their memory and speed, and the bandwidth between them."""
 
 import math
 from dataclasses import dataclass, fields
@@ -15,13 +15,13 @@ class Cluster:
     """Devices in one of them (>= 1)."""
 
     memory: float
-    """Bytes of one device."""
+    """Memory of one device [bytes]."""
 
     flops: float
     """Peak 16-bit floating-point operations per second of one device, dense."""
 
     flops_fp32: float
-    """The same in 32 bits."""
+    """Peak 32-bit floating-point operations per second of one device."""
 
     inside: float
     """Bytes per second that one device sends to its own node, in one direction."""
@@ -36,10 +36,10 @@ class Cluster:
     """Seconds until the first byte, between nodes."""
 
     efficiency: float = 0.5
-    """What matrix products reach of the peak, in (0, 1]: measure it with one device and put it here."""
+    """The fraction of the peak that matrix products reach, in (0, 1]: measure it with one device and set it here."""
 
     usable: float = 0.9
-    """The part of the memory that a plan may fill, in (0, 1]; the rest is for fragments, kernels and libraries."""
+    """The fraction of the memory that a plan may fill, in (0, 1]; the rest is for fragments, kernels and libraries."""
 
     def __post_init__(self) -> None:
         if faults := _faults(self):
@@ -47,20 +47,20 @@ class Cluster:
 
     @property
     def world(self) -> int:
-        """Ranks: one for each device."""
+        """The number of ranks: one for each device."""
         return self.nodes * self.per_node
 
     @property
     def room(self) -> float:
-        """Bytes of one device that a plan may fill."""
+        """Memory of one device that a plan may fill [bytes]."""
         return self.memory * self.usable
 
     def spans_nodes(self, stride: int, degree: int) -> bool:
-        """Whether a group of `degree` ranks, `stride` apart, has members on two nodes."""
+        """Return whether a group of `degree` ranks, `stride` apart, has members on two nodes."""
         return degree > 1 and (stride * degree > self.per_node or self.per_node % (stride * degree) != 0)
 
     def seconds(self, num_bytes: float, steps: int, *, across: bool) -> float:
-        """Time of messages: latency for each of the `steps`, and the bytes that a device sends by its bandwidth."""
+        """Return the time of messages: latency for each of the `steps`, and a device's bytes by its bandwidth."""
         latency, bandwidth = (self.latency_across, self.across) if across else (self.latency_inside, self.inside)
         return steps * latency + num_bytes / bandwidth
 
@@ -83,5 +83,5 @@ CLUSTERS: dict[str, Cluster] = {
     "h200-141": Cluster(memory=141e9, flops=989e12, flops_fp32=67e12, inside=450e9, across=50e9),
     "cpu": Cluster(per_node=2, memory=16e9, flops=1e11, flops_fp32=1e11, inside=5e9, across=1.25e9),
 }
-"""One node of each kind. The peaks and NVLink rates are the vendor's data sheets' (dense, one direction); between nodes
-200 Gb/s (A100) and 400 Gb/s (H100, H200) for each device. `cpu` is a guess for two cores and gloo: measure."""
+"""One node of each kind. The peaks and NVLink rates are from the vendor's data sheets (dense, one direction); between
+nodes 200 Gb/s (A100) and 400 Gb/s (H100, H200) for each device. `cpu` is a guess for two cores and gloo: measure."""

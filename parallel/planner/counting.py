@@ -1,9 +1,9 @@
-"""What a step really does, seen from below: every collective, what could hide it, and the bytes that are alive.
+"""The count of a real step: every collective, the computation that could hide it, and the bytes that are alive.
 
-An operation is ready when all that it reads has been computed. Between the moment at which a collective's input is
-ready and the first operation that reads its output, the rank computes something else: that can hide it. Both moments
-are counted in floating-point operations of the step, so the answer is about the order of dependence and not
-about the machine. A collective without such computation is waited for, whatever the machine.
+An operation is ready when all its inputs have been computed. Between the moment at which a collective's input is ready
+and the first operation that reads its output, the rank computes something else, which can hide it. Both moments are
+counted in floating-point operations of the step, so the answer depends on the order of dependence and not on the
+machine. A collective without such computation is waited for, on any machine.
 """
 
 import weakref
@@ -32,33 +32,33 @@ KINDS = {
     "send": "send",
     "recv_": "receive",
 }
-"""By torch's name of an operation, ours."""
+"""Our names of torch's operations."""
 
 
 @dataclass(slots=True)
 class Collective:
-    """One call."""
+    """One call of a collective."""
 
     axis: str
-    """Of the mesh; the group's name when it is none of the mesh's."""
+    """The axis of the mesh; the group's name if it is none of the mesh's."""
     kind: str
     num_bytes: int
-    """Of the largest tensor in it: what is gathered, what is scattered, what is reduced or sent."""
+    """The size of its largest tensor: the gathered, scattered, reduced or sent one."""
     ready: float
     """Operations after which its input is complete."""
     needed: float | None = None
     """Operations before its output is read; None: not in this step."""
 
     def window(self, end: float) -> float:
-        """Operations that can hide it, of a step with `end` of them."""
+        """Return the operations that can hide it, in a step with `end` of them."""
         return max(0.0, (end if self.needed is None else self.needed) - self.ready)
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation on plain tensors while it is on.
+    """A dispatch mode that sees every operation on plain tensors.
 
     Args:
-        axis_of: the name of a process group -> the axis of the mesh that its ranks lie along.
+        axis_of: the name of a process group -> the axis of the mesh along which its ranks lie.
     """
 
     def __init__(self, axis_of: Callable[[str], str]) -> None:
@@ -67,7 +67,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = 0.0
         """Operations so far, of products and attention."""
         self.alive = self.peak = 0
-        """Bytes of the tensors that there are, and the most there have been."""
+        """Bytes of all tensors alive, and their peak."""
         self._axis_of = axis_of
         self._sizes: dict[int, int] = {}
         self._storages: dict[int, weakref.ref[Any]] = {}
@@ -75,7 +75,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._travelling: dict[int, Collective] = {}
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Count a tensor that was there before."""
+        """Count a tensor that existed before."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
@@ -88,7 +88,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.peak = max(self.peak, self.alive)
 
     def _recount(self) -> None:
-        """Storages are also resized behind our back: `fully_shard` frees so what it has gathered."""
+        """Recount all storages: `fully_shard` frees gathered parameters by resizing them, which no operation shows."""
         for key, reference in self._storages.items():
             storage = reference()
             self._sizes[key] = 0 if storage is None else storage.nbytes()
@@ -101,7 +101,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._travelling.pop(key, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at one operation, and let it happen."""
+        """Look at one operation, and execute it."""
         if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
             return NotImplemented  # it comes again, on the local tensors
         kwargs = kwargs or {}
@@ -123,7 +123,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         self._read(before)
         num_bytes = max(tensor.numel() * tensor.element_size() for tensor in (*before, *after))
-        # what arrives from another stage is ready when that stage says so: count from where it is asked for
+        # the sender decides when a received tensor is ready: count from the request
         ready = self.flops if kind == "receive" else self._when(before)
         collective = Collective(self._axis(given), kind, num_bytes, ready)
         self.collectives.append(collective)
@@ -132,7 +132,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._travelling[key], self._ready[key] = collective, ready
 
     def _arrive(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
-        """What has been waited for may be another tensor than what was written."""
+        """Move a collective from the tensor that it wrote to the one that was waited for."""
         for old, new in zip(before, after, strict=True):
             key, collective = new.untyped_storage()._cdata, self._travelling.get(old.untyped_storage()._cdata)
             if collective is not None:
@@ -159,7 +159,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max((self._ready.get(tensor.untyped_storage()._cdata, 0.0) for tensor in tensors), default=0.0)
 
     def _axis(self, given: Any) -> str:
-        """The axis of the group in an operation's arguments: an object in c10d's, a name in the functional ones."""
+        """Return the axis of the group in an operation's arguments: an object in c10d's, a name in functional ones."""
         for leaf in torch.utils._pytree.tree_leaves(given):
             if isinstance(leaf, str) and leaf not in ("sum", "avg", "max", "min"):
                 return self._axis_of(leaf)
@@ -175,7 +175,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """What an operation changes in place."""
+    """Yield the tensors that an operation changes in place."""
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _tensors(args[index] if index < len(args) else kwargs.get(argument.name))

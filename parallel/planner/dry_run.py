@@ -1,8 +1,8 @@
-"""One rank of any mesh in one process: the engine's own build and step, on tensors without memory and a fake network.
+"""Dry runs: one rank of any mesh in one process, with the engine's own build and step, without memory and network.
 
 The process group is torch's fake one, in which a collective returns at once; the model is built on `meta` and made of
-fake tensors, which have shapes and no data. So any rank of 64, with a model of 8 B, fits a laptop, and what is counted
-is what the engine really does: every collective, the bytes of the rank's shards, what is alive when.
+fake tensors, which have shapes and no data. So any rank of 64, with a model of 8 B, fits a laptop, and the counts are
+those of the engine's real step: every collective, the bytes of the rank's shards, the tensors alive at each moment.
 """
 
 import multiprocessing
@@ -37,7 +37,7 @@ from atoll.parallel.planner.shape import ModelShape, as_decoder
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What one step of one rank has shown."""
+    """The measurements of one step of one rank."""
 
     rank: int
     parameters: int
@@ -49,12 +49,12 @@ class DryRun:
     peak: int
     """Bytes alive at the worst moment of a step that is not the first."""
     collectives: tuple[Collective, ...]
-    """Of that step, in order."""
+    """The collectives of that step, in order."""
     flops: float
     """Floating-point operations of that step, of products and attention."""
 
     def counted(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(axis, kind) -> calls and bytes."""
+        """Return calls and bytes by (axis, kind)."""
         calls: Counter[tuple[str, str]] = Counter()
         num_bytes: Counter[tuple[str, str]] = Counter()
         for call in self.collectives:
@@ -63,7 +63,7 @@ class DryRun:
         return {key: (calls[key], num_bytes[key]) for key in calls}
 
     def hidden(self) -> dict[tuple[str, str], tuple[int, int, float]]:
-        """(axis, kind) -> calls, how many some computation can hide, and the mean share of the step that this is."""
+        """Return by (axis, kind) the calls, how many some computation can hide, and its mean share of the step."""
         found: dict[tuple[str, str], list[float]] = {}
         for call in self.collectives:
             share = call.window(self.flops) / self.flops if self.flops else 0.0
@@ -74,7 +74,7 @@ class DryRun:
 
 
 def decoder_config(shape: ModelShape) -> DecoderConfig:
-    """The engine's decoder of these numbers.
+    """Return the engine's decoder of these numbers.
 
     Raises:
         ValueError: the shape is no Llama-style decoder.
@@ -94,10 +94,10 @@ def decoder_config(shape: ModelShape) -> DecoderConfig:
 
 
 def dry_run(shape: ModelShape, candidate: Candidate, rank: int = 0) -> DryRun:
-    """Two steps of one rank in this process, which must have no process group; the second one is counted.
+    """Run two steps of one rank in this process, which must have no process group; the second one is counted.
 
     Raises:
-        ValueError: the engine refuses the plan, or it cannot be run on fake tensors (DDP's own buckets).
+        ValueError: the engine refuses the plan, or it cannot run on fake tensors (DDP's own buckets).
     """
     if candidate.plan.is_ddp:
         raise ValueError("DDP's reducer does not run on fake tensors: see dp_replicate with zero, which has its bytes")
@@ -111,7 +111,7 @@ def dry_run(shape: ModelShape, candidate: Candidate, rank: int = 0) -> DryRun:
 def _dry_run(shape: ModelShape, candidate: Candidate, rank: int) -> DryRun:
     axes = Axes(candidate.mesh, "cpu")
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    # what is wrapped is laid out on `meta`, for the wrappers make meshes, which fake tensors would get into
+    # wrapped models are built on `meta`: the wrappers create meshes, whose tensors must not be fake
     is_plain = candidate.mesh.tp == 1 and not candidate.plan.is_sharded
     with fake if is_plain else torch.device("meta"):
         model = _Unmoved(decoder_config(shape))
@@ -120,7 +120,7 @@ def _dry_run(shape: ModelShape, candidate: Candidate, rank: int) -> DryRun:
         for part in engine.parts if not is_plain else []:
             part.to_empty(device="cpu")
         batch = _batch(shape, candidate)
-        engine.step(batch, total=1, report=False)  # the first step makes the optimizer's state
+        engine.step(batch, total=1, report=False)  # the first step creates the optimizer's state
         watch = Watch(partial(_axis_of, candidate))
         for tensors in _states(engine).values():
             for tensor in tensors:
@@ -133,10 +133,10 @@ def _dry_run(shape: ModelShape, candidate: Candidate, rank: int) -> DryRun:
 
 
 def steps_alone(shape: ModelShape, candidate: Candidate, rank: int, device: str, *, number: int = 2) -> None:
-    """Real steps of one rank of any mesh, on a real device and with real memory; the network alone is torch's fake one.
+    """Run real steps of one rank of any mesh, on a real device with real memory, and torch's fake network.
 
-    What arrives from other ranks is whatever lay there: the arithmetic means nothing, the allocator's peak does. This
-    process must have no process group, and the plan must shard the model or cut it along tp.
+    Tensors from other ranks have undefined values: the arithmetic means nothing, the allocator's peak does. This
+    process must have no process group, and the plan must shard the model (dp_shard, tp).
     """
     dist.init_process_group("fake", rank=rank, world_size=candidate.mesh.size)
     try:
@@ -153,15 +153,15 @@ def steps_alone(shape: ModelShape, candidate: Candidate, rank: int, device: str,
 
 
 class _Unmoved(Decoder):
-    """Fake tensors are where they belong from the start, and moving them would make others of them."""
+    """A decoder that is not moved between devices: moving would turn fake tensors into others."""
 
     def to(self, *_args: Any, **_options: Any) -> "_Unmoved":
-        """The same."""
+        """Return the model as it is."""
         return self
 
 
 def _build(model: nn.Module, shape: ModelShape, candidate: Candidate, axes: Axes, device: str = "cpu") -> Engine:
-    """The engine, with a pipeline that neither asks its neighbours for shapes nor looks at fake values."""
+    """Return the engine, with a pipeline that neither exchanges shapes with its neighbours nor reads fake values."""
     optimization = Optimization(loss=_loss, make_optimizer=OPTIMIZERS[candidate.optimizer])
     with patch.object(pipeline, "Stage", _stage_kind(shape, candidate)):
         engine = assemble(model, candidate.plan, optimization, axes=axes, device=device)
@@ -172,7 +172,7 @@ def _build(model: nn.Module, shape: ModelShape, candidate: Candidate, axes: Axes
 
 
 def _axis_of(candidate: Candidate, group: str) -> str:
-    """The axis on which the ranks of a process group differ."""
+    """Return the axis on which the ranks of a process group differ."""
     ranks = dist.get_process_group_ranks(_resolve_process_group(group))  # type: ignore[arg-type]
     places = [coordinates(candidate.mesh, rank) for rank in ranks]
     return "+".join(axis for axis in AXES if len({place[axis] for place in places}) > 1)
@@ -212,12 +212,12 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy in float32. The targets are floats: nobody needs to look at fake values to count them."""
+    """Return the mean cross entropy in float32. The targets are floats: no code reads fake values to count them."""
     return functional.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten().long())
 
 
 def _stage_kind(shape: ModelShape, candidate: Candidate) -> type[pipeline.Stage]:
-    """A stage that knows the shapes which the others would tell it."""
+    """Return a stage class that knows the shapes which other stages would send."""
     dtype = torch.bfloat16 if candidate.plan.precision == "bf16" else torch.float32
     rows, length = candidate.microbatch, shape.sequence // candidate.cut_tokens
     tokens = torch.zeros(rows, shape.sequence, dtype=torch.long, device="meta")
@@ -240,11 +240,11 @@ def _stage_kind(shape: ModelShape, candidate: Candidate) -> type[pipeline.Stage]
 
 
 def apart(shape: ModelShape, candidate: Candidate, rank: int = 0, *, timeout_s: float = 600.0) -> DryRun:
-    """As `dry_run`, in a process of its own: torch's process groups and caches stay there.
+    """Run `dry_run` in a process of its own, which isolates torch's process groups and caches.
 
     Raises:
         ValueError: the engine refuses the plan.
-        RankFailed: anything else went wrong; with the traceback.
+        RankFailed: anything else failed; with the traceback.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, "torch._subclasses.fake_tensor", "torch.utils.flop_counter"])
@@ -272,5 +272,5 @@ def _answer(sender: Connection, shape: ModelShape, candidate: Candidate, rank: i
         sender.send(dry_run(shape, candidate, rank))
     except ValueError as error:
         sender.send(error)
-    except BaseException:  # whatever it is, whoever waits wants to read it
+    except BaseException:  # any error is reported to the caller
         sender.send(traceback.format_exc())

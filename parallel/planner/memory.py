@@ -1,15 +1,15 @@
-"""Bytes that one rank holds at the worst moment of a step, by term.
+"""The memory of one rank at the worst moment of a step, by term [bytes].
 
 Legend: s tokens and b sequences of a micro-batch, m micro-batches, h hidden, kv width of keys, f width of the MLP, v
-vocabulary, t degree of tp (t' where the sequence is cut too, else 1), w bytes of an activation, held: elements of the
+vocabulary, t degree of tp (t' if the sequence is sharded too, else 1), w bytes of an activation, local: elements of the
 rank's shards, gathered: of the same units on all shards together.
 
-    parameters    4 held                          fp32: the master weights
-    gradients     4 held
-    optimizer     4 moments x held + 4 for each tensor's step counter
+    parameters    4 local                         fp32: the master weights
+    gradients     4 local
+    optimizer     4 moments x local + 4 for each tensor's step counter
     transient     w x gathered: of all of the stage below ZeRO-3, of two blocks and the rest of the stage with it;
-                  gradients on their way: of one unit, or, where they accumulate unreduced, 4 gathered in place of 4
-                  held; a pipeline's buffers for what it receives: w s b h / t' for each micro-batch and neighbour
+                  gradients in transit: of one unit, or, if they accumulate unreduced, 4 gathered in place of 4 local;
+                  a pipeline's receive buffers: w s b h / t' for each micro-batch and neighbour
     activations   of one block and micro-batch w s b (2 h / t' + 2 h + (j h + 2 kv + k f) / t), with gelu j = 2 and
                   k = 2, with swiglu j = 3 (heads are joined in a copy) and k = 4; with full recomputation w s b h / t',
                   and once the above; times the blocks and the micro-batches in flight
@@ -17,10 +17,10 @@ rank's shards, gathered: of the same units on all shards together.
                   and of the gradients inside one block, w s b (2 h + (k + 2) / 2 f / t)
 
 With kv = h, f = 4 h and gelu a block has 32 s b h bytes in 16 bits, s b h (4 + 28 / t) under tensor and sequence
-parallelism: what PyTorch keeps with flash attention and without dropout (measured; Megatron-LM gathers again and keeps
-(34 s b h) / t: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, table 2).
-The terms of the state are exact; the others are estimates, which a dry run measures. Selective recomputation keeps what
-products and attention return and is counted as none.
+parallelism: PyTorch's activations with flash attention and without dropout (measured; Megatron-LM gathers again and
+stores (34 s b h) / t: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, table
+2). The terms of the state are exact; the others are estimates, which a dry run measures. Selective recomputation stores
+the results of products and attention and is counted as none.
 """
 
 from dataclasses import dataclass, fields
@@ -35,64 +35,64 @@ from atoll.parallel.planner.units import Share, share
 FP32 = 4
 
 BETWEEN_HALVES = 1.5
-"""What a split backward pass holds until its second half, beside the activations: gradients of every product (measured
+"""Factor of the activations between the halves of a split backward pass, with the gradients of every product (measured
 in dry runs: 1.3 to 1.6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one rank, by term."""
+    """The memory of one rank, by term [bytes]."""
 
     parameters: float
     """The rank's own shards of the weights."""
     gradients: float
-    """Their gradients."""
+    """The gradients of its shards."""
     optimizer: float
-    """Their moments and step counters."""
+    """The moments and step counters of its shards."""
     transient: float = 0
-    """Weights that are gathered for a while, gradients on their way, a pipeline's buffers."""
+    """Weights that are gathered for a while, gradients in transit, a pipeline's buffers."""
     activations: float = 0
-    """What forward passes keep for backward passes."""
+    """Activations that forward passes store for backward passes."""
     work: float = 0
-    """What is computed from and thrown away at once: logits, gradients inside a block."""
+    """Results that are used and freed at once: logits, gradients inside a block."""
 
     @property
     def states(self) -> float:
-        """What stays from step to step."""
+        """The terms that stay from step to step."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
-        """All terms."""
+        """The sum of all terms."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
 def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: str = "engine") -> Memory:
-    """What a rank holds.
+    """Return the memory of a rank.
 
     Args:
         model: its numbers.
-        candidate: how it is trained.
+        candidate: the plan and its sizes.
         rank: of the mesh.
-        counted: `engine`, what this engine really holds; or the convention of `accounting` by this name.
+        counted: `engine`, the real memory of this engine; or a convention of `accounting` by its name.
     """
     if counted != "engine":
         return _by_convention(model, candidate, counted)
-    own = share(model, candidate, rank)
+    part = share(model, candidate, rank)
     moments = MOMENTS[candidate.optimizer]
     at = coordinates(candidate.mesh, rank)
     return Memory(
-        parameters=FP32 * own.held,
-        gradients=FP32 * own.held,
-        optimizer=FP32 * moments * own.held + (FP32 * own.num_tensors if moments > 1 else 0),
-        transient=_transient(own, candidate) + _buffers(model, candidate, at["pp"]),
+        parameters=FP32 * part.local,
+        gradients=FP32 * part.local,
+        optimizer=FP32 * moments * part.local + (FP32 * part.num_tensors if moments > 1 else 0),
+        transient=_transient(part, candidate) + _buffers(model, candidate, at["pp"]),
         activations=_activations(model, candidate, at["pp"]),
         work=max(_logits(model, candidate, at["pp"]), _block_gradients(model, candidate)),
     )
 
 
 def worst(model: ModelShape, candidate: Candidate, *, counted: str = "engine") -> Memory:
-    """The memory of the rank that needs most: the first of its data and tensor groups, on one of the stages."""
+    """Return the memory of the rank that needs most: the first of its data and tensor groups, on one of the stages."""
     step = candidate.mesh.size // candidate.mesh.pp
     ranks = range(0, candidate.mesh.size, step)
     return max((memory(model, candidate, rank, counted=counted) for rank in ranks), key=lambda found: found.total)
@@ -101,35 +101,35 @@ def worst(model: ModelShape, candidate: Candidate, *, counted: str = "engine") -
 def _by_convention(model: ModelShape, candidate: Candidate, counted: str) -> Memory:
     plan, mesh = candidate.plan, candidate.mesh
     part = (model.nominal or model.parameters) / (mesh.pp * mesh.tp)
-    held = accounting.states(part, ACCOUNTINGS[counted], zero=plan.zero_stage, num_ranks=mesh.dp_shard)
-    kept = accounting.activations(model, candidate.microbatch) / (mesh.pp * mesh.tp)
-    return Memory(held[0], held[1], held[2], activations=kept * in_flight(candidate, 0))
+    states = accounting.states(part, ACCOUNTINGS[counted], zero=plan.zero_stage, num_ranks=mesh.dp_shard)
+    stored = accounting.activations(model, candidate.microbatch) / (mesh.pp * mesh.tp)
+    return Memory(states[0], states[1], states[2], activations=stored * in_flight(candidate, 0))
 
 
-def _transient(own: Share, candidate: Candidate) -> float:
+def _transient(part: Share, candidate: Candidate) -> float:
     plan = candidate.plan
     if not plan.is_sharded:
-        return 2 * own.whole if plan.precision == "bf16" else 0  # autocast keeps what it has cast
-    weights = candidate.item_bytes * (own.in_turn if plan.zero_stage == 3 else own.gathered)
+        return 2 * part.whole if plan.precision == "bf16" else 0  # autocast caches the cast weights
+    weights = candidate.item_bytes * (part.in_turn if plan.zero_stage == 3 else part.gathered)
     if reduces_late(candidate):
-        return weights + FP32 * (own.gathered - own.held)
-    return weights + (candidate.item_bytes + FP32) * own.largest
+        return weights + FP32 * (part.gathered - part.local)
+    return weights + (candidate.item_bytes + FP32) * part.largest
 
 
 def reduces_late(candidate: Candidate) -> bool:
-    """Whether gradients accumulate over several micro-batches before they are added up over the ranks."""
+    """Return whether gradients accumulate over several micro-batches before they are summed over the ranks."""
     plan = candidate.plan
     return plan.microbatches > 1 and (plan.zero_stage < 2 or candidate.mesh.pp > 1)
 
 
 def _buffers(model: ModelShape, candidate: Candidate, pp_rank: int) -> float:
-    own = stages_of(candidate.plan, pp_rank)
-    neighbours = {stage + step for stage in own for step in (-1, 1)} & set(range(candidate.plan.num_stages))
-    return len(neighbours - set(own)) * candidate.plan.microbatches * block_input(model, candidate)
+    local = stages_of(candidate.plan, pp_rank)
+    neighbours = {stage + step for stage in local for step in (-1, 1)} & set(range(candidate.plan.num_stages))
+    return len(neighbours - set(local)) * candidate.plan.microbatches * block_input(model, candidate)
 
 
 def block_activations(model: ModelShape, candidate: Candidate) -> float:
-    """Bytes that one block keeps of one micro-batch without recomputation."""
+    """Return the bytes that one block stores of one micro-batch without recomputation."""
     h, t = model.hidden, candidate.mesh.tp
     kv = model.num_kv_heads * model.head_size
     is_gpt = model.mlp == "gelu"
@@ -139,23 +139,24 @@ def block_activations(model: ModelShape, candidate: Candidate) -> float:
 
 
 def block_input(model: ModelShape, candidate: Candidate) -> float:
-    """Bytes of what enters a block, of one micro-batch."""
+    """Return the bytes of the input of a block, of one micro-batch."""
     return candidate.item_bytes * model.sequence * candidate.microbatch * model.hidden / candidate.cut_tokens
 
 
 def _activations(model: ModelShape, candidate: Candidate, pp_rank: int) -> float:
-    cut, own = stages(model, candidate.plan.num_stages), stages_of(candidate.plan, pp_rank)
+    cut, local = stages(model, candidate.plan.num_stages), stages_of(candidate.plan, pp_rank)
     passes = in_flight(candidate, pp_rank)
-    num_blocks = sum(cut[stage].num_blocks for stage in own) / len(own) * passes
+    num_blocks = sum(cut[stage].num_blocks for stage in local) / len(local) * passes
     whole = block_activations(model, candidate)
-    kept = (
-        block_input(model, candidate) * num_blocks + whole if candidate.plan.recompute == "full" else whole * num_blocks
-    )
+    if candidate.plan.recompute == "full":
+        stored = block_input(model, candidate) * num_blocks + whole
+    else:
+        stored = whole * num_blocks
     if candidate.mesh.pp > 1 and candidate.plan.schedule in SPLIT:
-        kept *= BETWEEN_HALVES
-    if any(cut[stage].has_head for stage in own):  # those of one micro-batch are `work`
-        kept += (-(-passes // len(own)) - 1) * _words(model, candidate) * (candidate.item_bytes + FP32)
-    return kept
+        stored *= BETWEEN_HALVES
+    if any(cut[stage].has_head for stage in local):  # the logits of one micro-batch are `work`
+        stored += (-(-passes // len(local)) - 1) * _words(model, candidate) * (candidate.item_bytes + FP32)
+    return stored
 
 
 def _block_gradients(model: ModelShape, candidate: Candidate) -> float:
@@ -170,13 +171,13 @@ def _logits(model: ModelShape, candidate: Candidate, pp_rank: int) -> float:
 
 
 def _words(model: ModelShape, candidate: Candidate) -> float:
-    """Logits of one micro-batch."""
+    """Return the number of logits of one micro-batch."""
     cut = candidate.mesh.tp if candidate.plan.loss_parallel else 1
     return model.sequence * candidate.microbatch * model.vocab / cut
 
 
 def in_flight(candidate: Candidate, pp_rank: int) -> int:
-    """Forward passes of a rank's stages that wait for the end of their backward pass, at most (1 without a pipeline).
+    """Return the largest number of forward passes of a rank that wait for their backward pass (1 without a pipeline).
 
     GPipe: all of the m V. 1F1B: p - rank. Interleaved 1F1B: (V - 1) p + 2 (p - 1 - rank) + 1. Zero-bubble: V p.
     DualPipeV: 2 p + 1. (`bubble.most_in_flight` counts them in a schedule's own list of actions.)

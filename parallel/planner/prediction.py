@@ -1,11 +1,11 @@
-"""How long one step takes on a cluster, and where the time goes.
+"""The predicted time of one step on a cluster, by part.
 
     compute   operations of the slowest stage / (efficiency x peak); recomputation runs the blocks' forward twice
-    tensor    what tensor parallelism sends inside the blocks: waited for
+    tensor    collectives of tensor parallelism inside the blocks: waited for
     idle      (compute + tensor) x bubble / (1 - bubble)
-    data      what gathers and reduces parameters and gradients, beyond the computation that hides it: all of it for
-              what is gathered in every micro-batch, the backward's two thirds for what is reduced in every one, and of
-              one micro-batch alone for what moves once in a step
+    data      collectives of parameters and gradients, beyond the computation that hides them: all of it for parameters
+              gathered in every micro-batch, the backward's two thirds for gradients reduced in every one, and one
+              micro-batch's alone for those that move once in a step
     fill      the first activations through the pipeline and the last gradients back; the others travel behind compute
 
     step = compute + tensor + idle + data + fill
@@ -25,7 +25,7 @@ from atoll.parallel.planner.traffic import SEND, Traffic, traffic
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one step."""
+    """The parts of one step's time [s]."""
 
     compute: float
     tensor: float
@@ -35,32 +35,34 @@ class Times:
 
     @property
     def step(self) -> float:
-        """All of it."""
+        """The time of the whole step [s]."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a candidate would cost."""
+    """The predicted costs of a candidate."""
 
     candidate: Candidate
     memory: Memory
-    """Of the rank that needs most."""
+    """The memory of the rank that needs most."""
     times: Times
     bubble: float
     """The pipeline's idle share of compute and tensor time."""
     tokens_per_s: float
-    """Of all ranks together."""
+    """The throughput of all ranks together."""
     mfu: float
-    """The model's operations, without recomputation, of the devices' peak."""
+    """The model's operations, without recomputation, as a fraction of the devices' peak."""
 
 
 def predict(model: ModelShape, candidate: Candidate, cluster: Cluster, *, counted: str = "engine") -> Prediction:
-    """Judge one candidate; `counted` as in `memory.memory`."""
+    """Predict the costs of one candidate; `counted` as in `memory.memory`."""
     mesh = candidate.mesh
     peak = cluster.flops if candidate.plan.precision == "bf16" else cluster.flops_fp32
     compute = stage_flops(model, candidate) / (peak * cluster.efficiency)
-    ends = [sent_by(model, candidate, pp_rank) for pp_rank in sorted({0, mesh.pp - 1})]  # these do more than blocks
+    ends = [
+        sent_by(model, candidate, pp_rank) for pp_rank in sorted({0, mesh.pp - 1})
+    ]  # they also have embedding and head
     tensor = max(sum(seconds(item, candidate, cluster) for item in sent if item.axis == "tp") for sent in ends)
     share = idle_share(candidate)
     times = Times(
@@ -76,7 +78,7 @@ def predict(model: ModelShape, candidate: Candidate, cluster: Cluster, *, counte
 
 
 def stage_flops(model: ModelShape, candidate: Candidate) -> float:
-    """Operations of the rank of the slowest stage in one step."""
+    """Return the operations of the rank of the slowest stage in one step."""
     plan, mesh = candidate.plan, candidate.mesh
     tokens = model.sequence * candidate.microbatch * plan.microbatches / mesh.tp
     head = 6 * model.vocab * model.hidden
@@ -87,7 +89,7 @@ def stage_flops(model: ModelShape, candidate: Candidate) -> float:
 
 
 def idle_share(candidate: Candidate) -> float:
-    """The bubble of the candidate's pipeline, of equal stages; 0 without one."""
+    """Return the bubble of the candidate's pipeline, of equal stages; 0 without one."""
     plan, p = candidate.plan, candidate.mesh.pp
     if p == 1:
         return 0.0
@@ -97,17 +99,17 @@ def idle_share(candidate: Candidate) -> float:
 
 
 def seconds(item: Traffic, candidate: Candidate, cluster: Cluster) -> float:
-    """Time of a rank's collectives of one kind, if nothing hides them."""
+    """Return the time of a rank's collectives of one kind, if no computation hides them."""
     return cluster.seconds(item.sent, item.steps, across=crosses(candidate.mesh, item.axis, cluster))
 
 
 def sent_by(model: ModelShape, candidate: Candidate, pp_rank: int) -> list[Traffic]:
-    """What the first data and tensor rank of a stage sends."""
+    """Return the traffic of the first data and tensor rank of a stage."""
     return traffic(model, candidate, pp_rank * (candidate.mesh.size // candidate.mesh.pp))
 
 
 def _exposed(sent: list[Traffic], candidate: Candidate, cluster: Cluster, compute: float) -> float:
-    """What the sharing of parameters and gradients adds to the step."""
+    """Return the time that the traffic of parameters and gradients adds to the step."""
     shared = (item for item in sent if item.axis != "tp" and item.kind != SEND)
     return sum(max(0.0, seconds(item, candidate, cluster) - item.window * compute) for item in shared)
 

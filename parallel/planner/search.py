@@ -1,11 +1,11 @@
-"""Every mesh of a cluster that could train a model: those that fit, best first, and why the others cannot.
+"""The search over all meshes of a cluster: those that fit a model, best first, and why the others do not.
 
 A mesh is tried with the stages of ZeRO, the schedules of a pipeline, and the largest micro-batch that fits, or with
-recomputation if none does. Plans are ranked by predicted tokens per second. Where two are within a per cent of each
-other, the prediction cannot tell them apart and the one with fewer moving parts is better.
+recomputation if none does. Plans are ranked by predicted tokens per second. If two are within a per cent of each other,
+the prediction cannot tell them apart and the one with fewer moving parts is better.
 
-The rules of the field follow: tensor parallelism inside a node, for its activations are waited for; pipeline and data
-across nodes, for they send less or later; ZeRO where memory is short. Sources: Narayanan et al. 2021, section 3 (its
+The rules of the field follow: tensor parallelism inside a node, since its activations are waited for; pipeline and data
+across nodes, since they send less or later; ZeRO if memory is short. Sources: Narayanan et al. 2021, section 3 (its
 "takeaways"); Rajbhandari et al. 2020, section 5.
 """
 
@@ -23,24 +23,24 @@ from atoll.parallel.planner.prediction import Prediction, predict
 from atoll.parallel.planner.shape import ModelShape
 
 CLOSE = 0.99
-"""Two predictions in this ratio or nearer are one."""
+"""Ratio from which on two predictions count as equal."""
 
 PIPELINES = (("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-zero-bubble", 2))
-"""Schedules that are tried, with the stages on each rank."""
+"""The schedules of the search, with the stages on each rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What is to be trained."""
+    """The training that the search plans."""
 
     batch: int
     """Sequences of one step, on all ranks together (>= 1)."""
     precision: str = "bf16"
-    """bf16 or fp32: what products compute in."""
+    """The precision of products: bf16 or fp32."""
     optimizer: str = "adamw"
-    """Whose state is kept."""
+    """The optimizer, which determines the state."""
     counted: str = "engine"
-    """How memory is counted: `engine`, or a convention of `accounting`."""
+    """The accounting of memory: `engine`, or a convention of `accounting`."""
 
     def __post_init__(self) -> None:
         rules = {
@@ -66,11 +66,11 @@ class Found:
     ranked: tuple[Prediction, ...]
     """The best plan of each mesh that fits, the best mesh first."""
     refused: tuple[tuple[str, int, str], ...]
-    """Why the other meshes cannot be, the commonest reason first: the reason, how many meshes, one of them."""
+    """The reasons against the other meshes, the most frequent first: the reason, the number of meshes, one of them."""
 
 
 def search(model: ModelShape, cluster: Cluster, wanted: Wanted, *, only: Mesh | None = None) -> Found:
-    """Try every mesh of as many ranks as the cluster has devices, or `only` one.
+    """Try every mesh with a rank for each device of the cluster, or `only` one.
 
     Raises:
         ValueError: `only` has another number of ranks.
@@ -92,7 +92,7 @@ def search(model: ModelShape, cluster: Cluster, wanted: Wanted, *, only: Mesh | 
 
 
 def meshes(world: int) -> Iterator[Mesh]:
-    """Every mesh of so many ranks."""
+    """Yield every mesh of `world` ranks."""
     for pp in divisors(world):
         for tp in divisors(world // pp):
             for dp_shard in divisors(world // pp // tp):
@@ -100,12 +100,12 @@ def meshes(world: int) -> Iterator[Mesh]:
 
 
 def divisors(number: int) -> list[int]:
-    """Ascending."""
+    """Return the divisors, ascending."""
     return [k for k in range(1, number + 1) if number % k == 0]
 
 
 def ranked(predictions: list[Prediction]) -> list[Prediction]:
-    """Fastest first; but what leads is the simplest of those that are as fast as the fastest."""
+    """Sort by speed; but the first is the simplest of those that are as fast as the fastest."""
     by_speed = sorted(predictions, key=lambda found: -found.tokens_per_s)
     if not by_speed:
         return []
@@ -115,7 +115,7 @@ def ranked(predictions: list[Prediction]) -> list[Prediction]:
 
 
 def complexity(candidate: Candidate) -> tuple[int, int, bool]:
-    """How many moving parts a plan has: axes, ZeRO's stage, recomputation."""
+    """Return the number of a plan's moving parts: axes, ZeRO's stage, recomputation."""
     axes = sum(degree > 1 for degree in candidate.mesh.degrees.values())
     return axes, candidate.plan.zero_stage, candidate.plan.recompute != "none"
 
@@ -125,7 +125,7 @@ def complexity(candidate: Candidate) -> tuple[int, int, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a mesh cannot be."""
+    """The reason against a mesh."""
 
     kind: str
     text: str
@@ -149,7 +149,7 @@ def _best_of(
 
 
 def misfit(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh, *, is_free: bool = True) -> Reason | None:
-    """What forbids a mesh before memory is asked; None: nothing. A mesh that was asked for may cross nodes."""
+    """Return what forbids a mesh before its memory is computed, or None. A requested mesh may cross nodes."""
     divisible = {
         "heads": model.heads,
         "kv_heads": model.num_kv_heads,
@@ -170,7 +170,7 @@ def misfit(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh, *, i
 
 
 def _candidates(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh) -> Iterator[tuple[Candidate, float]]:
-    """Of each kind of plan the largest micro-batch that fits, or else the smallest; with its memory."""
+    """Yield, for each kind of plan, the largest micro-batch that fits, or else the smallest; with its memory."""
     for plan in _plans(model, wanted, mesh):
         tried = list(_sized(model, plan, wanted, cluster))
         if tried:
@@ -184,7 +184,7 @@ def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
         for zero in (1, 2, 3) if mesh.dp_shard > 1 else (None,):
             for recompute in ("none", "full"):
                 if mesh.pp > 1 and schedule in SPLIT and (zero == 3 or recompute == "full"):
-                    continue  # the engine refuses them
+                    continue  # refused by the engine
                 yield Plan(
                     mesh=mesh,
                     zero=zero,
@@ -197,7 +197,7 @@ def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
 
 
 def _sized(model: ModelShape, plan: Plan, wanted: Wanted, cluster: Cluster) -> Iterator[tuple[Candidate, float]]:
-    """The plan with ever larger micro-batches, as long as they fit."""
+    """Yield the plan with increasing micro-batches, while they fit."""
     rows = wanted.batch // plan.mesh.dp
     for microbatch in (size for size in divisors(rows) if size & (size - 1) == 0):
         number = rows // microbatch
@@ -218,11 +218,11 @@ def _sized(model: ModelShape, plan: Plan, wanted: Wanted, cluster: Cluster) -> I
 
 
 def lost(found: Prediction, best: Prediction) -> str:
-    """Why a plan is not the chosen one: what it spends more time on."""
+    """Return why a plan is not the chosen one: the part on which it spends more time."""
     slower = found.times.step / best.times.step
     if slower <= 1 / CLOSE:
-        mine, other = complexity(found.candidate), complexity(best.candidate)
-        return "as fast, with more moving parts" if mine > other else "as fast, and needs more memory"
+        is_simpler = complexity(found.candidate) <= complexity(best.candidate)
+        return "as fast, but needs more memory" if is_simpler else "as fast, but with more moving parts"
     words = {
         "compute": "recomputes" if found.candidate.plan.recompute != "none" else "stages of unequal work",
         "tensor": "waits for activations along tp",
@@ -236,14 +236,14 @@ def lost(found: Prediction, best: Prediction) -> str:
 
 
 def why(model: ModelShape, cluster: Cluster, found: Found) -> list[str]:
-    """Sentences that say why the first plan is the first: what each of its axes is for, and what comes without it."""
+    """Return sentences about the first plan: the purpose of each of its axes, and the best plan without it."""
     best = found.ranked[0]
-    said = [_need(model, cluster, best.candidate)]
+    sentences = [_need(model, cluster, best.candidate)]
     for axis in AXES:
         degree = best.candidate.mesh.degrees[axis]
         if degree > 1:
-            said.append(f"{axis}={degree}: {_purpose(axis, best, cluster)}; {_without(axis, best, found)}.")
-    return said
+            sentences.append(f"{axis}={degree}: {_purpose(axis, best, cluster)}; {_without(axis, best, found)}.")
+    return sentences
 
 
 def _need(model: ModelShape, cluster: Cluster, candidate: Candidate) -> str:
@@ -261,10 +261,10 @@ def _purpose(axis: str, best: Prediction, cluster: Cluster) -> str:
     plan = best.candidate.plan
     where = "across nodes" if crosses(best.candidate.mesh, axis, cluster) else "inside a node"
     return {
-        "tp": f"every product is cut, {where}, for its activations are waited for ({best.times.tensor:.3g} s)",
+        "tp": f"every product is sharded {where}; its activations are waited for ({best.times.tensor:.3g} s)",
         "pp": f"stages {where} send little; {plan.microbatches} micro-batches keep the bubble at {best.bubble:.1%}",
-        "dp_shard": f"ZeRO-{plan.zero_stage} {where} shares out the state",
-        "dp_replicate": f"copies {where} add up gradients behind the backward pass",
+        "dp_shard": f"ZeRO-{plan.zero_stage} {where} shards the state",
+        "dp_replicate": f"copies {where} sum gradients during the backward pass",
     }[axis]
 
 

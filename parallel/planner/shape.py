@@ -1,4 +1,4 @@
-"""A decoder by its numbers: every tensor that it has, and how tensor parallelism cuts it."""
+"""The shape of a decoder: every tensor that it has, and the axis along which tensor parallelism shards it."""
 
 import math
 from dataclasses import dataclass, replace
@@ -19,17 +19,17 @@ class Weight:
     """Its lengths in the whole model."""
 
     cut: int | None = None
-    """The axis that tensor parallelism cuts; None: every rank of the group has the whole of it."""
+    """The axis that tensor parallelism shards; None: every rank of the group has the whole tensor."""
 
     @property
     def size(self) -> int:
-        """Its number of elements."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """The numbers of a transformer; the defaults are a Llama-style decoder."""
+    """The dimensions of a transformer; the defaults are a Llama-style decoder."""
 
     layers: int
     """Blocks (L >= 1)."""
@@ -41,7 +41,7 @@ class ModelShape:
     """Attention heads (a >= 1); they divide `hidden`."""
 
     kv_heads: int | None = None
-    """Heads of keys and values; they divide `heads`. None: as many."""
+    """Heads of keys and values; they divide `heads`. None: the same number."""
 
     ffn: int | None = None
     """Width inside the MLP (f). None: 4 h with gelu, 8/3 h rounded up to a multiple of 32 with swiglu."""
@@ -53,19 +53,19 @@ class ModelShape:
     """Tokens in one sequence (s >= 1)."""
 
     tied: bool = False
-    """Whether the head is the embedding's own table."""
+    """Share the embedding's table with the head."""
 
     mlp: str = "swiglu"
-    """gelu: two matrices; swiglu: three."""
+    """The MLP. gelu: two matrices; swiglu: three."""
 
     norm: str = "rmsnorm"
-    """rmsnorm: one vector; layernorm: two."""
+    """The norms. rmsnorm: one vector; layernorm: two."""
 
     biases: bool = False
-    """Whether the linear layers of a block have biases."""
+    """Give the linear layers of a block biases."""
 
     positions: bool = False
-    """Whether positions are a learned table of `sequence` rows; otherwise they are rotated in and cost nothing."""
+    """Learn positions as a table of `sequence` rows; otherwise they are rotary and have no parameters."""
 
     segments: int = 0
     """Rows of further embeddings, such as BERT's two segments."""
@@ -79,40 +79,40 @@ class ModelShape:
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """The number of heads of keys and values."""
         return self.kv_heads or self.heads
 
     @property
     def head_size(self) -> int:
-        """Width of one head."""
+        """The width of one head."""
         return self.hidden // self.heads
 
     @property
     def width(self) -> int:
-        """Width inside the MLP (f)."""
+        """The width inside the MLP (f)."""
         if self.ffn is not None:
             return self.ffn
         return 4 * self.hidden if self.mlp == "gelu" else (8 * self.hidden // 3 + 31) // 32 * 32
 
     @property
     def parameters(self) -> int:
-        """Every parameter, once (P)."""
+        """The number of all parameters, each once (P)."""
         return sum(weight.size for weight in (*self.embedding(), *self.block() * self.layers, *self.head()))
 
     @property
     def matrix_parameters(self) -> int:
-        """Those that a token is multiplied with: all matrices but the look-up of embeddings; a tied head counts."""
+        """The parameters that multiply a token: all matrices but the look-up of embeddings; a tied head counts."""
         block = sum(weight.size for weight in self.block() if len(weight.shape) == 2)
         return self.layers * block + self.vocab * self.hidden
 
     def embedding(self) -> tuple[Weight, ...]:
-        """What comes before the first block."""
+        """Return the parameters before the first block."""
         h = self.hidden
         extra = (("positions", self.sequence * self.positions), ("segments", self.segments))
         return (Weight("embedding", (self.vocab, h), 0), *(Weight(name, (rows, h)) for name, rows in extra if rows))
 
     def block(self) -> tuple[Weight, ...]:
-        """One block."""
+        """Return the parameters of one block."""
         h, kv, f = self.hidden, self.num_kv_heads * self.head_size, self.width
         columns = [("query", h), ("key", kv), ("value", kv)]
         gates = [("up", f)] if self.mlp == "gelu" else [("gate", f), ("up", f)]
@@ -126,12 +126,13 @@ class ModelShape:
         )
 
     def head(self) -> tuple[Weight, ...]:
-        """What comes after the last block; a tied head has no table of its own."""
+        """Return the parameters after the last block; a tied head has no table of its own."""
         table = () if self.tied else (Weight("head", (self.vocab, self.hidden), 0),)
         return (*self._norm("norm"), *table)
 
     def flops(self, tokens: float, *, recompute: bool = False) -> float:
-        """Floating-point operations of forward and backward: (6 N + 12 L h s) tokens; N are `matrix_parameters`.
+        """Return the floating-point operations of forward and backward: (6 N + 12 L h s) tokens; N are
+        `matrix_parameters`.
 
         With `recompute` the forward runs twice, which adds a third. Source: torchtitan's and PaLM's convention
         (Chowdhery et al. 2022, appendix B), which gives no discount for the causal mask.
@@ -216,7 +217,7 @@ Llama 3.1 8B and Llama 3.2 1B.
 
 
 def as_decoder(shape: ModelShape) -> ModelShape:
-    """The Llama-style decoder of the same blocks, width, heads and vocabulary: what the engine's own model can be.
+    """Return the Llama-style decoder of the same blocks, width, heads and vocabulary, which the engine can build.
 
     Two matrices of f columns become three of 2/3 f, rounded up to a multiple of 32, which have as many parameters.
     """

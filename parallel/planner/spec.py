@@ -1,4 +1,4 @@
-"""A model or a cluster in one line, `gpt3,layers=48`, or as a table of a TOML: a preset, and values over it."""
+"""A model or a cluster in one line, `gpt3,layers=48`, or as a table of a TOML: a preset with values replaced."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -13,13 +13,13 @@ PRESET = "preset"
 
 
 def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str) -> Kind:
-    """Read `[PRESET,]NAME=VALUE,...`.
+    """Parse `[PRESET,]NAME=VALUE,...`.
 
     Args:
-        kind: a frozen dataclass whose fields have defaults or must be given.
+        kind: a frozen dataclass; fields without a default are required.
         presets: by name.
         text: numbers as 80e9 or 128, words as they are, true and false.
-        what: the thing, for the faults.
+        what: the name of the thing, for the faults.
 
     Raises:
         ValueError: with every fault, one a line.
@@ -38,7 +38,7 @@ def parse(kind: type[Kind], presets: Mapping[str, Kind], text: str, *, what: str
 def read(
     kind: type[Kind], presets: Mapping[str, Kind], table: Mapping[str, Any], *, what: str, faults: Iterable[str] = ()
 ) -> Kind:
-    """Make the thing from a table of values, or of their texts; `faults` are those that are known already.
+    """Construct the thing from a table of values, or of their texts; `faults` are those already known.
 
     Raises:
         ValueError: with every fault, one a line.
@@ -66,7 +66,7 @@ def read(
 
 
 def _value(types: tuple[type, ...], text: str) -> Any:
-    """What a text stands for; itself where it is of none of the types, which the thing then refuses by its name."""
+    """Return the value of a text; the text itself if it has none of the types, which the thing then refuses."""
     if NoneType in types and text == "none":
         return None
     if bool in types:
@@ -79,7 +79,7 @@ def _value(types: tuple[type, ...], text: str) -> Any:
 
 
 def _exact(types: tuple[type, ...], value: Any) -> Any:
-    """A whole number as an integer where integers are asked for: 1e3 is one."""
+    """Return a whole number as an integer if an integer is expected: 1e3 is one."""
     if int in types and isinstance(value, float) and value.is_integer():
         return int(value)
     return value

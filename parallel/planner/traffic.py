@@ -1,6 +1,6 @@
-"""What one rank sends in one step: collectives and bytes, by axis, for parameters, gradients and activations.
+"""The traffic of one rank in one step: collectives and bytes, by axis, for parameters, gradients and activations.
 
-Legend: n ranks of a group, M bytes of what the group holds together. A ring moves through each rank
+Legend: n ranks of a group, M bytes of the group's tensors together. A ring moves through each rank
 
     all-gather, reduce-scatter   (n - 1) / n  M
     all-reduce                   2 (n - 1) / n  M
@@ -8,8 +8,8 @@ Legend: n ranks of a group, M bytes of what the group holds together. A ring mov
 
 ZeRO-1 and -2 gather and reduce each parameter once, which is the volume of DDP's all-reduce; ZeRO-3 gathers it again
 for the backward pass: 1.5 times as much. A tensor-parallel block has two all-reduces of its activations in each
-direction, or, with the sequence cut, an all-gather and a reduce-scatter in place of each; recomputation repeats those
-of the forward pass.
+direction, or, with the sequence sharded, an all-gather and a reduce-scatter in place of each; recomputation repeats
+those of the forward pass.
 
 Sources: Rajbhandari et al. 2020, section 7; Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al. 2022,
 section 4.2; Narayanan et al. 2021, section 3.2.
@@ -32,21 +32,21 @@ class Traffic:
     """Collectives of one kind and purpose on one axis."""
 
     axis: str
-    """Of the mesh."""
+    """The axis of the mesh."""
     kind: str
-    """all_gather, reduce_scatter, all_reduce or send."""
+    """The kind: all_gather, reduce_scatter, all_reduce or send."""
     what: str
-    """parameters, gradients, activations, logits, loss, tied table."""
+    """The content: parameters, gradients, activations, logits, loss, tied table."""
     count: int
     """Calls in one step."""
     payload: float
-    """Bytes of all calls: of what the group holds together; for an all-reduce or a send, of the tensor."""
+    """Bytes of all calls: of the group's tensors together; for an all-reduce or a send, of the tensor."""
     ranks: int
     """Ranks of the group."""
     behind: str = ""
     """The computation that can hide it; empty: none, it is waited for."""
     window: float = 0.0
-    """The share of the step's computation that this is."""
+    """The share of the step's computation that can hide it."""
 
     @property
     def sent(self) -> float:
@@ -62,14 +62,14 @@ class Traffic:
 
 
 def traffic(model: ModelShape, candidate: Candidate, rank: int = 0) -> list[Traffic]:
-    """Everything that a rank sends in one step but a few numbers (units, loss, norm), by axis, kind and purpose."""
-    own = share(model, candidate, rank)
-    found = [*_data(own, candidate), *_tensor(model, candidate, rank), *_pipeline(model, candidate, rank)]
+    """Return the traffic of a rank in one step by axis, kind and purpose, without single numbers (loss, norm)."""
+    part = share(model, candidate, rank)
+    found = [*_data(part, candidate), *_tensor(model, candidate, rank), *_pipeline(model, candidate, rank)]
     return [item for item in found if item.count]
 
 
 def totals(model: ModelShape, candidate: Candidate, rank: int = 0) -> dict[tuple[str, str], tuple[int, int]]:
-    """(axis, kind) -> calls and bytes, as a dry run counts them; what a pipeline sends it receives as often."""
+    """Return calls and bytes by (axis, kind), as a dry run counts them; each send of a pipeline is also a receive."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for item in traffic(model, candidate, rank):
         for kind in (SEND, "receive") if item.kind == SEND else (item.kind,):
@@ -81,37 +81,37 @@ def totals(model: ModelShape, candidate: Candidate, rank: int = 0) -> dict[tuple
 # ---------------------------------------------------------------- data parallelism
 
 
-def _data(own: Share, candidate: Candidate) -> Iterator[Traffic]:
+def _data(part: Share, candidate: Candidate) -> Iterator[Traffic]:
     plan, mesh = candidate.plan, candidate.mesh
     r, d = mesh.dp_replicate if plan.outer == "none" else 1, mesh.dp_shard
-    size_of_one = gradient_bytes(plan)
+    item_bytes = gradient_bytes(plan)
     if plan.is_ddp:
         window = 2 / 3 / plan.microbatches
-        yield Traffic("dp_replicate", REDUCE, "gradients", 1, size_of_one * own.whole, r, "backward", window)
+        yield Traffic("dp_replicate", REDUCE, "gradients", 1, item_bytes * part.whole, r, "backward", window)
         return
     gathers, reductions = _times(candidate)
-    # what moves once in a step has one micro-batch to hide behind; a backward pass is two thirds of it
+    # a collective once in a step can hide behind one micro-batch, of which the backward pass is two thirds
     forward, backward = min(1.0, gathers / plan.microbatches), 2 / 3 * reductions / plan.microbatches
     if d > 1:
-        calls, size = gathers * own.num_units, gathers * candidate.item_bytes * own.gathered
+        calls, size = gathers * part.num_units, gathers * candidate.item_bytes * part.gathered
         yield Traffic("dp_shard", GATHER, "parameters", calls, size, d, "forward, backward", forward)
-        calls, size = reductions * own.num_units, reductions * size_of_one * own.gathered
+        calls, size = reductions * part.num_units, reductions * item_bytes * part.gathered
         yield Traffic("dp_shard", SCATTER, "gradients", calls, size, d, "backward", backward)
     if r > 1:
-        calls, size = reductions * own.num_units, reductions * size_of_one * own.gathered // d
+        calls, size = reductions * part.num_units, reductions * item_bytes * part.gathered // d
         yield Traffic("dp_replicate", REDUCE, "gradients", calls, size, r, "backward", backward)
 
 
 def gradient_bytes(plan: Plan) -> int:
-    """Of one number of a gradient that travels, or waits until it does."""
+    """Return the bytes of one element of a gradient in transit, or waiting for it."""
     return 2 if plan.reduce_dtype == "bf16" else FP32
 
 
 def _times(candidate: Candidate) -> tuple[int, int]:
-    """How often in a step a unit is gathered, and how often its gradients are reduced.
+    """Return how often in a step a unit is gathered, and how often its gradients are reduced.
 
-    A pipeline reduces once, after the last backward pass of a stage, and leaves what a backward pass has gathered for
-    the next forward pass.
+    A pipeline reduces once, after the last backward pass of a stage, and leaves parameters that a backward pass has
+    gathered for the next forward pass.
     """
     plan = candidate.plan
     m = plan.microbatches
@@ -135,9 +135,9 @@ def _tensor(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Traf
     blocks = sum(stage.num_blocks for stage in own)
     embeddings, heads = sum(s.has_embedding for s in own), sum(s.has_head for s in own)
     whole = candidate.item_bytes * model.sequence * candidate.microbatch * model.hidden
-    # an embedding reduces forward and, with the sequence cut, gathers backward; a head the other way round
+    # an embedding reduces forward and, with the sequence sharded, gathers backward; a head the other way round
     calls = m * (4 * blocks + embeddings + heads)
-    again = m * blocks if plan.recompute == "full" else 0  # up to the last product, whose sum nobody needs again
+    again = m * blocks if plan.recompute == "full" else 0  # without the last product, whose sum is not needed
     if plan.sequence_parallel:
         gathers, scatters = calls + 2 * again, calls + again
         yield Traffic("tp", GATHER, "activations", gathers, gathers * whole, t)
@@ -154,11 +154,10 @@ def _tensor(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Traf
 
 
 def _norm_gradients(model: ModelShape, candidate: Candidate, own: list[Stage]) -> Traffic:
-    """Every rank has seen a part of the sequence, so what is whole on each has a gradient in parts.
+    """Return the traffic of replicated weights' gradients: each rank has seen a part of the sequence, so it has a part.
 
-    `fully_shard` adds them up when it reduces gradients: in each backward pass in the dtype of the products, or once
-    after the last one, until which they wait in the dtype of the reduction. Without it the step adds them up in one
-    call.
+    `fully_shard` sums them when it reduces gradients: in each backward pass in the dtype of the products, or once after
+    the last one, until which they wait in the dtype of the reduction. Without it the step sums them in one call.
     """
     plan, t = candidate.plan, candidate.mesh.tp
     vectors = sum(weight.size for stage in own for weight in _whole_weights(model, stage))
@@ -192,5 +191,5 @@ def _pipeline(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Tr
         yield Traffic("pp", SEND, what, calls, calls * size, mesh.pp, "other micro-batches", 1.0)
     ends = {0, plan.num_stages - 1}
     if model.tied and len(ends.intersection(own)) == 1:
-        held = chunk(model.vocab // mesh.tp, mesh.dp_shard, at["dp_shard"]) * model.hidden
-        yield Traffic("pp", REDUCE, "tied table", 1, FP32 * held, 2)
+        local = chunk(model.vocab // mesh.tp, mesh.dp_shard, at["dp_shard"]) * model.hidden
+        yield Traffic("pp", REDUCE, "tied table", 1, FP32 * local, 2)

@@ -1,7 +1,7 @@
-"""What a rank holds of a model, and the units in which that is gathered and reduced.
+"""A rank's part of a model, and the units in which parameters are gathered and reduced.
 
-A unit is a block, or what a stage has beside its blocks (embedding, last norm, head). Tensor parallelism cuts a weight
-along its axis; sharding over data then cuts what is left along axis 0, into pieces of ceil(n / d) rows of which the
+A unit is a block, or the rest of a stage beside its blocks (embedding, last norm, head). Tensor parallelism shards a
+weight along its axis; data sharding then shards the rest along axis 0, into pieces of ceil(n / d) rows of which the
 last may be smaller or empty (torch's `fully_shard`).
 """
 
@@ -17,44 +17,46 @@ from atoll.parallel.planner.shape import ModelShape, Weight
 class Share:
     """A rank's part of a model, or of one unit of it, in elements."""
 
-    held: int = 0
-    """Of the rank's own shards."""
+    local: int = 0
+    """Elements of the rank's own shards."""
 
     gathered: int = 0
-    """Of the same tensors on all shards together, with the rows that pad every shard to equal length."""
+    """Elements of the same tensors on all shards together, with the rows that pad every shard to equal length."""
 
     whole: int = 0
-    """The same without that padding."""
+    """Elements of the same tensors without that padding."""
 
     num_tensors: int = 0
-    """Parameters."""
+    """The number of parameter tensors."""
 
     num_units: int = 0
-    """Units."""
+    """The number of units."""
 
     largest: int = 0
-    """`gathered` of the largest unit."""
+    """The `gathered` of the largest unit."""
 
     in_turn: int = 0
-    """`gathered` of what is there at once when blocks are gathered in turn: two of them, and the rest of the stages."""
+    """The largest `gathered` at once if blocks are gathered in turn: two of them, and the rest of the stages."""
 
 
 def share(model: ModelShape, candidate: Candidate, rank: int) -> Share:
-    """What a rank of the mesh holds, in all of its stages."""
+    """Return the part of a rank of the mesh, in all of its stages."""
     mesh, at = candidate.mesh, coordinates(candidate.mesh, rank)
-    own = tuple(stages_of(candidate.plan, at["pp"]))
-    return _share(model, candidate.plan.num_stages, own, mesh.tp, mesh.dp_shard, at["dp_shard"])
+    local_stages = tuple(stages_of(candidate.plan, at["pp"]))
+    return _share(model, candidate.plan.num_stages, local_stages, mesh.tp, mesh.dp_shard, at["dp_shard"])
 
 
 @lru_cache(maxsize=65536)
-def _share(model: ModelShape, num_stages: int, own: tuple[int, ...], tp: int, shards: int, index: int) -> Share:
+def _share(
+    model: ModelShape, num_stages: int, local_stages: tuple[int, ...], tp: int, shards: int, index: int
+) -> Share:
     cut = stages(model, num_stages)
     block = _unit(model.block(), tp, shards, index)
-    num_blocks = sum(cut[stage].num_blocks for stage in own)
-    rest = [_unit(cut[stage].ends, tp, shards, index) for stage in own if cut[stage].ends]
+    num_blocks = sum(cut[stage].num_blocks for stage in local_stages)
+    rest = [_unit(cut[stage].ends, tp, shards, index) for stage in local_stages if cut[stage].ends]
     found = [*[block] * num_blocks, *rest]
     return Share(
-        held=sum(unit.held for unit in found),
+        local=sum(unit.local for unit in found),
         gathered=sum(unit.gathered for unit in found),
         whole=sum(unit.whole for unit in found),
         num_tensors=sum(unit.num_tensors for unit in found),
@@ -65,17 +67,17 @@ def _share(model: ModelShape, num_stages: int, own: tuple[int, ...], tp: int, sh
 
 
 def _unit(weights: tuple[Weight, ...], tp: int, shards: int, index: int) -> Share:
-    held = whole = gathered = 0
+    local = whole = gathered = 0
     for weight in weights:
         rows, *rest = (n // tp if axis == weight.cut else n for axis, n in enumerate(weight.shape))
         row = prod(rest)
-        held += row * chunk(rows, shards, index)
+        local += row * chunk(rows, shards, index)
         whole += row * rows
         gathered += row * -(-rows // shards) * shards
-    return Share(held, gathered, whole, len(weights))
+    return Share(local, gathered, whole, len(weights))
 
 
 def chunk(rows: int, shards: int, index: int) -> int:
-    """How many of the rows one of the shards has."""
+    """Return the number of rows in one of the shards."""
     longest = -(-rows // shards)
     return max(0, min(longest, rows - index * longest))

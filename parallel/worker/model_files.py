@@ -33,7 +33,7 @@ def write_update(
     codec: str,
     seed: int,
     buffers: Collection[str],
-    owed: Sequence[Path] = (),
+    residuals: Sequence[Path] = (),
     residual: Path | None = None,
 ) -> tuple[Piece, ...]:
     """Write the file of an update; the spool makes it durable.
@@ -44,7 +44,7 @@ def write_update(
         codec: of the float tensors; empty: none.
         seed: of the training.
         buffers: names of the model's untrained tensors, which stay plain, as control variates do.
-        owed: files of the residuals of a biased codec.
+        residuals: files of the earlier residuals of a biased codec.
         residual: the file for the new residual; None: the remainder is dropped.
 
     Raises:
@@ -54,7 +54,7 @@ def write_update(
         return safetensors_file.write(out, update, durable=False)
     parsed, feedback = parse_codec(codec), None
     if parsed.is_biased and residual is not None:
-        feedback = Feedback(list(owed), residual)
+        feedback = Feedback(list(residuals), residual)
     rng = np.random.default_rng([seed, CODEC_STREAM])
     plain = [*buffers, *(name for name in update if name.startswith(CONTROL))]
     try:

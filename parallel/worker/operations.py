@@ -89,7 +89,7 @@ class Operations:
             codec=request.get("codec") or "",
             seed=request["seed"],
             buffers=self._loaded().buffers(),
-            owed=[Path(path) for path in request.get("owed", ())],
+            residuals=[Path(path) for path in request.get("owed", ())],
             residual=Path(residual) if residual else None,
         )
 

@@ -225,7 +225,7 @@ class _Process:
     def _send(self, op: str, args: Mapping[str, Any]) -> None:
         assert self._popen.stdin is not None
         line = json.dumps({"op": op, **args}).encode() + b"\n"
-        with self._writing, suppress(BrokenPipeError, ValueError):  # ended, or closed: the reaper will say so
+        with self._writing, suppress(BrokenPipeError, ValueError):  # ended, or closed: the reaper reports it
             self._popen.stdin.write(line)
             self._popen.stdin.flush()
 

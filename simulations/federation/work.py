@@ -74,7 +74,7 @@ class ClientWork:
             codec=invitation.codec,
             seed=invitation.seed,
             buffers=self.versions.buffers,
-            owed=[residual] if residual else [],
+            residuals=[residual] if residual else [],
             residual=self.states.staged_residual(name, invitation.round_id),
         )
         return self.updates.add_encoded(digest, file, pieces, outcome.report)

@@ -1,4 +1,4 @@
-"""What the tests of this room share."""
+"""The fixtures of this room's tests."""
 
 import pytest
 

@@ -16,14 +16,14 @@ NUM_CLIENTS, NUM_ROUNDS, SIZE = 9, 3, 6
 
 
 class Proxy:
-    """What a strategy needs of a client: a name."""
+    """The part of a client that a strategy needs: a name."""
 
     def __init__(self, cid):
         self.cid = cid
 
 
 def strategies(start):
-    """By name, with the arguments that ours are given in the test."""
+    """Return the strategies by name, with the arguments of ours in the test."""
     first = {"initial_parameters": ndarrays_to_parameters([start])}
     return {
         "fedavg": strategy.FedAvg(**first),

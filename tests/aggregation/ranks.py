@@ -27,7 +27,7 @@ class Threads:
         self.sent_bytes = 0
 
     def swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
-        """See `Exchange.swap`."""
+        """Swap through a barrier of threads; see `Exchange.swap`."""
         assert len(parts) == self.size
         self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         try:
@@ -45,7 +45,7 @@ class Threads:
 
 
 def on_ranks(size: int, work: Callable[[Threads], Any]) -> list[Any]:
-    """What each rank's work gives, or the first failure that is not another rank's."""
+    """Return the results of all ranks' work, or raise the first failure that is not another rank's."""
     table: list[Sequence[Bytes]] = [[] for _ in range(size)]
     barrier = threading.Barrier(size)
 
@@ -66,7 +66,7 @@ def on_ranks(size: int, work: Callable[[Threads], Any]) -> list[Any]:
 
 
 def write_shards(source: Path, layout: Layout, size: int, name: Callable[[int], Path]) -> None:
-    """Cut a whole file into the shards of so many ranks."""
+    """Cut a whole file into the shards of `size` ranks."""
     with UpdateReader(stored_model(source)) as reader:
         for rank in range(size):
             pieces = [
@@ -92,7 +92,7 @@ def _values(reader: UpdateReader, piece: Piece, tensor: Any) -> Any:
 def cohort_of(
     updates: Sequence[Weighted], ranks: Sequence[int], layout: Layout, size: int, trained: Container[str]
 ) -> Cohort:
-    """What all ranks know, when update k lies at rank ranks[k]."""
+    """Return the knowledge of all ranks, when update k lies at rank ranks[k]."""
     places = tuple(tuple(k for k, rank in enumerate(ranks) if rank == r) for r in range(size))
     carried = [{piece.tensor for piece in item.update.pieces} for item in updates]
     omitted = {

@@ -9,7 +9,7 @@ from atoll.aggregation.rules.rule import GeometricRule
 
 
 def applied(rule, updates, centre=None):
-    """What a rule makes of updates in memory: (K, n) float32 -> (n)."""
+    """Apply a rule to updates in memory: (K, n) float32 -> (n)."""
     rows = updates if centre is None else np.vstack([updates, centre])
     if isinstance(rule, GeometricRule):
         exact = rows.astype(np.float64)

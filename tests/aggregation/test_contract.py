@@ -1,4 +1,4 @@
-"""What everything in the tables of rules, optimizers and codecs must do, whatever it is: one contract over all of them.
+"""The contract of every entry in the tables of rules, optimizers and codecs.
 
 Each is built from the names and options that a run's TOML has, and works on files as the product does. A new entry of a
 table is under the contract at once; one without options here fails.
@@ -163,7 +163,7 @@ def test_all_weights_times_a_number_change_nothing(tmp_path, name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("centered", "geometric"))])
 def test_updates_times_a_power_of_two_give_the_aggregate_times_it(tmp_path, name):
-    """Of the rules without a length of their own: no radius, no smoothing."""
+    """Rules without a length of their own alone: no radius, no smoothing."""
     first = aggregated(tmp_path / "a", name, cohort(5))
     np.testing.assert_array_equal(aggregated(tmp_path / "b", name, cohort(5) * np.float32(2**-20)), first * 2**-20)
 
@@ -185,7 +185,7 @@ def test_half_floats_count_as_the_floats_that_they_are(tmp_path, name, dtype):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_refused(tmp_path, name, bad):
-    """They never pass the inspection; and what the disk makes of a value afterwards is not folded either."""
+    """Such values never pass the inspection; and one that the disk made later is not folded either."""
     updates = cohort(7)
     whole = [Weighted(store(tmp_path / f"u{k}", split(u)), 1) for k, u in enumerate(updates)]
     data = bytearray(whole[4].update.path.read_bytes())
@@ -260,7 +260,7 @@ def state_of(optimizer, size):
 
 @optimizers
 def test_no_element_of_a_model_sees_another(name):
-    """Hence ranks, tiles and threads may each have some of them."""
+    """Ranks, tiles and threads may therefore each have some of them."""
     optimizer, rng = OptimizerConfig(name=name).build(), np.random.default_rng(1)
     whole, halves = state_of(optimizer, 10), [state_of(optimizer, 5), state_of(optimizer, 5)]
     model = parts = rng.standard_normal(10)

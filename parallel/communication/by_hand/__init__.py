@@ -1,1 +1,4 @@
-"""The collectives written out over point-to-point sends: for reading and for the benchmark, never on the hot path."""
+"""The collectives written out as point-to-point sends: for reading and for the benchmark, never on the hot path.
+
+Imports: no other folder.
+"""

@@ -8,9 +8,9 @@
         push     v  v   v   v             M bytes from each:  2 N M through one port in each round,
                  server                   where a ring of N ranks has less than 2 M at each
 
-    synchronous     w <- w - η mean of the N gradients, when all are there; then everybody gets w
-    asynchronous    w <- w - η/N g_i as soon as one comes, and its sender alone gets w: nobody waits for the slowest,
-                    but g_i belongs to weights that others have changed since
+    synchronous     w <- w - η mean of the N gradients, when all are there; then all workers get w
+    asynchronous    w <- w - η/N g_i as soon as one arrives, and its sender alone gets w: no worker waits for the
+                    slowest, but g_i belongs to weights that others have changed since
 
 Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014, section 3; asynchronous
 updates: Dean et al., "Large Scale Distributed Deep Networks" (Downpour SGD), NIPS 2012.
@@ -23,10 +23,11 @@ import torch
 from atoll.parallel.communication.by_hand.wire import Wire, wait_all
 
 SERVER = 0
+"""The server's rank."""
 
 
 def serve(wire: Wire, weights: torch.Tensor, *, num_rounds: int, lr: float) -> None:
-    """Synchronous rounds on rank 0; the weights change in place.
+    """Run synchronous rounds on rank 0; the weights change in place.
 
     Raises:
         ValueError: there is no worker.
@@ -40,10 +41,10 @@ def serve(wire: Wire, weights: torch.Tensor, *, num_rounds: int, lr: float) -> N
 
 
 def serve_asynchronously(wire: Wire, weights: torch.Tensor, *, num_rounds: int, lr: float) -> list[int]:
-    """Each worker's gradients as they come, on rank 0; the weights change in place.
+    """Apply each worker's gradients as they arrive, on rank 0; the weights change in place.
 
     Returns:
-        Whose gradient was applied, in order: `num_rounds` of each worker.
+        The workers in the order of their gradients: each `num_rounds` times.
 
     Raises:
         ValueError: there is no worker.
@@ -64,10 +65,10 @@ def serve_asynchronously(wire: Wire, weights: torch.Tensor, *, num_rounds: int, 
 def work(
     wire: Wire, weights: torch.Tensor, *, num_rounds: int, gradient_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """A worker's rounds, with either server: pull, compute, push.
+    """Run a worker's rounds, with either server: pull, compute, push.
 
     Args:
-        weights: where the pulled weights are put; of the server's shape.
+        weights: the tensor for the pulled weights; of the server's shape.
         gradient_of: the worker's gradient at some weights, of the same shape.
     """
     for _ in range(num_rounds):

@@ -1,7 +1,7 @@
-"""Collectives on a ring: each rank speaks to its right neighbour only, and all lines are busy all the time.
+"""Collectives on a ring: each rank sends to its right neighbour only, and all links are busy all the time.
 
 A tensor of M bytes is cut into n chunks, whose lengths differ by one element at most. With n = 4, the
-chunks c0 to c3, and a + for a sum in the making:
+chunks c0 to c3, and a + for a partial sum:
 
     reduce-scatter     rank 0         rank 1         rank 2         rank 3
     step 0             sends c3 ->    sends c0 ->    sends c1 ->    sends c2 ->  (to rank 0)
@@ -10,7 +10,7 @@ chunks c0 to c3, and a + for a sum in the making:
     step 2             sends c1+ ->   sends c2+ ->   sends c3+ ->   sends c0+ -> 4 terms: done
     now rank r has     c0             c1             c2             c3
 
-    all-gather         each rank passes on, n - 1 times, the chunk that it has last got
+    all-gather         each rank passes on, n - 1 times, the chunk that it has received last
 
 Each half sends (n-1)/n M bytes from each rank, so the all-reduce 2 (n-1)/n M: less than 2 M for any number of ranks.
 
@@ -23,7 +23,7 @@ from atoll.parallel.communication.by_hand.wire import Wire
 
 
 def all_reduce(wire: Wire, tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over the ranks, on every rank: reduce-scatter, then all-gather. 2 (n-1)/n M bytes from each."""
+    """Return the sum over the ranks, on every rank: reduce-scatter, then all-gather. 2 (n-1)/n M bytes from each."""
     chunks = chunks_of(tensor, wire.size)
     _reduce_scatter(wire, chunks)
     _all_gather(wire, chunks)
@@ -31,14 +31,14 @@ def all_reduce(wire: Wire, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def reduce_scatter(wire: Wire, tensor: torch.Tensor) -> torch.Tensor:
-    """Of the sum over the ranks, rank r's chunk of the flat tensor on rank r. (n-1)/n M bytes from each."""
+    """Return, on rank r, chunk r of the flat sum over the ranks. (n-1)/n M bytes from each."""
     chunks = chunks_of(tensor, wire.size)
     _reduce_scatter(wire, chunks)
     return chunks[wire.rank]
 
 
 def all_gather(wire: Wire, chunk: torch.Tensor) -> torch.Tensor:
-    """(n, ...): every rank's tensor, of one shape on all, on every rank. (n-1) of them are sent from each rank."""
+    """Return (n, ...) every rank's tensor, of one shape on all, on every rank. Each rank sends (n-1) of them."""
     chunks = [
         chunk.clone().view(-1) if rank == wire.rank else chunk.new_empty(chunk.numel()) for rank in range(wire.size)
     ]
@@ -47,7 +47,7 @@ def all_gather(wire: Wire, chunk: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast(wire: Wire, tensor: torch.Tensor, root: int, num_pieces: int = 8) -> torch.Tensor:
-    """The root's tensor on every rank, which need only know its shape and dtype.
+    """Return the root's tensor on every rank; the others need to know its shape and dtype.
 
     A pipeline: piece after piece goes from neighbour to neighbour: while the last rank receives the first
     piece, the root sends a later one.
@@ -68,7 +68,7 @@ def broadcast(wire: Wire, tensor: torch.Tensor, root: int, num_pieces: int = 8) 
 
 
 def chunks_of(tensor: torch.Tensor, num_chunks: int) -> list[torch.Tensor]:
-    """The flat tensor in so many parts, copied; some are empty when there are fewer elements."""
+    """Return the flat tensor in `num_chunks` parts, copied; some are empty if there are fewer elements."""
     return list(tensor.detach().clone().view(-1).tensor_split(num_chunks))
 
 

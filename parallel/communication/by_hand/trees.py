@@ -1,4 +1,4 @@
-"""Broadcast and reduce, naive and as a binomial tree, whose root is not the only one that works.
+"""Broadcast and reduce, naive and as a binomial tree, whose root is not the only rank that works.
 
 Ranks are counted from the root here (number = rank - root, modulo n). With n = 8:
 
@@ -10,7 +10,7 @@ Ranks are counted from the root here (number = rank - root, modulo n). With n = 
     0 -> 7
 
 In both, each rank but the root receives M bytes once; but the root sends (n-1) M in the one and ceil(log2 n) M in the
-other. A reduce is a broadcast backwards: the arrows turn round, and who receives adds.
+other. A reduce is a broadcast backwards: the arrows are reversed, and the receiver adds.
 """
 
 import torch
@@ -19,7 +19,7 @@ from atoll.parallel.communication.by_hand.wire import Wire, wait_all
 
 
 def broadcast_naive(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor:
-    """The root's tensor on every rank: it sends it to each of them."""
+    """Return the root's tensor on every rank: the root sends it to each of them."""
     result = tensor.detach().clone().contiguous()
     if wire.rank == root:
         wait_all([wire.send(result, rank) for rank in range(wire.size) if rank != root])
@@ -29,7 +29,7 @@ def broadcast_naive(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor
 
 
 def reduce_naive(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor | None:
-    """The sum over the ranks, on the root; None elsewhere. Everybody sends to the root."""
+    """Return the sum over the ranks, on the root; None elsewhere. All ranks send to the root."""
     if wire.rank != root:
         wire.send(tensor.detach(), root)()
         return None
@@ -45,7 +45,7 @@ def reduce_naive(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor | 
 
 
 def broadcast_tree(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor:
-    """The root's tensor on every rank: who has it passes it on, so that their number doubles in every round."""
+    """Return the root's tensor on every rank: each that has it passes it on; their number doubles in every round."""
     result, number = tensor.detach().clone().contiguous(), (wire.rank - root) % wire.size
     for have in _rounds(wire.size):  # numbers 0 .. have - 1 have it
         if number < have and number + have < wire.size:
@@ -56,7 +56,7 @@ def broadcast_tree(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor:
 
 
 def reduce_tree(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor | None:
-    """The sum over the ranks, on the root; None elsewhere. The rounds of `broadcast_tree`, the last one first."""
+    """Return the sum over the ranks, on the root; None elsewhere. The rounds of `broadcast_tree`, backwards."""
     result, number = tensor.detach().clone().contiguous(), (wire.rank - root) % wire.size
     received = torch.empty_like(result)
     for have in reversed(_rounds(wire.size)):
@@ -69,5 +69,5 @@ def reduce_tree(wire: Wire, tensor: torch.Tensor, root: int) -> torch.Tensor | N
 
 
 def _rounds(size: int) -> list[int]:
-    """How many ranks have the tensor before each round: 1, 2, 4, ... below `size`."""
+    """Return the number of ranks with the tensor before each round: 1, 2, 4, ... below `size`."""
     return [1 << number for number in range((size - 1).bit_length())]

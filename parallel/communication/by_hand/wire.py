@@ -1,4 +1,4 @@
-"""Sends between two ranks, and how many bytes each rank has sent and received."""
+"""Sends between two ranks, and the number of bytes that each rank has sent and received."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ Wait = Callable[[], None]
 
 
 class Wire:
-    """One rank's end of all its lines. A message of no elements is not sent, and counts nothing.
+    """One rank's end of its connections to all others. An empty message is not sent, and not counted.
 
     Args:
         group: the ranks, numbered 0 .. size - 1 within it; None for all.
@@ -24,7 +24,7 @@ class Wire:
         self.bytes_received = 0
 
     def send(self, tensor: torch.Tensor, to: int) -> Wait:
-        """Begin to send; the tensor must not change until the wait that is returned is over."""
+        """Begin to send; the tensor must not change until the returned wait is over."""
         if not tensor.numel():
             return _nothing
         self.bytes_sent += tensor.nbytes
@@ -39,18 +39,18 @@ class Wire:
         return _waiting(dist.irecv(into, group=self._group, group_src=source))
 
     def receive_from_any(self, into: torch.Tensor) -> int:
-        """Receive from whoever is first, and return who that was."""
+        """Receive from the first sender, and return its rank."""
         self.bytes_received += into.nbytes
         return dist.get_group_rank(self._group, dist.recv(into, group=self._group))
 
     def exchange(self, tensor: torch.Tensor, to: int, into: torch.Tensor, source: int) -> None:
-        """Send and receive at once: in a ring, where everybody first sends, everybody would wait for ever."""
+        """Send and receive at once: in a ring where all ranks send first, all would wait forever."""
         both = self.send(tensor, to), self.receive(into, source)
         wait_all(both)
 
 
 def wait_all(waits: Sequence[Wait]) -> None:
-    """Until all of them are over."""
+    """Wait until all of them are over."""
     for wait in waits:
         wait()
 
@@ -61,9 +61,9 @@ def _nothing() -> None:
 
 def _waiting(work: dist.Work | None) -> Wait:
     assert work is not None, "this process is not in the group"
-    there = work
+    sent = work
 
     def wait() -> None:
-        there.wait()
+        sent.wait()
 
     return wait

@@ -44,7 +44,7 @@ def find(folder: Path, *names: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise NoData(f"{folder}: there is none of {', '.join(names)}")
+    raise NoData(f"{folder}: has none of the files {', '.join(names)}")
 
 
 def read_checked(path: Path, sha256: str | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""What each codec does to numbers: the golden values were computed in float64 from the papers' formulas."""
+"""The codecs' effect on numbers: the golden values were computed in float64 from the papers' formulas."""
 
 import math
 import struct
@@ -115,7 +115,7 @@ def test_qsgd_of_the_golden_vector():
 
 @pytest.mark.parametrize("n", [1, 100, BUCKET_ELEMENTS, 700])
 def test_qsgd_is_unbiased_with_the_exact_variance(n):
-    """Over m draws the mean error of an element is normal with sqrt(variance / m): six of those are never passed."""
+    """The mean error of an element over m draws is normal with sqrt(variance / m): six of those are never passed."""
     values, draws = normal(n, seed=n, scale=1e-3), 4000
     rng, codec = np.random.default_rng(7), parse_codec("qsgd8")
     variance = np.empty(n)
@@ -186,7 +186,7 @@ def test_qsgd_gives_back_a_lonely_value_of_any_magnitude(value, position):
 
 @pytest.mark.parametrize(("word", "expected"), [(0, [127, -127, 89, -90, 0]), (-1, [127, -127, 90, -89, 0])])
 def test_qsgd_levels_never_leave_their_range(word, expected):
-    """At |v| = N, with the least and the greatest dither, the fixed point is at its edges."""
+    """The fixed point is at its edges for |v| = N, with the least and the greatest dither."""
 
     class Fixed:
         def integers(self, low, high, size, dtype):
@@ -234,7 +234,7 @@ def test_top_k_keeps_what_a_stable_sort_would(values, millionths):
 @pytest.mark.parametrize("kind", ["normal", "hidden", "few", "equal", "ascending"])
 @pytest.mark.parametrize("name", ["topk:0.000001", "topk:0.001", "topk:0.01", "topk:0.3", "topk:0.99"])
 def test_top_k_of_a_full_chunk_keeps_what_a_stable_sort_would(name, kind):
-    """Whatever a sample of the chunk says: of the hidden ones it sees none, or sees them alone."""
+    """The result holds for any sample of the chunk: of the hidden elements it sees none, or sees them alone."""
     values = normal(CHUNK_ELEMENTS)
     if kind == "hidden":
         values[::16] *= 100 if name == "topk:0.01" else 0

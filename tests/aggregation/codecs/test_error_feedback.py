@@ -98,7 +98,7 @@ def test_residual_of_a_contraction_stays_bounded(name):
 @given(outcomes=st.lists(st.booleans(), min_size=1, max_size=12))
 @settings(deadline=None, max_examples=25)
 def test_refused_updates_take_nothing_with_them(name, outcomes):
-    """Whatever is refused or lost: what arrived is the sum of the accepted updates less what is still owed."""
+    """The sum of the accepted updates less the residual arrives, whatever is refused or lost."""
     codec, rng, n = parse_codec(name), np.random.default_rng(1), 64
     residual, arrived, accepted = np.zeros(n, np.float32), np.zeros(n), np.zeros(n)
     for k, is_accepted in enumerate(outcomes):

@@ -26,7 +26,7 @@ def outcome(function):
 
 
 def both(function):
-    """With the loops, and without."""
+    """Compute with the loops, and without."""
     outcomes = []
     for loops in (LOOPS, None):
         with pytest.MonkeyPatch.context() as patch:

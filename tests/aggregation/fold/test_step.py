@@ -47,7 +47,7 @@ def folded(folder, optimizer, rounds, **execution):
 
 
 def twin(optimizer, rounds):
-    """On whole arrays: float64 in between, the model and the slots rounded to float32 after each round."""
+    """Compute on whole arrays: float64 in between, the model and the slots rounded to float32 after each round."""
     arrays = {name: array.astype(np.float64) for name, array in model(np.random.default_rng(0)).items()}
     state = {s: {n: np.full(arrays[n].shape, optimizer.init(s)) for n in TRAINED} for s in optimizer.slots}
     for updates_of_round in rounds:

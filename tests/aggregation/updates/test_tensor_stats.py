@@ -1,4 +1,4 @@
-"""What a tally says, by numpy and by the compiled loop: the same bits, and right."""
+"""The statistics of a tally, by numpy and by the compiled loop: the same bits, and right."""
 
 import math
 
@@ -16,7 +16,7 @@ SIZES = st.one_of(st.integers(1, 40), st.sampled_from([LANES - 1, LANES, LANES +
 
 
 def both(monkeypatch, values, dtype="F32"):
-    """Of each way to look."""
+    """Return the statistics by both implementations."""
     found = []
     for loops in [None, *([compiled()] if has_compiler() else [])]:
         monkeypatch.setattr(tensor_stats, "loop_for", lambda num_elements, loops=loops: loops)

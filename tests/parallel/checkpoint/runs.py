@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 
 STAGES = (("embed", "up"), ("down", "norm", "out"))
-"""What each of two pipeline stages has."""
+"""The modules of each of two pipeline stages."""
 
 TIED = {"out.weight": "embed.weight"}
 TIED_NAMES = [["embed.weight", "out.weight"]]
@@ -73,7 +73,7 @@ def _stage(model: Tiny, world: int) -> nn.Module:
 
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Without weight decay where there is one dimension only, as is usual."""
+    """Return the groups without weight decay for one-dimensional parameters, as usual."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.01},

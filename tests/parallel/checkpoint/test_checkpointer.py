@@ -32,7 +32,7 @@ def save(folder: Path, layout: str, number: int, **options: Any) -> None:
 
 
 class Other(nn.Module):
-    """As `Tiny`, but for a layer's width, its type, and a name."""
+    """A `Tiny` with another width of a layer, another type of it, and another name."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Through the engine: a run changes its mesh twice and trains as one that never has."""
+"""Checkpoints of an engine: a run changes its mesh twice and trains as one that never has."""
 
 from pathlib import Path
 from typing import Any

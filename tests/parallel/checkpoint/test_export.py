@@ -17,11 +17,11 @@ from atoll.parallel.local_training.parameters import buffers_of, parameters_of
 from tests.parallel.checkpoint.runs import TIED, TIED_NAMES, Tiny, build, everything, save_after, step
 
 LAYOUTS = [("plain", 1, True), ("fsdp", 2, False), ("tp", 2, False), ("stages", 4, True)]
-"""With how many ranks, and whether with a tied weight."""
+"""The numbers of ranks, each with and without a tied weight."""
 
 
 def trained(is_tied: bool) -> Tiny:
-    """What one process makes of the same gradients."""
+    """Return the model that one process trains with the same gradients."""
     parts, optimizers = build("plain", is_tied)
     for number in range(2):
         step(parts, optimizers, number, is_tied)

@@ -8,7 +8,7 @@ from tests.parallel.checkpoint.runs import TIED, Full, load_and_step, save_after
 
 
 def merged(results: list[tuple[Full, Full]], which: int) -> Full:
-    """Of all ranks; every rank that has a name has the same."""
+    """Merge the tensors of all ranks; every rank that has a name has the same."""
     found: Full = {}
     for result in results:
         for name, tensor in result[which].items():

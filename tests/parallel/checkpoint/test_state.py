@@ -127,7 +127,7 @@ def test_what_cannot_be_saved_is_named(part: nn.Module, fault: str) -> None:
 
 
 def save_beside(folder: Path, slot: dict[str, Any]) -> None:
-    """Under FSDP: a slot of each parameter, and something of each rank's own."""
+    """Save under FSDP, with a slot of each parameter and a tensor of each rank's own."""
     parts, optimizers = build("fsdp")
     slots = {f"momentum/{name}": like(p, torch.from_numpy(slot[name])) for name, p in parts[0].named_parameters()}
     own = {"residual/up.weight": torch.full((2 + dist.get_rank(),), float(dist.get_rank()))}

@@ -1,4 +1,4 @@
-"""What the tests of this folder train: digits on a small net, and two quadratics."""
+"""The models that the tests of this folder train: digits on a small net, and two quadratics."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -22,7 +22,7 @@ def make_net(width: int = 64) -> nn.Module:
 
 
 def batches(rank: int, num_ranks: int, *, steps: int, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each step's examples, drawn with a fixed seed, the share of one rank."""
+    """Yield one rank's share of each step's examples, drawn with a fixed seed."""
     images, targets = digits()
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):

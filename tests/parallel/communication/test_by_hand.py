@@ -23,7 +23,7 @@ def drawn(rank: int, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def of_library(name: str, mine: torch.Tensor) -> torch.Tensor | None:
-    """What c10d gives; the root is the last rank."""
+    """Return the results of c10d; the root is the last rank."""
     num_ranks, root, result = dist.get_world_size(), dist.get_world_size() - 1, mine.clone()
     match name:
         case "all_gather":
@@ -41,7 +41,7 @@ def of_library(name: str, mine: torch.Tensor) -> torch.Tensor | None:
 
 
 def both() -> dict[tuple[str, tuple[int, ...]], tuple[bool, int, int]]:
-    """Of each collective and shape: whether ours equals the library's, bytes sent and received."""
+    """Return, for each collective and shape, whether ours equals the library's, and the bytes sent and received."""
     root = dist.get_world_size() - 1
     functions = {
         "all_reduce": ring.all_reduce,
@@ -111,7 +111,7 @@ def test_a_tree_spares_its_root(ranks: list[Any]) -> None:
 
 
 def slope_at(number: int, weights: torch.Tensor) -> torch.Tensor:
-    """Of worker `number`: (number/2) |w - 10 number|²."""
+    """Return the gradient of worker `number`, of (number/2) |w - 10 number|²."""
     return number * (weights - 10 * number)
 
 

@@ -31,7 +31,7 @@ def drawn_gradients(rank: int, steps: int, num_elements: int = 4_810) -> list[Ar
 
 
 def backward(ddp: DistributedDataParallel, drawn: Array) -> Array:
-    """What DDP makes of drawn gradients: the loss is their product with the weights."""
+    """Return DDP's reduction of drawn gradients: the loss is their product with the weights."""
     ddp.zero_grad()
     weights = torch.cat([parameter.flatten() for parameter in ddp.parameters()])
     (0 * ddp(torch.zeros(1, 64)).sum() + (weights * torch.from_numpy(drawn)).sum()).backward()
@@ -139,7 +139,7 @@ def test_bytes_are_those_that_are_handed_to_the_collectives() -> None:
 
 
 def overflow(compression: str) -> tuple[bool, bool]:
-    """Whether an overflow on rank 0 is seen in the step, and whether the step after it is well."""
+    """Return whether an overflow on rank 0 is seen in the step, and whether the step after it is finite."""
     ddp, _ = wrapped(compression)
     first, second = drawn_gradients(dist.get_rank(), 2)
     first[7] = np.inf if dist.get_rank() == 0 else 0
@@ -158,7 +158,7 @@ def test_residuals_of_another_model_are_refused() -> None:
 
 
 def loss_after(compression: str, steps: int) -> float:
-    """On all digits; the two ranks see different ones."""
+    """Return the loss on all digits; the two ranks see different ones."""
     ddp, _ = wrapped(compression)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.3)
     for images, targets in batches(dist.get_rank(), dist.get_world_size(), steps=steps, size=64):

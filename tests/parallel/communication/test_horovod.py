@@ -126,7 +126,7 @@ def hvd_loops(settings: list[tuple[int, str, str]], bucket_bytes: int) -> list[l
 
 
 def test_a_wrapped_optimizer_trains_as_one_process_does() -> None:
-    """Also in many buckets, with two passes in a step, as a sum, and in halves to their rounding."""
+    """The same holds in many buckets, with two passes in a step, as a sum, and in halves to their rounding."""
     settings = [(1, "none", "average"), (2, "none", "average"), (1, "none", "sum"), (1, "fp16", "average")]
     for found in run_ranks(hvd_loops, 2, settings, 2000):
         for (passes, compression, _), arrays in zip(settings, found, strict=True):
@@ -135,7 +135,7 @@ def test_a_wrapped_optimizer_trains_as_one_process_does() -> None:
 
 
 class TwoRoads(nn.Module):
-    """Rank 0 takes one road first, rank 1 the other; the third only rank 0 takes, the fourth nobody."""
+    """A net in which rank 0 takes one road first, rank 1 the other; the third only rank 0 takes, the fourth no rank."""
 
     def __init__(self) -> None:
         super().__init__()

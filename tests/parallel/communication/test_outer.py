@@ -43,7 +43,7 @@ def train(
 
 
 def walk(text: str, steps: int, settings: Mapping[str, float]) -> list[float]:
-    """Where one replica of the two quadratics stands before each step, after the last, and after a flush."""
+    """Return one replica's weights on the two quadratics before each step, after the last, and after a flush."""
     model = Quadratic(dist.get_rank())
     parameters, path = dict(model.named_parameters()), list[float]()
     outer = outer_of(text)
@@ -77,7 +77,7 @@ RUNS: dict[str, tuple[str, int, Mapping[str, float]]] = {
 
 @pytest.fixture(scope="module")
 def paths() -> dict[str, np.ndarray[Any, Any]]:
-    """Of each run (2 replicas, steps + 2)."""
+    """Return the path of each run (2 replicas, steps + 2)."""
     results = run_ranks(walks, 2, list(RUNS.values()))
     return {name: np.array([result[i] for result in results]) for i, name in enumerate(RUNS)}
 
@@ -309,7 +309,7 @@ def ahead(text: str) -> float:
 
 
 def test_nobody_waits_for_a_mean_before_it_is_due() -> None:
-    """Were the mean of step 0 awaited in step 0, these two would wait for each other."""
+    """The two ranks would wait for each other if the mean of step 0 were awaited in step 0."""
     assert run_ranks(ahead, 2, "delayed:1", timeout_s=30) == [1.5, 1.5]
 
 

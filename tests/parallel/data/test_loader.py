@@ -1,4 +1,4 @@
-"""The loader hands out what the order says, whoever fetches it, and goes on exactly where its state was taken."""
+"""The loader yields the examples of its order, however they are fetched, and resumes exactly from its state."""
 
 import json
 import multiprocessing
@@ -34,11 +34,11 @@ class Numbers:
 
 
 FETCHERS = [{}, {"prefetch": 3}]
-"""Without and with a thread; worker processes have tests of their own, as they take long to start."""
+"""Fetching without and with a thread; worker processes have tests of their own, since they take long to start."""
 
 
 def examples(batch: Batch) -> list[int]:
-    """Those that count."""
+    """Return the examples that count."""
     return [int(value) for value in batch.inputs.flatten().tolist()][: batch.count]
 
 

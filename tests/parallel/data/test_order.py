@@ -39,7 +39,7 @@ def orders(draw: st.DrawFn, **fixed: Any) -> Order:
 
 
 def given_out(order: Order, epoch: int, num_ranks: int | None = None) -> list[list[list[int]]]:
-    """By step and rank: the examples, without fillers."""
+    """Return the examples by step and rank, without fillers."""
     ranks = num_ranks or order.num_ranks
     views = [order.steps(epoch, rank, num_ranks) for rank in range(ranks)]
     counts = [order.counts(step, num_ranks) for step in range(order.num_steps)]

@@ -1,4 +1,4 @@
-"""Real ranks with uneven data: nobody waits for ever, and the weighted gradients are those of the union."""
+"""Real ranks with uneven data: no rank waits forever, and the weighted gradients are those of the union."""
 
 from typing import Any
 

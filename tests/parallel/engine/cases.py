@@ -56,7 +56,7 @@ def cnn_with_norms() -> nn.Module:
 
 
 def own_sequential() -> nn.Module:
-    """What a user brings who has never heard of us."""
+    """Return a user's model without any blueprint."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 10))
 

@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As the ranks have it: models of these sizes are only slowed down by a second one."""
+    """Use one thread, as the ranks do: a second one only slows down models of these sizes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -16,7 +16,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Trace:
-    """What a training has shown."""
+    """The measurements of a training."""
 
     losses: list[float]
     norms: list[float]

@@ -1,5 +1,7 @@
-"""How often the ranks speak to each other in a step of three micro-batches, beside the theory (Rajbhandari et al. 2020,
-section 7): what can wait for the last micro-batch does."""
+"""The number of collectives in a step of three micro-batches, beside the theory (Rajbhandari et al. 2020, section 7):
+all
+that can wait for the last micro-batch do.
+"""
 
 from collections import Counter
 
@@ -20,7 +22,7 @@ MICROBATCHES = 3
 
 
 def collectives(plan: Plan) -> Counter[str]:
-    """Of the third step, by torch's names; the two before build what stays."""
+    """Count those of the third step, by torch's names; the two before build state that stays."""
     engine = engine_of(small(), plan, reference.token_loss)
     *before, last = (mine(*batch, engine.axes) for batch in reference.token_batches(64, 16))
     for batch in before:

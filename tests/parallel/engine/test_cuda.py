@@ -20,7 +20,7 @@ SHARED = [
 
 
 def expected(case: Case) -> reference.Trace:
-    """On the CPU: the bars are those of another device, too."""
+    """Train on the CPU: the bars are those of another device, too."""
     return reference.plain_training(case.model(), case.loss(), case.batches(), case.optimizer, clip_norm=case.clip_norm)
 
 

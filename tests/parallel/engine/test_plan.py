@@ -128,7 +128,7 @@ def test_the_largest_norm_must_be_positive() -> None:
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    """Those of the model before it was cut, say: nothing would be trained."""
+    """An optimizer of the model before it was cut, for example, would train nothing."""
     other = [("weight", nn.Parameter(torch.zeros(3, 2)))]
     optimization = Optimization(loss=nn.functional.cross_entropy, make_optimizer=lambda _named: sgd(other))
     with pytest.raises(ValueError, match=r"1 others are in its optimizer, the first of shape \(3, 2\)"):

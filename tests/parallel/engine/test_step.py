@@ -1,4 +1,4 @@
-"""What the step does beside the losses: evaluation, the noise sample, rarely meeting copies, what a user gets wrong."""
+"""The step beside its losses: evaluation, the noise sample, copies that synchronize rarely, mistakes of a user."""
 
 import math
 from collections.abc import Callable
@@ -139,7 +139,7 @@ def first_loss(plan: Plan, rows: int) -> float:
 
 @pytest.mark.parametrize("rows", [16, 5, 1])
 def test_the_loss_of_several_copies_weighs_them_by_their_units(rows: int) -> None:
-    """Of one example the second copy has nothing."""
+    """The second copy has no share of a batch of one example."""
     expected = first_loss(Plan(), rows)
     plan = Plan(mesh=Mesh(dp_replicate=2), outer="local_sgd:2")
     assert run_ranks(first_loss, 2, plan, rows) == pytest.approx([expected] * 2, rel=1e-6)
@@ -259,7 +259,7 @@ def test_a_loss_that_is_no_single_number_is_refused() -> None:
 
 @pytest.mark.parametrize("zero", [0, 3])
 def test_the_loss_of_a_bf16_model_has_the_digits_of_float32(zero: int) -> None:
-    """In bfloat16 a loss of about 2 comes in steps of 1/64."""
+    """A loss of about 2 comes in steps of 1/64 in bfloat16."""
     plan = Plan(precision="bf16", zero=zero)
     [loss] = run_ranks(one_step, 1, mlp, plan, reference.image_batches())
     assert loss != float(torch.tensor(loss).bfloat16())

@@ -1,4 +1,4 @@
-"""What travels and what lies on a rank in a real step over gloo, beside the formulas.
+"""The traffic and the memory of a rank in a real step over gloo, beside the formulas.
 
 Legend: M bytes of the parameters in float32, N ranks, k micro-batches of a step.
 """
@@ -72,7 +72,7 @@ def measured(plan: Plan) -> tuple[Calls, list[int]]:
 
 
 GROUPS = LAYERS + 1
-"""What `fully_shard` gathers and scatters as one: each block, and the rest."""
+"""The units that `fully_shard` gathers and scatters: each block, and the rest."""
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_hsdp_adds_up_shards_across_copies() -> None:
 
 
 def test_tensor_parallelism_adds_up_twice_in_each_block_and_direction() -> None:
-    """And once for the embedding; the head's logits are gathered, the gradient of its input is added up."""
+    """The embedding adds one more; the head's logits are gathered, the gradient of its input is summed."""
     for calls, _ in run_ranks(measured, 2, Plan(mesh=Mesh(tp=2), sequence_parallel=False)):
         assert calls["tp", "all_reduce"][0] == 4 * LAYERS + 2
         assert calls["tp", "all_gather"][0] == 1
@@ -121,7 +121,7 @@ def test_sequence_parallelism_has_the_halves_of_those() -> None:
     ("zero", "parameters", "gradients"), [(1, 1 + 1 / 2, 1), (2, 1 + 1 / 2, 1 / 2), (3, 1 / 2, 1 / 2)]
 )
 def test_what_lies_on_a_rank_between_two_passes(zero: int, parameters: float, gradients: float) -> None:
-    """In M: the shards, with ZeRO 1 and 2 also what they make up; gradients, whole or shards; two moments of Adam."""
+    """The memory in M: the shards, with ZeRO 1 and 2 also the whole; gradients, whole or shards; Adam's two moments."""
     size = num_bytes(model())
     plan = Plan(mesh=Mesh(dp_shard=2), zero=zero, accumulate=2)
     for _, alive in run_ranks(measured, 2, plan):

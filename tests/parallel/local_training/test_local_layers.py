@@ -88,7 +88,7 @@ def test_three_rounds_of_fedbn_are_those_of_plain_torch() -> None:
 
 
 def test_a_new_client_begins_with_the_layers_of_the_runs_initial_model() -> None:
-    """Also where they are random; and it measures with them before it has trained."""
+    """The layers are equal even if they are random; and the client measures with them before it has trained."""
     task, keep = make_task(normalized), {"keep": "3.*", "batch_size": None}
     whole, version = initial_parameters(task, 5), bench(task, keep="3.*").initial(5)
     assert whole.keys() - version.keys() == {"3.weight", "3.bias"}

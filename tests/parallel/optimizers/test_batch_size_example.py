@@ -83,7 +83,7 @@ def test_a_batch_larger_than_the_data_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_best_rate_is_found_and_hopeless_runs_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With steps that are fewest at 0.08; rates above 0.16 diverge."""
+    """The number of steps is least at 0.08; rates above 0.16 diverge."""
     limits: list[int] = []
 
     def steps(data: object, sweep: Sweep, batch: int, lr: float, seed: int, limit: int) -> int | None:

@@ -20,7 +20,7 @@ CONFIGS = [OptimizerConfig(name="lars", lr=0.5, trust=0.02), OptimizerConfig(nam
 
 
 def losses(plan: Plan, config: OptimizerConfig) -> list[float]:
-    """Of three steps; the second and the third show what the optimizer has done."""
+    """Return the losses of three steps; the second and the third show the effect of the optimizer."""
     engine = assemble(
         mlp(),
         plan,

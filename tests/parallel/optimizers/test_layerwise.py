@@ -1,4 +1,4 @@
-"""What the layer-wise optimizers do beyond their formula: skipped layers, zero layers, bad options, no waiting."""
+"""The layer-wise optimizers beyond their formula: skipped layers, zero layers, bad options, no waiting."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def test_a_layer_of_zeros_leaves_zero(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_of_zeros_at_rate_zero_changes_nothing_and_is_not_remembered(kind: Any) -> None:
-    """Which is what torch does to a fresh optimizer before it loads a checkpoint's state into it."""
+    """This is torch's step of a fresh optimizer before it loads a checkpoint's state."""
     weights = nn.Parameter(MATRIX.clone())
     optimizer = kind([weights], 0.0, weight_decay=0.0)
     weights.grad = torch.zeros_like(weights)

@@ -17,7 +17,7 @@ def rates(schedule: Schedule, steps: int) -> list[float]:
 
 
 def torch_rates(make: Any, lr: float, steps: int) -> list[float]:
-    """What a scheduler of torch's sets."""
+    """Return the rates of a scheduler of torch's."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr)
     scheduler, found = make(optimizer), []
     for _ in range(steps):

@@ -124,7 +124,7 @@ def test_two_fsdp_ranks_equal_one_process_with_one_exchange_per_step() -> None:
 
 
 def train_2d() -> dict[str, tuple[Arrays, int, list[float], list[float]]]:
-    """Of each optimizer: weights, exchanges, the norms of the parameters by us, and those of the gathered tensors."""
+    """Return for each optimizer: weights, exchanges, the norms of the parameters by us, and of the gathered tensors."""
     results = {}
     for kind in KINDS:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))

@@ -38,7 +38,7 @@ def test_a_steeper_bowl_is_sharper_and_a_flat_floor_is_not() -> None:
 
 @pytest.mark.parametrize(("epsilon", "seed"), [(1e-3, 0), (1e-2, 1), (5e-2, 0)])
 def test_a_small_net_s_sharpness_is_that_of_the_paper_s_method(epsilon: float, seed: int) -> None:
-    """Beside scipy's L-BFGS-B with ten iterations, as Keskar et al. have it: neither is far below the other."""
+    """Compared with scipy's L-BFGS-B with ten iterations, as in Keskar et al., neither is far below the other."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     inputs, targets = torch.randn(60, 4, dtype=torch.float64), torch.randint(0, 3, (60,))

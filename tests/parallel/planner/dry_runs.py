@@ -67,7 +67,7 @@ def _drawn(draw: random.Random) -> Case:
 
 
 def differences(shape: ModelShape, candidate: Candidate, run: DryRun) -> list[str]:
-    """Where the prediction is not exactly what was measured."""
+    """Return where the prediction is not exactly the measurement."""
     expected = memory(shape, candidate, run.rank)
     found = [
         f"{name}: measured {getattr(run, name)}, predicted {getattr(expected, name)}"
@@ -84,7 +84,7 @@ def differences(shape: ModelShape, candidate: Candidate, run: DryRun) -> list[st
 
 
 def main(number: int) -> int:
-    """How many of so many cases differ."""
+    """Print how many of `number` cases differ."""
     failed = 0
     for seed in range(number):
         shape, candidate, rank = case(seed)

@@ -1,4 +1,4 @@
-"""What the planner predicts against a GPU's own allocator. `make test-cuda` runs this."""
+"""The planner's predictions against a GPU's own allocator. `make test-cuda` runs this."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from atoll.parallel.planner.memory import memory
 from atoll.parallel.planner.shape import ModelShape
 
 XL = ModelShape(layers=48, hidden=1536, heads=24, ffn=4096, vocab=50304, sequence=1024)
-"""Of GPT-2's largest size, with a number of heads that tp divides."""
+"""GPT-2's largest size, with a number of heads that tp divides."""
 
 
 def candidate(**settings: object) -> Candidate:

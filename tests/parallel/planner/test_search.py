@@ -46,7 +46,7 @@ def test_tensor_parallelism_stays_inside_a_node() -> None:
 
 
 def test_of_gpt_3_on_64_devices_tensor_parallelism_is_inside_and_the_pipeline_across() -> None:
-    """And 4 x 4 x 4, which the engine can hold with 141 GB and not with 80."""
+    """The mesh is 4 x 4 x 4, which the engine fits into 141 GB and not into 80."""
     cluster = replace(CLUSTERS["h200-141"], nodes=8)
     mesh = best(MODELS["gpt3"], cluster, 512)
     assert mesh.tp > 1

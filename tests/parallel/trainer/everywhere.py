@@ -29,7 +29,7 @@ class Strategy:
     name: str
     plan: Plan
     is_cut: bool = False
-    """Whether the model must say how it is cut along tp, which the example's own does not."""
+    """The model must have a blueprint for tp, which the example's own has not."""
 
 
 def strategies() -> Iterator[Strategy]:
@@ -51,7 +51,7 @@ def cut_model() -> nn.Module:
 
 
 def accuracy(strategy: Strategy) -> float:
-    """On this rank, after the whole training."""
+    """Return the accuracy on this rank, after the whole training."""
     task = replace(digits.task, model=cut_model) if strategy.is_cut else digits.task
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

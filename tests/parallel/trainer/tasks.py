@@ -60,7 +60,7 @@ in_order = replace(task, local=replace(task.local, shuffle=False))
 
 
 def slow_loss(outputs: Any, targets: Any) -> torch.Tensor:
-    """So that a signal meets a training in the middle."""
+    """Sleep, so that a signal arrives in the middle of a training."""
     time.sleep(0.04)
     return nn.functional.cross_entropy(outputs, targets)
 
@@ -88,7 +88,7 @@ failing = replace(task, loss=Breaking(6, rank="1"))
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """By step, of the log."""
+    """Return the losses of the log by step."""
     from atoll.parallel.trainer.logs import read_log
 
     return {step: event["loss"] for step, event in read_log(folder / "log.jsonl", "step").items()}

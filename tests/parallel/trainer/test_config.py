@@ -1,4 +1,4 @@
-"""What is asked for, and what becomes of it."""
+"""The settings of a training, and the recipe that follows from them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a training says of itself: arithmetic, speed, the log, and how ranks agree to stop."""
+"""The measurements of a training: arithmetic, speed, the log, and the ranks' agreement to stop."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from atoll.parallel.trainer.stopping import Agreement
 
 
 def test_a_decoder_costs_what_the_formula_says() -> None:
-    """Per token 6 N_matmul + 12 L h s."""
+    """The formula is 6 N_matmul + 12 L h s per token."""
     config = DecoderConfig(vocab=64, dim=32, layers=3, heads=4, ffn=96, sequence=16)
     task = Task(model=lambda: Decoder(config), data=lambda _site, _split: None, loss=nn.functional.cross_entropy)
     in_matrices = 64 * 32 + 3 * (4 * 32 * 32 + 3 * 32 * 96)

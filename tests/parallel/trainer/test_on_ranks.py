@@ -43,7 +43,7 @@ def test_two_ranks_see_what_one_sees_also_where_the_data_is_uneven(alone: tuple[
 def test_a_training_that_is_told_to_stop_on_one_rank_goes_on_under_every_other_mesh(
     alone: tuple[Path, Result], tmp_path: Path
 ) -> None:
-    """Under the pipeline the first batch is the short last one of an epoch, and the next ones are longer."""
+    """The first batch under the pipeline is the short last one of an epoch, and the next ones are longer."""
     folder, expected = alone
     stopped = run_ranks(on_ranks, 2, tmp_path, mesh(dp_shard=2), 4, 1)
     assert {result.why for result in stopped} == {"interrupted"}

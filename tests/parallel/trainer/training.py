@@ -29,7 +29,7 @@ def run(
     stop_after: int | None = None,
     stopping_rank: int = 0,
 ) -> Result:
-    """Train; `stop_after` so many steps one rank is told to stop. Steps take half a second of this clock, or more."""
+    """Train; after `stop_after` steps one rank is asked to stop. A step takes at least half a second of this clock."""
     world = read_world()
     steps = 0
 

@@ -26,7 +26,7 @@ task = Task(model=make_model, data=load, sites=["here"], loss=nn.functional.cros
             metrics={}, local=Local(epochs=1, batch_size=8, lr=0.1))
 """
 ENCODED = {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight"}
-"""Not 3.bias with topk:0.6: 2 elements are as many bytes."""
+"""The encoded tensors; not 3.bias with topk:0.6, where 2 elements take the same bytes."""
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def wait_for(path: Path) -> None:
 
 
 def wait_for_end(pid: int, timeout_s: float) -> float:
-    """Seconds until the process has ended, whoever is its parent."""
+    """Return the seconds until the process has ended, whatever its parent."""
     began = time.monotonic()
     try:
         fd = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""Where data sets lie, and whether a file is the one that it should be."""
+"""The folder of data sets, and the check of a file's digest."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_the_folder_is_the_one_that_the_variable_names(tmp_path: Path, monkeypat
 def test_the_first_name_that_is_there_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.gz").touch()
     assert find(tmp_path, "a", "a.gz").name == "a.gz"
-    with pytest.raises(NoData, match=r"there is none of b, b\.gz"):
+    with pytest.raises(NoData, match=r"has none of the files b, b\.gz"):
         find(tmp_path, "b", "b.gz")
 
 

@@ -81,7 +81,7 @@ def test_images_come_in_unit_range_with_a_channel_and_labels_as_integers(tmp_pat
 
 
 def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match=r"there is none of train-images-idx3-ubyte, train-images-idx3-ubyte\.gz"):
+    with pytest.raises(NoData, match=r"has none of the files train-images-idx3-ubyte, train-images-idx3-ubyte\.gz"):
         read_mnist(tmp_path)
     four_files(tmp_path, labels=bytes.fromhex("00000801 00000003") + bytes([7, 3, 1]))
     with pytest.raises(BadData, match=r"2 images in train-images-idx3-ubyte, but 3 labels"):
@@ -93,7 +93,7 @@ def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
 
 @needs_data
 def test_the_real_labels_are_mnist_s() -> None:
-    """MD5 of the uncompressed files as everybody has them; and how often each digit comes."""
+    """The MD5 of the uncompressed files as published, and the number of each digit."""
     folder = data_folder("mnist")
     md5 = {
         "train-labels-idx1": "a25bea736e30d166cdddb491f175f624",
