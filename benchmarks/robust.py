@@ -3,10 +3,12 @@
     python -m benchmarks.robust [--updates K] [--elements N] [--pairs N] [--threads N]
 
 Ours reads the updates from their files (in the page cache, as they are when a round closes) and gives the float64
-update, in tiles of bounded memory; a fifth of the updates is taken for malicious. The other side is numpy on the same
-values, all of them in memory before the clock starts: `median`, and a trimmed mean by `partition`, at the best of the
-printed layouts and threads. Both sides alternate, and must agree. The rules that look at the geometry of the updates
-have no bar: two passes over the files, the first of which is the Gram matrix.
+update, in tiles of bounded memory; a fifth of the updates is taken for malicious. The other sides are the tightest
+loop by hand (`tight_sort`: the same reads, and numpy's fastest way to put the values in order), and numpy as a script
+would use it, all values in memory before the clock starts: `median`, and a trimmed mean by `partition`, at the best of
+the printed layouts and threads. All sides alternate, and must agree; a ratio is the median of those of the turns. The
+rules that look at the geometry of the updates have no bar: two passes over the files, the first of which is the Gram
+matrix.
 """
 
 import argparse
@@ -33,8 +35,9 @@ from atoll.aggregation.tensors.layout import Piece, Tensor
 from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from atoll.aggregation.updates.sources import Zeros
 from benchmarks.report import Bar, conclude, say, spread
+from benchmarks.tight_sort import STEPS, WAYS, TightSort
 
-LIMIT_S = 0.15
+LIMIT_S, LIMIT_OF_TIGHT = 0.15, 0.8
 RANGE = 1 << 17
 """Elements for which a rule is called at once, as the fold does it."""
 
@@ -46,10 +49,10 @@ class Ours:
 
     def __init__(self, rows: Array, folder: Path, threads: int, stack: ExitStack) -> None:
         self._tensor, self._threads = Tensor("w", "F32", rows.shape[1:]), threads
-        self._pool = stack.enter_context(ThreadPoolExecutor(threads))
+        self.pool = stack.enter_context(ThreadPoolExecutor(threads))
+        self.paths = [folder / f"{k:03d}" for k in range(len(rows))]
         self._readers = {}
-        for k, row in enumerate(rows):
-            path = folder / f"{k:03d}"
+        for path, row in zip(self.paths, rows, strict=True):
             path.write_bytes(row.tobytes())
             update = StoredUpdate(path, (Piece("w", "F32", (0,), row.shape, ""),))
             self._readers[path.name] = stack.enter_context(UpdateReader(update))
@@ -61,7 +64,7 @@ class Ours:
         starts = range(0, self._tensor.num_elements, RANGE)
         ranges = ((start, min(start + RANGE, self._tensor.num_elements)) for start in starts)
         return np.concatenate(
-            list(self._pool.map(lambda ends: combine(self._tensor, *ends, sources, rule, mixing), ranges))
+            list(self.pool.map(lambda ends: combine(self._tensor, *ends, sources, rule, mixing), ranges))
         )
 
 
@@ -96,24 +99,43 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def best_of(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: Iterable[int]) -> tuple[str, Any]:
-    """The other side at its best: what it is called, and a call."""
+def best_of(actions: dict[str, Callable[[], Array]]) -> tuple[str, Callable[[], Array]]:
+    """Return the name of the fastest action, and the action."""
     found = {}
-    for number in sorted(set(threads)):
-        for way in (whole, transposed):
-            action = partial(way, rule, rows, num_malicious, number)
-            name = f"{rule.__name__}, {way.__name__}, {number} threads"
-            found[name] = (min(seconds(action) for _ in range(2)), action)
-            say(f"  {name}: {found[name][0]:.3f} s")
-    name = min(found, key=lambda name: found[name][0])
-    return name, found[name][1]
+    for name, action in actions.items():
+        found[name] = min(seconds(action) for _ in range(3))
+        say(f"  {name}: {found[name]:.3f} s")
+    name = min(found, key=lambda name: found[name])
+    return name, actions[name]
 
 
-def compare(ours: Callable[[], Array], theirs: Callable[[], Array], num_pairs: int) -> tuple[list[float], list[float]]:
-    """Both sides in turns, after one call of each that must agree."""
-    np.testing.assert_allclose(ours(), theirs(), rtol=1e-6, atol=1e-6)
-    pairs = [(seconds(ours), seconds(theirs)) for _ in range(num_pairs)]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+def in_memory(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: Iterable[int]) -> Any:
+    """Return the fastest way to use a rule of numpy's."""
+    return best_of(
+        {
+            f"{rule.__name__}, {way.__name__}, {number} threads": partial(way, rule, rows, num_malicious, number)
+            for number in sorted(set(threads))
+            for way in (whole, transposed)
+        }
+    )
+
+
+def by_hand(tight: TightSort, first: int, stop: int) -> Any:
+    """Return the tightest loop for the values of these ranks."""
+    steps = {f"{way.__name__}, {step} elements": (way, step) for step in STEPS for way in WAYS}
+    return best_of({f"by hand, {name}": partial(tight, *how, first, stop) for name, how in steps.items()})
+
+
+def compare(sides: dict[str, Callable[[], Array]], num_turns: int) -> dict[str, list[float]]:
+    """Time all sides in turns, after one call of each, which must agree with the first."""
+    first, *others = (action() for action in sides.values())
+    for other in others:
+        np.testing.assert_allclose(first, other, rtol=1e-6, atol=1e-6)
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(num_turns):
+        for name in sides if turn % 2 else reversed(sides):
+            taken[name].append(seconds(sides[name]))
+    return taken
 
 
 def main() -> int:
@@ -126,25 +148,43 @@ def main() -> int:
     arguments = parser.parse_args()
     f = arguments.updates // 5
     rows = np.random.default_rng(0).standard_normal((arguments.updates, arguments.elements), np.float32)
-    coordinate = {"median": (Median(), numpy_median), "trimmed mean": (TrimmedMean(f), numpy_trimmed_mean)}
-    geometric = [MultiKrum(f), GeometricMedian(), CenteredClipping(1e3), NearestNeighbourMixing(f, TrimmedMean(f))]
+    middle = (arguments.updates - 1) // 2, arguments.updates // 2 + 1
+    coordinate: dict[str, tuple[Rule, Callable[..., Array], tuple[int, int]]] = {
+        "median": (Median(), numpy_median, middle),
+        "trimmed mean": (TrimmedMean(f), numpy_trimmed_mean, (f, arguments.updates - f)),
+    }
+    geometric: list[Rule] = [
+        MultiKrum(f),
+        GeometricMedian(),
+        CenteredClipping(1e3),
+        NearestNeighbourMixing(f, TrimmedMean(f)),
+    ]
     bars, figures, others = [], {}, {}
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder, ExitStack() as stack:
         run = Ours(rows, Path(folder), arguments.threads, stack)
-        for name, (rule, other) in coordinate.items():
-            setting, theirs = best_of(other, rows, f, (1, arguments.threads))
-            ours_s, theirs_s = compare(partial(run, rule), theirs, arguments.pairs)
-            say(f"{name}: ours {spread(ours_s)} s, theirs {spread(theirs_s)} s")
-            bars.append(Bar.at_most(f"{name} of {arguments.updates} updates [s]", median(ours_s), LIMIT_S))
-            figures[name] = spread(ours_s, 4)
-            others[name] = {"setting": setting, **spread(theirs_s, 4)}
+        tight = TightSort(run.paths, arguments.elements, RANGE, run.pool)
+        stack.callback(tight.close)
+        for name, (rule, other, ranks) in coordinate.items():
+            setting, theirs = in_memory(other, rows, f, (1, arguments.threads))
+            way, loop = by_hand(tight, *ranks)
+            sides = {"ours": partial(run, rule), "by hand": loop, "numpy": theirs}
+            taken = compare(sides, arguments.pairs)
+            say(f"{name}: " + ", ".join(f"{side} {spread(times)} s" for side, times in taken.items()))
+            ratios = [ours / by_hand for ours, by_hand in zip(taken["ours"], taken["by hand"], strict=True)]
+            bars.append(Bar.at_most(f"{name} of {arguments.updates} updates [s]", median(taken["ours"]), LIMIT_S))
+            bars.append(Bar.at_most(f"{name}, times the tight loop", median(ratios), LIMIT_OF_TIGHT))
+            figures[name] = {**spread(taken["ours"], 4), "times_the_tight_loop": spread(ratios)}
+            others[name] = {
+                "by hand": {"setting": way, **spread(taken["by hand"], 4)},
+                "in memory": {"setting": setting, **spread(taken["numpy"], 4)},
+            }
         for rule in geometric:
             times = [seconds(partial(run, rule)) for _ in range(3)]
             say(f"{rule}: {spread(times)} s")
             figures[str(rule)] = spread(times, 4)
     shape = {key: getattr(arguments, key) for key in ("updates", "elements", "pairs", "threads")}
     ours = {**shape, "malicious": f, "from": "files in the page cache", "seconds": figures}
-    return conclude("robust", bars, ours=ours, theirs={"from": "arrays in memory", "seconds": others})
+    return conclude("robust", bars, ours=ours, theirs={"seconds": others})
 
 
 if __name__ == "__main__":
