@@ -27,8 +27,7 @@ class AgentConfig(BaseModel):
     `state`."""
 
     coordinator: Address | Literal[""] = ""
-    """Address of the coordinator, host:port. Default: the address from the enrolment; with `insecure`
-    127.0.0.1:7070."""
+    """Address of the coordinator, host:port. Empty: the address from the enrolment; with `insecure` 127.0.0.1:7070."""
 
     insecure: bool = False
     """Connect without TLS, to a coordinator on this machine that does the same. Short form: `--insecure`."""
@@ -38,7 +37,7 @@ class AgentConfig(BaseModel):
     coordinator has not answered yet."""
 
     policy: Folder | None = None
-    """The site's own policy, a TOML file that is read again whenever it changes (docs/policy.md). Default: all tasks
+    """The site's own policy, a TOML file that is read again whenever it changes (docs/policy.md); absent: all tasks
     that the agent was started with are allowed."""
 
     label: str = Field(default="", max_length=64)
