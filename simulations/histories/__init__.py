@@ -1,10 +1,15 @@
-"""Worlds in which everything goes wrong, from one seed each, and what judges them.
+"""Simulated histories of crashes, network faults and full disks, each from one seed, and the checks that judge them.
 
-world, scenario, faults                    one world: its time, its rules and clients, what goes wrong
-scheduling                                 what its processes see of it
-coordinator, disk, lines                   the server's machine, and the hands around it
-agent, worker, network                     the clients' sessions, and theirs
-history                                    what happened
-checks, referee, round_referee, buffer_referee, verdicts, facts, decisions     what must hold
-judge, soak, command                       one history, many, and the command line
+world, scenario, faults               one world: its time, its rules and clients, its faults
+scheduling                            the world's interface for its processes
+coordinator, disk, control_streams    a coordinator process around the run machine
+agent, worker, network                an agent process around the session
+history                               the record of a world
+checks                                the invariants
+referee, round_referee,               the decisions that the policy wants, worked out from the events
+  buffer_referee, verdicts,
+  run_facts, sampler_view, decisions
+judge, soak, command                  one history, many, and the command line
+
+Imports: `server` (rounds, selection, settings, the journal's codec, the clock), `client` (the session), `protocol`.
 """

@@ -1,4 +1,4 @@
-"""A simulated agent process around the real session: its spool, its worker, its connections, its crashes."""
+"""A simulated agent process around the real session, with its spool, its worker, its connections and its crashes."""
 
 import random
 
@@ -35,9 +35,9 @@ from atoll.simulations.histories.worker import Worker
 
 
 class SimulatedAgent:
-    """See the module docstring. `life` grows with each crash; `spool` and `faults` survive.
+    """The agent process; `life` counts its crashes, which `spool` and `faults` survive.
 
-    Its time is that of its monotonic clock, which stands while the machine sleeps: `slept` is how long it has in all.
+    Its time is that of its monotonic clock, which stands still while the machine sleeps, in all for `slept` seconds.
     """
 
     def __init__(self, world: World, coordinator: network.Server, client_id: ClientId, rng: random.Random) -> None:
@@ -57,7 +57,7 @@ class SimulatedAgent:
         self.connection: network.Connection | None = None
         self.worker: Worker | None = None
         self.uploads: dict[Key, network.Upload] = {}
-        self.deadlines: dict[Key, float] = {}  # the last that this agent was told
+        self.deadlines: dict[Key, float] = {}  # the last deadlines that this agent has received
         self._timer: float | None = None
         self._download: Key | None = None
 
@@ -65,26 +65,26 @@ class SimulatedAgent:
 
     @property
     def is_up(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self.session is not None
 
     @property
     def now(self) -> float:
-        """By its own clock."""
+        """The time on its own clock."""
         return self.world.now - self.slept
 
     @property
     def is_online(self) -> bool:
-        """Whether this client has a network."""
+        """Return whether this client has a network."""
         return self.world.now >= self.offline_until
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to be done or to be answered."""
+        """Return whether the agent has no work and no update that waits for an answer."""
         return not self.spool and self.worker is None and (self.session is None or self.session.job is None)
 
     def start(self) -> None:
-        """The process comes up, for the first time or again."""
+        """Start the process, for the first time or again."""
         if self.is_up:
             return
         rules = SessionRules(tasks=frozenset({TASK}), lease=self.world.scenario.client_lease)
@@ -94,12 +94,14 @@ class SimulatedAgent:
         self._dial()
 
     def crash(self) -> bool:
-        """The process is gone, and its worker with it; what is in the spool stays, if its disk does. False: it was."""
+        """Crash the process and its worker; the spool stays unless it is damaged. Return False if it is not up."""
         if not self.is_up:
             return False
         self.world.remark(self.client_id, "CRASHES")
         if self.spool and self.world.happens("spool_damaged"):
-            self.world.remark(self.client_id, f"finds no whole update in its spool: {', '.join(map(str, self.spool))}")
+            self.world.remark(
+                self.client_id, f"has only damaged updates in its spool: {', '.join(map(str, self.spool))}"
+            )
             self.spool.clear()
         self._end_of_process()
         return True
@@ -108,7 +110,7 @@ class SimulatedAgent:
         return self.world.happens("agent_crash_at_step") and self.crash()
 
     def suspend(self, seconds: float) -> None:
-        """Everything stands for so long, its clock too; then it goes on as if nothing had been."""
+        """Suspend the machine, with its clock; afterwards all actions continue."""
         until = self.world.now + seconds
         self.slept += seconds
         self.wakes_at, self.offline_until = until, max(until, self.offline_until)
@@ -116,7 +118,7 @@ class SimulatedAgent:
             self.connection.block(until, to_agent=True, to_coordinator=True)
 
     def leave(self) -> bool:
-        """The owner shuts the agent down: it says goodbye. False: it does not run."""
+        """Shut the agent down with a goodbye; return False if it is not up."""
         if not self.is_up:
             return False
         self.world.remark(self.client_id, "shuts down")
@@ -150,13 +152,13 @@ class SimulatedAgent:
         name = f"{self.client_id}-{self.num_sessions}"
         self.connection = network.Connection(self.world, self, coordinator, name)
         rounds = tuple(round_id for _, round_id in self.session.working_on)
-        coordinator.lines.hello(self.connection, ClientJoined(self.client_id, name, self.profile, rounds))
+        coordinator.streams.hello(self.connection, ClientJoined(self.client_id, name, self.profile, rounds))
 
     def heard(self, connection: network.Connection, event: Event) -> None:
-        """A message arrived on the control stream."""
+        """Receive a message on the control stream."""
         if self.connection is connection:
             self._receive(event)
-            if isinstance(event, Asked):  # afterwards: what was overdue before is due to the older deadline
+            if isinstance(event, Asked):  # afterwards, because an overdue job is judged by its older deadline
                 self._note_deadline(event)
 
     def _note_deadline(self, event: Asked) -> None:
@@ -166,13 +168,13 @@ class SimulatedAgent:
             self.worker.deadline = deadline
 
     def disconnected(self, connection: network.Connection) -> None:
-        """The stream ended."""
+        """Take note of the end of the control stream."""
         if self.connection is connection:
             self.connection = None
             self._receive(Disconnected())
 
     def upload_ended(self, upload: network.Upload, event: Event) -> None:
-        """The answer to an upload, or its end without one."""
+        """Receive the answer to an upload, or its end without one."""
         if self.uploads.get(upload.key) is upload:
             upload.cancel()
             del self.uploads[upload.key]
@@ -197,9 +199,9 @@ class SimulatedAgent:
         deadline = self.session.deadline
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            self.world.after(self.world.wait(deadline - self.now), self._woken, self)
+            self.world.after(self.world.wait(deadline - self.now), self._timer_fired, self)
 
-    def _woken(self) -> None:
+    def _timer_fired(self) -> None:
         self._timer = None
         assert self.session is not None
         deadline = self.session.deadline
@@ -219,7 +221,7 @@ class SimulatedAgent:
                 assert self.worker is None, f"{self.client_id} has two workers at once"
                 self.worker = Worker(self.world, self, request, budget, self.deadlines[request.key])
             case Extend(budget):
-                assert self.worker is not None, "extended a worker that is not there"
+                assert self.worker is not None, "extended a worker that does not exist"
                 self.worker.extend(budget)
             case StopWork(key):
                 self._download = None
@@ -259,7 +261,7 @@ class SimulatedAgent:
         if self._download != request.key:
             return
         if not self.coordinator.is_up or not self.is_online or self.world.happens("download_damaged"):
-            self._fetch(request)  # what is not there, or not what its digest says
+            self._fetch(request)  # the model is not available, or does not have its digest
         elif self.world.happens("download_fails"):
             self._download = None
             self._receive(JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, "no route"))
@@ -270,9 +272,9 @@ class SimulatedAgent:
     # ------------------------------------------------------------ the worker
 
     def worker_ended(self, event: Event) -> None:
-        """The worker is done, or has crashed."""
+        """Take the result of the worker, or its crash."""
         if isinstance(event, Trained) and self._dies_here():
-            return  # the update is in the spool, and the next process finds it there
+            return  # the next process finds the update in the spool
         self._worker_gone(was_killed=False)
         self._receive(event)
 

@@ -1,7 +1,7 @@
-"""Judges an asynchronous run by its policy alone: who trains, until when, which updates make a version, and how scaled.
+"""The referee of an asynchronous run: the invitations, their deadlines, and the updates and scales of each version.
 
-Read from the papers and `docs/configuration.md`, not from the machine: nothing here looks at a table of who trains; it
-follows from the fates of all invitations.
+It derives them from the papers and `docs/configuration.md`, not from the machine: it has no table of training clients,
+which follow from the fates of all invitations.
 """
 
 import math
@@ -10,47 +10,42 @@ from collections.abc import Callable
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server.rounds import events as e
 from atoll.server.rounds.update_intake import RunRules
-from atoll.simulations.histories.facts import Books, BufferFacts, RoundFacts
+from atoll.simulations.histories.run_facts import BufferFacts, RoundFacts, RunFacts
 from atoll.simulations.histories.verdicts import Verdict, discount_of
 
 
 class BufferReferee:
-    """Stands where `RoundReferee` stands for a synchronous run."""
+    """The referee of the buffers, in the place of `RoundReferee` for a synchronous run."""
 
-    def __init__(self, rules: RunRules, books: Books, decide: Callable[..., None]) -> None:
-        self.policy, self.pacer_window, self.books, self._decide = rules.policy, rules.pacer_window, books, decide
+    def __init__(self, rules: RunRules, run: RunFacts, decide: Callable[..., None]) -> None:
+        self.policy, self.pacer_window, self.run, self._decide = rules.policy, rules.pacer_window, run, decide
         self.size = self.policy.buffer_size if self.policy.mode == "fedbuff" else 1
 
-    # ------------------------------------------------------------ who trains
+    # ------------------------------------------------------------ training clients
 
     def training(self) -> dict[ClientId, BufferFacts]:
-        """Whose update is awaited, and from which round."""
+        """Return the clients whose updates are awaited, with the round of each."""
         return {
-            client_id: self._facts(round_)
-            for round_ in self.books.rounds.values()
+            client_id: _buffer(round_)
+            for round_ in self.run.rounds.values()
             for client_id, fate in round_.fates.items()
             if fate is Fate.WAITING
         }
 
-    def _facts(self, round_: RoundFacts) -> BufferFacts:
-        assert isinstance(round_, BufferFacts)
-        return round_
-
     def _is_young(self, round_: RoundFacts) -> bool:
-        return self.books.version <= round_.base + self.policy.max_staleness
+        """Return whether updates from the round's version may still count."""
+        return self.run.version <= round_.base + self.policy.max_staleness
 
-    def _askable(self, round_: RoundFacts) -> list[ClientId]:
-        """Who may be invited: there, idle, not asked in this round, without an update that counts for its version."""
-        done = {
-            c for (c, _), a in self.books.accepted.items() if a.update.base_version == round_.base and not a.is_left
-        }
-        busy = done | set(self.training()) | set(round_.fates)
-        return sorted(set(self.books.connected) - busy)
+    def _ineligible(self, round_: RoundFacts) -> set[ClientId]:
+        """Return the clients that train, were invited in this round, or have an update from its version that counts."""
+        accepted = self.run.accepted.items()
+        done = {c for (c, _), a in accepted if a.update.base_version == round_.base and not a.is_left}
+        return done | set(self.training()) | set(round_.fates)
 
     # ------------------------------------------------------------ time
 
     def restarted(self, round_: RoundFacts | None, down: float) -> None:
-        """The buffer's and each invitation's deadline move; a fold under way is asked for again."""
+        """Move the deadlines of the buffer and of each invitation; request an interrupted fold again."""
         for client_id, invited in self.training().items():
             more = min(down, self.policy.outage_max - invited.moved.get(client_id, 0.0))
             invited.due[client_id] += more
@@ -65,17 +60,17 @@ class BufferReferee:
             self.aggregate(round_)
 
     def next_due(self) -> float:
-        """The earliest deadline of an invitation; infinity when nobody trains."""
+        """Return the earliest deadline of an invitation; infinity if no client trains."""
         return min((r.due[c] for c, r in self.training().items()), default=math.inf)
 
     def buffer_due(self, round_: RoundFacts | None) -> float:
-        """When the open buffer should be full; infinity when that no longer matters."""
-        if round_ is None or not round_.is_collecting or self._facts(round_).is_overdue:
+        """Return the deadline of the open buffer; infinity if it has passed or does not matter any more."""
+        if round_ is None or not round_.is_collecting or _buffer(round_).is_overdue:
             return math.inf
         return round_.select_by
 
     def let_invitations_end(self) -> None:
-        """Those with the earliest deadline: told to stop, and to hand in what they have."""
+        """End the invitations with the earliest deadline, and ask for partial updates that may still count."""
         due = self.next_due()
         for client_id, round_ in self.training().items():
             if round_.due[client_id] == due:
@@ -83,76 +78,79 @@ class BufferReferee:
                 self._decide("release", client_id, round_.round_id, self._is_young(round_))
 
     def let_buffer_end(self, round_: RoundFacts) -> None:
-        """It is not full in time."""
-        self._facts(round_).is_overdue, round_.is_drawing = True, False
+        """End the time of a buffer that is not full."""
+        _buffer(round_).is_overdue, round_.is_drawing = True, False
 
     # ------------------------------------------------------------ the buffer
 
     def opened(self, round_id: RoundId, now: float) -> BufferFacts:
-        """What waits goes in first, as much as there is room for."""
-        books = self.books
-        books.forget_rounds_before(books.version - self.policy.max_staleness)
-        round_ = BufferFacts(round_id, books.version, now + self.policy.fill_timeout)
-        round_.filled, books.waiting = books.waiting[: self.size], books.waiting[self.size :]
+        """Open a buffer, and fill it with waiting updates as far as there is room."""
+        run = self.run
+        run.forget_rounds_before(run.version - self.policy.max_staleness)
+        round_ = BufferFacts(round_id, run.version, now + self.policy.fill_timeout)
+        round_.filled, run.waiting = run.waiting[: self.size], run.waiting[self.size :]
         return round_
 
     def let_it_end(self, round_: RoundFacts, now: float) -> None:
-        """Full, or as good as it will get; and a free place does not stay free."""
-        facts = self._facts(round_)
-        if not facts.is_collecting:
+        """Close or abandon the buffer if nothing can improve it any more; otherwise fill free places."""
+        buffer = _buffer(round_)
+        if not buffer.is_collecting:
             return
-        makes_quorum, training = len(facts.filled) >= self.policy.quorum_count, self.training()
-        if len(facts.filled) == self.size:
-            self._close(facts, CloseReason.ENOUGH)
-        elif facts.is_overdue:
+        makes_quorum, training = len(buffer.filled) >= self.policy.quorum_count, self.training()
+        if len(buffer.filled) == self.size:
+            self._close(buffer, CloseReason.ENOUGH)
+        elif buffer.is_overdue:
             if makes_quorum:
-                self._close(facts, CloseReason.DEADLINE)
+                self._close(buffer, CloseReason.DEADLINE)
             elif not training:
-                nothing = not facts.filled and not facts.fates
-                self.abandon(facts, AbandonReason.TOO_FEW_CLIENTS if nothing else AbandonReason.BELOW_QUORUM)
-        elif not facts.is_drawing:
-            self._fill_places(facts, makes_quorum, len(training))
+                is_empty = not buffer.filled and not buffer.fates
+                self.abandon(buffer, AbandonReason.TOO_FEW_CLIENTS if is_empty else AbandonReason.BELOW_QUORUM)
+        elif not buffer.is_drawing:
+            self._fill_places(buffer, makes_quorum, len(training))
 
     def _fill_places(self, round_: BufferFacts, makes_quorum: bool, num_training: int) -> None:
-        askable, free = self._askable(round_), self.policy.concurrency - num_training
-        if askable and free > 0:
+        """Request a draw for free places; without eligible or training clients, close or abandon the buffer."""
+        eligible = sorted(set(self.run.connected) - self._ineligible(round_))
+        free = self.policy.concurrency - num_training
+        if eligible and free > 0:
             round_.is_drawing = True
-            known, count = self.books.known, min(free, len(askable))
-            relaxed = known.relaxed(self.pacer_window)
-            self._decide("draw", round_.round_id, count, known.candidates(askable), round_.num_draws, relaxed)
+            view, count = self.run.sampler_view, min(free, len(eligible))
+            relaxed = view.relaxed(self.pacer_window)
+            self._decide("draw", round_.round_id, count, view.candidates(eligible), round_.num_draws, relaxed)
             round_.num_draws += 1
         elif num_training == 0 and makes_quorum:
             self._close(round_, CloseReason.ALL_ANSWERED)
         elif num_training == 0:
-            accepted = {c for c, r in self.books.accepted if r == round_.round_id}
-            if any(c in self.books.connected and c not in accepted for c in round_.fates):
+            accepted = {c for c, r in self.run.accepted if r == round_.round_id}
+            if any(c in self.run.connected and c not in accepted for c in round_.fates):
                 self.abandon(round_, AbandonReason.QUORUM_OUT_OF_REACH)
 
     def drawn(self, round_: RoundFacts, clients: tuple[ClientId, ...], now: float) -> None:
-        """The sampler has answered."""
-        facts = self._facts(round_)
-        if not facts.is_collecting or not facts.is_drawing:
+        """Invite the drawn clients that are still eligible, while there are free places.
+
+        A client that has disconnected since the draw takes a place, too; if its lease has ended, it counts as lost.
+        """
+        buffer = _buffer(round_)
+        if not buffer.is_collecting or not buffer.is_drawing:
             return
-        facts.is_drawing = False
-        there = self.books.connected
+        buffer.is_drawing = False
         for client_id in sorted(clients):
-            self.books.connected = {**there, client_id: "drawn"}  # it was there when it was drawn
-            may_be_asked = client_id in self._askable(facts)
-            self.books.connected = there
-            if may_be_asked and len(self.training()) < self.policy.concurrency:
-                self.books.known.chosen[client_id] += 1
-                facts.due[client_id] = now + self._seconds(client_id)
-                facts.fates[client_id] = Fate.LOST if client_id in self.books.lost else Fate.WAITING
-                if client_id not in self.books.lost:
-                    self._invite(client_id, facts)
+            if client_id in self._ineligible(buffer) or len(self.training()) >= self.policy.concurrency:
+                continue
+            self.run.sampler_view.chosen[client_id] += 1
+            buffer.due[client_id] = now + self._seconds(client_id)
+            buffer.fates[client_id] = Fate.LOST if client_id in self.run.lost else Fate.WAITING
+            if client_id not in self.run.lost:
+                self._invite(client_id, buffer)
 
     def _seconds(self, client_id: ClientId) -> float:
-        policy, known = self.policy, self.books.known.seconds.get(client_id)
+        """Return the seconds of an invitation until its deadline."""
+        policy, measured = self.policy, self.run.sampler_view.seconds.get(client_id)
         if policy.deadline != "adaptive":
             return policy.deadline
-        if known is None:
+        if measured is None:
             return policy.deadline_max
-        return min(policy.deadline_max, max(policy.deadline_min, sum(known) * policy.adaptive_margin))
+        return min(policy.deadline_max, max(policy.deadline_min, sum(measured) * policy.adaptive_margin))
 
     def _invite(self, client_id: ClientId, round_: BufferFacts) -> None:
         self._decide("invite", client_id, round_.round_id, round_.base, round(round_.due[client_id], 6))
@@ -160,39 +158,55 @@ class BufferReferee:
     # ------------------------------------------------------------ clients
 
     def came_back(self, client_id: ClientId, working_on: tuple[RoundId, ...], now: float) -> None:
-        """It is told again what it trains for, and to stop what no longer counts."""
-        books = self.books
-        known = [r for r in books.rounds.values() if client_id in r.fates and not r.is_forgotten]
-        if known and books.is_open:  # what was overdue may just have ended it
-            last = self._facts(max(known, key=lambda r: r.round_id))
-            in_time = now < last.due[client_id] and self._is_young(last)
-            if last.fates[client_id] is Fate.LOST and in_time:
-                last.fates[client_id] = Fate.WAITING
-            if last.fates[client_id] is Fate.WAITING:
-                self._invite(client_id, last)
+        """Repeat a returning client's newest invitation if it still counts, and release the client from other rounds.
+
+        Args:
+            client_id: the client.
+            working_on: the rounds that it works on.
+            now: the present time.
+        """
+        invitations = filter(None, (self.run.invitation(client_id, round_id) for round_id in self.run.rounds))
+        newest = max(invitations, key=lambda round_: round_.round_id, default=None)
+        if newest is not None and self.run.is_open:  # an overdue deadline may just have ended the run
+            self._repeat_invitation(client_id, _buffer(newest), now)
         for round_id in working_on:
-            round_ = books.rounds.get(round_id)
-            is_known = round_ is not None and client_id in round_.fates and not round_.is_forgotten
-            if is_known and ((client_id, round_id) in books.accepted or self.training().get(client_id) is round_):
-                continue
-            may_submit = is_known and books.is_open and round_ is not None and self._is_young(round_)
+            self._release_unless_wanted(client_id, round_id)
+
+    def _repeat_invitation(self, client_id: ClientId, round_: BufferFacts, now: float) -> None:
+        """Repeat an invitation whose update is awaited, or was given up before its deadline and may still count."""
+        is_in_time = now < round_.due[client_id] and self._is_young(round_)
+        if round_.fates[client_id] is Fate.LOST and is_in_time:
+            round_.fates[client_id] = Fate.WAITING
+        if round_.fates[client_id] is Fate.WAITING:
+            self._invite(client_id, round_)
+
+    def _release_unless_wanted(self, client_id: ClientId, round_id: RoundId) -> None:
+        """Release a client from a round, unless its update is awaited or was accepted."""
+        round_ = self.run.invitation(client_id, round_id)
+        if round_ is None:
+            self._decide("release", client_id, round_id, False)
+            return
+        is_awaited = self.training().get(client_id) is round_
+        is_accepted = (client_id, round_id) in self.run.accepted
+        if not is_awaited and not is_accepted:
+            may_submit = self.run.is_open and self._is_young(round_)
             self._decide("release", client_id, round_id, may_submit)
 
     def gave_up(self, client_id: ClientId, round_id: RoundId | None, fate: Fate) -> None:
-        """Its place is free."""
+        """End a client's invitation, in one round or (None) in any, which frees its place."""
         round_ = self.training().get(client_id)
         if round_ is not None and round_id in (None, round_.round_id):
             round_.fates[client_id] = fate
 
     def upload_begun(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
-        """From here on the upload is measured."""
+        """Take the time of an upload's beginning, from which its duration is measured."""
         round_ = self.training().get(client_id)
         if round_ is not None and round_.round_id == round_id:
             round_.begun.setdefault(client_id, now)
 
     def note(self, update: e.Update, verdict: Verdict, reason: RejectReason | None, now: float) -> None:
-        """What a verdict changes."""
-        books, round_ = self.books, self.books.rounds.get(update.round_id)
+        """Record the consequences of a verdict."""
+        run, round_ = self.run, self.run.rounds.get(update.round_id)
         if round_ is None or verdict in (Verdict.NOT_HIS, Verdict.AGAIN):
             return
         fates = {Verdict.REFUSED: Fate.REFUSED, Verdict.LATE: Fate.LATE, Verdict.ON_TIME: Fate.REPORTED}
@@ -200,32 +214,33 @@ class BufferReferee:
         if reason is not None and verdict is Verdict.LATE:
             round_.late_because[update.client_id] = reason
         if verdict is Verdict.ON_TIME:
-            books.accept(update, was_late=False)
-            books.known.measured(update, now - round_.begun.get(update.client_id, now))
-            is_open = books.round is not None and books.round.is_collecting
-            (self._facts(books.round).filled if is_open and books.round else books.waiting).append(update)
-            twin = self.training().get(update.client_id)  # asked again for the same version meanwhile
-            if twin is not None and twin.base == update.base_version:
-                self._let_go(update.client_id, twin)
+            run.accept(update, was_late=False)
+            run.sampler_view.measured(update, now - round_.begun.get(update.client_id, now))
+            is_open = run.round is not None and run.round.is_collecting
+            (_buffer(run.round).filled if is_open and run.round else run.waiting).append(update)
+            repeated = self.training().get(update.client_id)  # a second invitation for the same version
+            if repeated is not None and repeated.base == update.base_version:
+                self._let_go(update.client_id, repeated)
 
     # ------------------------------------------------------------ the end
 
     def stop(self, round_: RoundFacts) -> None:
-        """What is in becomes the last version if it makes the quorum."""
-        if len(self._facts(round_).filled) >= self.policy.quorum_count:
-            self._close(self._facts(round_), CloseReason.FLUSHED)
-            self.books.is_stop_wanted = True
+        """Stop the run: close the buffer for the last version if it has a quorum; otherwise abandon it."""
+        buffer = _buffer(round_)
+        if len(buffer.filled) >= self.policy.quorum_count:
+            self._close(buffer, CloseReason.FLUSHED)
+            self.run.is_stop_wanted = True
         else:
             self.abandon(round_, AbandonReason.STOP_REQUESTED)
 
     def committed(self, *, is_last: bool) -> None:
-        """Nobody is released by a commit, but those whose update can no longer count."""
+        """Release the clients whose updates can no longer count after a commit."""
         for client_id, round_ in self.training().items():
             if is_last or not self._is_young(round_):
                 self._let_go(client_id, round_)
 
     def run_ended(self) -> None:
-        """Nobody trains on."""
+        """Release all training clients."""
         for client_id, round_ in self.training().items():
             self._let_go(client_id, round_)
 
@@ -238,12 +253,12 @@ class BufferReferee:
         self.aggregate(round_)
 
     def abandon(self, round_: RoundFacts, reason: AbandonReason) -> None:
-        """No model comes of this buffer; who trains goes on."""
+        """Abandon the buffer; clients continue to train."""
         round_.abandon_reason = reason
         self._decide("abandon", round_.round_id, reason)
 
     def aggregate(self, round_: RoundFacts) -> None:
-        """Which updates, from which versions, and scaled by how much (architecture, invariants 3 and 4)."""
+        """Request the fold of the buffer's updates, with versions and scales (architecture, invariants 3 and 4)."""
         policy, rows, filled = self.policy, [], round_.contributions()
         for update in filled:
             age = round_.base - update.base_version
@@ -256,3 +271,9 @@ class BufferReferee:
         assert policy.quorum_count <= len(filled) <= self.size, "below quorum, or more than fit"
         order = sorted(range(len(rows)), key=lambda k: (filled[k].client_id, filled[k].round_id))
         self._decide("aggregate", round_.round_id, round_.base, tuple(rows[k] for k in order), policy.mode)
+
+
+def _buffer(round_: RoundFacts) -> BufferFacts:
+    """Return a round as the buffer that every round of an asynchronous run is."""
+    assert isinstance(round_, BufferFacts)
+    return round_

@@ -1,4 +1,4 @@
-"""What must hold in every history, whatever went wrong in it: architecture, invariants 1 to 5 and 8."""
+"""The checks of a history: architecture, invariants 1 to 5 and 8, which hold under all faults."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ EPSILON = 1e-6
 
 
 def faults_of(history: History) -> Iterator[str]:
-    """Everything that is wrong with a history."""
+    """Yield the faults of a history."""
     referee = Referee(history.scenario.rules)
     for number, step in enumerate(history.steps):
         if (wrong := referee.judge(step)) is not None:
             yield f"step {number} at {step.at:.3f}, {step.event}: {wrong}"
-            return  # everything behind it follows from it
+            return  # later faults would follow from this one
     yield from _versions(history)
     yield from _ends(history, referee)
     yield from _durability(history, referee)
@@ -36,7 +36,7 @@ def faults_of(history: History) -> Iterator[str]:
 
 
 def check(history: History) -> None:
-    """Raise AssertionError with everything that is wrong."""
+    """Check a history; raise AssertionError with all faults."""
     faults = list(faults_of(history))
     assert not faults, "\n".join(faults)
 
@@ -45,17 +45,17 @@ def check(history: History) -> None:
 
 
 def _versions(history: History) -> Iterator[str]:
-    """Invariant 5."""
+    """Check invariant 5: versions grow by one."""
     versions = [effect.version for _, effect in history.effects() if isinstance(effect, server.Commit)]
     if versions != list(range(1, len(versions) + 1)):
         yield f"versions do not grow by one: {versions}"
 
 
 def _ends(history: History, referee: Referee) -> Iterator[str]:
-    """Invariants 4 and 8: every round ends exactly once, every start and every resume of the run as well."""
+    """Check invariants 4 and 8: every round, and every start and resume of the run, ends exactly once."""
     ended = [e.round_id for _, e in history.effects() if isinstance(e, server.Commit | server.Abandon)]
-    if ended != list(range(1, len(ended) + 1)) or len(ended) != len(referee.books.rounds):
-        yield f"rounds {sorted(referee.books.rounds)} were opened and {ended} have ended"
+    if ended != list(range(1, len(ended) + 1)) or len(ended) != len(referee.run.rounds):
+        yield f"rounds {sorted(referee.run.rounds)} were opened and {ended} have ended"
     ends = [(e.state, e.cause) for _, e in history.effects() if isinstance(e, server.EndRun)]
     assert history.machine is not None
     state = history.machine.ledger.state
@@ -66,18 +66,19 @@ def _ends(history: History, referee: Referee) -> Iterator[str]:
 
 
 def _durability(history: History, referee: Referee) -> Iterator[str]:
-    """Invariant 2: what was acknowledged is on disk, and known to every later life of the coordinator."""
-    for told in history.acknowledged:
-        accepted = referee.books.accepted.get((told.client_id, told.round_id))
-        if accepted is None or accepted.update.digest != told.digest:
-            yield f"acknowledged, but not on disk: {told}"
+    """Check invariant 2: an acknowledged update is on disk, and every later life of the coordinator knows it."""
+    for acknowledged in history.acknowledged:
+        accepted = referee.run.accepted.get((acknowledged.client_id, acknowledged.round_id))
+        if accepted is None or accepted.update.digest != acknowledged.digest:
+            yield f"acknowledged, but not on disk: {acknowledged}"
     for restart in history.restarts:
-        yield from (f"forgotten by the coordinator that came up at {restart.at}: {told}" for told in restart.forgotten)
+        for forgotten in restart.forgotten:
+            yield f"forgotten by the coordinator that started at {restart.at}: {forgotten}"
 
 
 def _fates(history: History, referee: Referee) -> Iterator[str]:
-    """The record on disk explains every invitation as the referee saw it."""
-    for round_id, facts in referee.books.rounds.items():
+    """Check that the record on disk has the fate of every invitation that the referee has derived."""
+    for round_id, facts in referee.run.rounds.items():
         record = history.records.get(round_id)
         if record is None or record.phase not in (Phase.COMMITTED, Phase.ABANDONED) or record.ended_at is None:
             yield f"round {round_id} has ended, its record on disk says {record and record.phase}"
@@ -94,8 +95,8 @@ def _fates(history: History, referee: Referee) -> Iterator[str]:
 
 
 def _bookkeeping(history: History, referee: Referee) -> Iterator[str]:
-    """Invariant 1: an accepted update is in exactly one model, or its record says why it is in none."""
-    for (client_id, round_id), accepted in referee.books.accepted.items():
+    """Check invariant 1: an accepted update is in exactly one model, or its record says why it is in none."""
+    for (client_id, round_id), accepted in referee.run.accepted.items():
         row = history.records[round_id].clients[client_id]
         name = f"{client_id}'s update of round {round_id}"
         if row.digest != accepted.update.digest:
@@ -107,12 +108,12 @@ def _bookkeeping(history: History, referee: Referee) -> Iterator[str]:
         elif row.used_in != accepted.used_in[0] or row.unused_because:
             where = f"used_in {row.used_in}, unused_because {row.unused_because!r}"
             yield f"{name} is in the model of round {accepted.used_in[0]}; its record says {where}"
-    used = Counter((a.update.client_id, a.update.base_version) for a in referee.books.accepted.values() if a.used_in)
+    used = Counter((a.update.client_id, a.update.base_version) for a in referee.run.accepted.values() if a.used_in)
     if history.scenario.rules.policy.is_asynchronous and (twice := [twin for twin, n in used.items() if n > 1]):
         yield f"in a model more than once for one client and version: {twice}"
     for round_id, record in history.records.items():
         for client_id, row in record.clients.items():
-            if (row.digest is not None) != ((client_id, round_id) in referee.books.accepted):
+            if (row.digest is not None) != ((client_id, round_id) in referee.run.accepted):
                 yield f"the record of round {round_id} holds an update of {client_id} that was never accepted"
 
 
@@ -122,30 +123,30 @@ def _is_explained(name: str, row: ClientRecord) -> Iterator[str]:
 
 
 def _cohorts(history: History) -> Iterator[str]:
-    """The same seed and the same population give the same cohort, also after a restart."""
+    """Check that the same seed and the same candidates give the same cohort, also after a restart."""
     scenario, sampler = history.scenario, history.scenario.cohort.build()
-    asked: dict[RoundId, server.DrawCohort] = {}
+    requests: dict[RoundId, server.DrawCohort] = {}
     for step in history.steps:
         if isinstance(step.event, server.CohortDrawn):
-            question = asked[step.event.round_id]
+            request = requests[step.event.round_id]
             again = draw(
                 sampler,
                 seed=scenario.rules.seed,
-                round_id=question.round_id,
-                number=question.number,
-                count=question.count,
-                candidates=tuple(reversed(question.candidates)),
-                relaxed=question.relaxed,
+                round_id=request.round_id,
+                number=request.number,
+                count=request.count,
+                candidates=tuple(reversed(request.candidates)),
+                relaxed=request.relaxed,
             )
             if step.event.clients != again:
-                yield f"round {question.round_id}: drawn {step.event.clients}, and {again} from the same population"
+                yield f"round {request.round_id}: drawn {step.event.clients}, and {again} from the same candidates"
         for effect in step.effects:
             if isinstance(effect, server.DrawCohort):
-                asked[effect.round_id] = effect
+                requests[effect.round_id] = effect
 
 
 def _replay(history: History) -> Iterator[str]:
-    """The journal is the state: replaying its events reproduces every effect, from the start and from a snapshot."""
+    """Check that a replay of the journal reproduces every effect, from the start and from a snapshot."""
     assert history.machine is not None
     whole = RunMachine(history.scenario.rules)
     for number, step in enumerate(history.steps):
@@ -166,7 +167,7 @@ def _replay(history: History) -> Iterator[str]:
 
 
 def _workers(history: History) -> Iterator[str]:
-    """Invariant 8: a worker may outlive its deadline by its lease, and only then is it killed."""
+    """Check invariant 8: a worker may outlive its deadline by its lease, and is killed only then."""
     lease = history.scenario.client_lease
     late = lease + history.scenario.faults.lag + EPSILON
     for end in history.worker_ends:
@@ -193,29 +194,29 @@ def _sessions(history: History) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Watch:
-    """What one agent has been told, and owes."""
+    """The requests that one agent has received, and its uploads that must be repeated."""
 
     lease: float
-    patience: float  # within which an upload that was cut is tried again
+    patience: float  # the time until a cut upload must be repeated
     released: set[RoundId] = field(default_factory=set)
-    wanted: set[client.Key] = field(default_factory=set)  # since its stream stands
+    wanted: set[client.Key] = field(default_factory=set)  # jobs requested on the present stream
     connected_at: float | None = None
     cut: dict[client.Key, float] = field(default_factory=dict)
 
 
 def _stops_work(step: AgentStep) -> bool:
-    """Whether work was stopped that was not overdue (what is overdue is reported)."""
+    """Return whether work was stopped that was not overdue (overdue work is reported)."""
     kinds = {type(effect) for effect in step.effects}
     return client.StopWork in kinds and not kinds & {client.ReportFailure, client.ReportEvaluation}
 
 
 def _downloads(step: AgentStep, watch: _Watch) -> Iterator[str]:
-    """A job is begun only while it is wanted, and a download given up only when the deadline is known."""
+    """Check that a job begins only while it is wanted, and that a download is given up only if it is unwanted."""
     since = step.at if watch.connected_at is None else watch.connected_at
     is_early = isinstance(step.event, client.TimePassed) and step.at < since + watch.lease - EPSILON
     for effect in step.effects:
         if is_early and isinstance(effect, client.StopWork) and effect.key not in watch.wanted:
-            yield f"{step.client_id} gave up {effect.key} at {step.at:.3f} before it was told whether it is wanted"
+            yield f"{step.client_id} gave up {effect.key} at {step.at:.3f} before it knew whether it is wanted"
     match step.event:
         case client.Connected():
             watch.connected_at = step.at
@@ -228,16 +229,16 @@ def _downloads(step: AgentStep, watch: _Watch) -> Iterator[str]:
             watch.connected_at = None
     for effect in step.effects:
         if isinstance(effect, client.Download) and effect.request.key not in watch.wanted:
-            yield f"{step.client_id} begins {effect.request.key} at {step.at:.3f}, which nobody wants any more"
+            yield f"{step.client_id} begins {effect.request.key} at {step.at:.3f}, which is not wanted any more"
 
 
 def _uploads(step: AgentStep, watch: _Watch) -> Iterator[str]:
-    """An upload that was cut is tried again as long as somebody is there to take it."""
+    """Check that a cut upload is repeated while the agent is connected."""
     if isinstance(step.event, client.Disconnected):
-        watch.cut.clear()  # all are tried again when the stream stands
+        watch.cut.clear()  # all are repeated on the next stream
     for key, at in watch.cut.items():
         if step.at > at + watch.patience:
-            yield f"{step.client_id}: the upload of {key} was cut at {at:.3f} and not tried again by {step.at:.3f}"
+            yield f"{step.client_id}: the upload of {key} was cut at {at:.3f} and not repeated by {step.at:.3f}"
     for effect in step.effects:
         if isinstance(effect, client.Upload | client.Discard):
             watch.cut.pop(effect.key, None)
@@ -246,7 +247,7 @@ def _uploads(step: AgentStep, watch: _Watch) -> Iterator[str]:
 
 
 def _reports(step: AgentStep, watch: _Watch) -> Iterator[str]:
-    """No failure is reported for a round after its release, but that of an upload that was still wanted."""
+    """Check that no failure is reported for a round after its release, except that of an upload that was wanted."""
     for effect in step.effects:
         if not isinstance(effect, client.ReportFailure) or effect.reason is FailureReason.UPLOAD_FAILED:
             continue

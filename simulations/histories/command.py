@@ -1,4 +1,4 @@
-"""What `atoll simulate --faults` does: many seeds are judged, or one is shown."""
+"""The command `atoll simulate --faults`, which judges many seeds or shows one."""
 
 import json
 import sys
@@ -24,26 +24,26 @@ def judge_histories(
     jobs: int = 0,
     as_json: bool = False,
 ) -> int:
-    """Judge histories with the preset's faults, or replay one seed; 0 when nothing in them is wrong, otherwise 1.
+    """Judge histories with the preset's faults, or replay one seed; return 0 if all are good, otherwise 1.
 
     Args:
         preset: a name in `faults.PRESETS`.
-        seeds: how many.
-        first: the first of them.
-        seed: replay this one and print its whole history.
-        jobs: processes; 0: one for each processor.
-        as_json: print one JSON object and nothing else.
+        seeds: the number of seeds.
+        first: the first seed.
+        seed: a seed to replay, with its whole history; None: judge many.
+        jobs: the number of processes; 0: one for each processor.
+        as_json: print a JSON object instead of text.
 
     Raises:
-        ConfigError: no such preset, or no seed to judge.
+        ConfigError: the preset is unknown, or a number is out of its range.
     """
     faults = []
     if preset not in PRESETS:
-        faults.append(f"--faults {preset}: no such faults; there are {', '.join(PRESETS)}")
+        faults.append(f"--faults {preset}: unknown; allowed: {', '.join(PRESETS)}")
     if seeds < 1:
-        faults.append(f"--seeds {seeds}: at least 1")
+        faults.append(f"--seeds {seeds}: too few; allowed: at least 1")
     if jobs < 0:
-        faults.append(f"--jobs {jobs}: at least 1, or 0 for one on each processor")
+        faults.append(f"--jobs {jobs}: too few; allowed: at least 1, or 0 for one on each processor")
     if faults:
         raise ConfigError(faults)
     if seed is not None:
@@ -54,22 +54,22 @@ def judge_histories(
 def _judge(preset: str, first: int, count: int, jobs: int, *, as_json: bool) -> int:
     begun = time.perf_counter()
     progress = None if as_json or not sys.stderr.isatty() else _Progress(count, sys.stderr)
-    found = soak(first, count, preset=preset, jobs=jobs, on_progress=progress)
+    result = soak(first, count, preset=preset, jobs=jobs, on_progress=progress)
     seconds = time.perf_counter() - begun
     if as_json:
-        print(json.dumps({"preset": preset, "first": first, "seconds": round(seconds, 3), **found.document()}))
-        return 1 if found.bad else 0
-    for _, text in sorted(found.bad.items())[:BAD_SHOWN]:
+        print(json.dumps({"preset": preset, "first": first, "seconds": round(seconds, 3), **result.document()}))
+        return 1 if result.bad else 0
+    for _, text in sorted(result.bad.items())[:BAD_SHOWN]:
         print(f"{text}\n", file=sys.stderr)
-    print(found.text(seconds))
-    if found.bad:
-        seeds = ", ".join(map(str, sorted(found.bad)))
+    print(result.text(seconds))
+    if result.bad:
+        seeds = ", ".join(map(str, sorted(result.bad)))
         print(f"bad seeds: {seeds}; atoll simulate --faults {preset} --seed N replays one")
-    return 1 if found.bad else 0
+    return 1 if result.bad else 0
 
 
 class _Progress:
-    """One line that is written over."""
+    """A line of progress that is overwritten."""
 
     def __init__(self, count: int, out: TextIO) -> None:
         self._count, self._out = count, out
@@ -82,11 +82,11 @@ class _Progress:
 
 
 def _show(seed: int, preset: str, *, as_json: bool) -> int:
-    """The same seed gives the same history: here is all of it, and what is wrong with it."""
+    """Print the whole history of a seed and its faults; return 1 if it has any."""
     world, wrong = World(seed, random_scenario(seed, preset)), []
     try:
         wrong = list(faults_of(world.run()))
-    except Exception as error:  # whatever a machine raises, the history says how it came to that
+    except Exception as error:  # nothing narrower: a machine may raise anything, and the transcript shows the cause
         wrong = [f"{type(error).__name__}: {error}"]
     transcript = world.history.transcript()
     if as_json:

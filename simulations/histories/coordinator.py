@@ -1,4 +1,4 @@
-"""A simulated coordinator process around the real run machine: its disk, its group commits, its crashes."""
+"""A simulated coordinator process around the real run machine, with its disk, its group commits and its crashes."""
 
 import hashlib
 from collections.abc import Callable
@@ -40,9 +40,9 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.simulations.histories.control_streams import RUN, ControlStreams
 from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
 from atoll.simulations.histories.history import Acknowledged, Restart, Step
-from atoll.simulations.histories.lines import RUN, Lines
 from atoll.simulations.histories.scenario import TASK
 from atoll.simulations.histories.scheduling import World
 
@@ -58,19 +58,19 @@ class CoordinatorWorld(World, Protocol):
         """Draw a cohort by the deployed sampler."""
 
     def cut_uploads(self) -> None:
-        """Break every upload: the coordinator has crashed."""
+        """Break every upload, because the coordinator has crashed."""
 
     def run_ended(self) -> None:
-        """Take notice that the coordinator has carried out the end of the run."""
+        """Take note of the end of the run."""
 
     def fail(self, why: str) -> None:
-        """Fail the history: something has happened that must never happen."""
+        """Fail the history, because of an event that must never happen."""
 
 
 class SimulatedCoordinator:
-    """See the module docstring. `life` grows with each crash: what an earlier life had planned no longer happens.
+    """The coordinator process; `life` counts its crashes, each of which cancels all planned actions.
 
-    Its time is that of its `clock`, the deployed one: `set_by` is how far somebody has set the machine's wall clock.
+    Its time is that of its `clock`, the deployed one; `set_by` is the error of the machine's wall clock [s].
     """
 
     slept = wakes_at = 0.0
@@ -83,38 +83,38 @@ class SimulatedCoordinator:
         self.set_by = 0.0
         self.num_step_crashes = 0
         self._no_room_until = 0.0
-        self._alive_at = 0.0  # by its own clock, as it last wrote down
+        self._alive_at = 0.0  # the time on its own clock that it has recorded last
         self._forget()
 
     def _forget(self) -> None:
         self.machine: RunMachine | None = None
-        self.lines = Lines(self.world, self)
+        self.streams = ControlStreams(self.world, self)
         self._timer: float | None = None
         self._seq = len(self.disk.entries)
         self._posted: list[Posted] = []
         self._is_writing = False
-        self._duties = 0  # what this process itself will answer: draws, folds, evaluations, pauses
+        self._duties = 0  # draws, folds, evaluations and pauses of this process that have not ended
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the process is up and everything that it decided is on disk."""
+        """Return whether the process is up and all of its decisions are on disk."""
         return self.is_up and not self._is_writing
 
     @property
     def now(self) -> float:
-        """By its own clock."""
+        """The time on its own clock."""
         return self.clock.now()
 
     @property
     def running(self) -> RunMachine:
-        """The machine of the process that is up."""
+        """The run machine, while the process is up."""
         assert self.machine is not None
         return self.machine
 
     # ------------------------------------------------------------ life and death
 
     def start(self) -> None:
-        """The process comes up, for the first time or again."""
+        """Start the process, for the first time or again."""
         world = self.world
         wall, monotonic = lambda: world.now + self.set_by, lambda: world.now
         self.clock = Clock(self.disk.last_instant(), wall=wall, monotonic=monotonic)
@@ -129,24 +129,23 @@ class SimulatedCoordinator:
         world, disk = self.world, self.disk
         self.machine, from_snapshot = disk.rebuilt(world.scenario.rules)
         self.clock.advance_to(self.machine.ledger.now)
-        told = world.history.acknowledged
-        forgotten = tuple(a for a in told if not self._knows(a))
+        forgotten = tuple(a for a in world.history.acknowledged if not self._knows(a))
         world.history.restarts.append(Restart(world.now, len(disk.entries), forgotten))
         world.remark("coordinator", f"is up again with {len(disk.entries)} entries, {from_snapshot} in the snapshot")
         if self.machine.ledger.is_open:
             self.post(CoordinatorStarted(self._alive_at))
             for client_id in self.machine.ledger.membership.members:
-                self.lines.heard_from(client_id)
+                self.streams.heard_from(client_id)
         else:
             world.run_ended()
 
-    def _knows(self, told: Acknowledged) -> bool:
+    def _knows(self, acknowledged: Acknowledged) -> bool:
         assert self.machine is not None
-        record = self.machine.record_of(told.round_id)
-        return record is None or record.clients[told.client_id].digest == told.digest
+        record = self.machine.record_of(acknowledged.round_id)
+        return record is None or record.clients[acknowledged.client_id].digest == acknowledged.digest
 
     def crash(self, where: str) -> bool:
-        """The process is gone, with everything that was not on disk; False when there is none."""
+        """Crash the process, with the loss of everything that is not on disk; return False if it is not up."""
         if not self.is_up:
             return False
         world = self.world
@@ -155,7 +154,7 @@ class SimulatedCoordinator:
         self._alive_at = self.now - world.rng.uniform(0, 0.5)
         self.life += 1
         self.is_up = False
-        self.lines.break_all()
+        self.streams.break_all()
         world.cut_uploads()
         self._forget()
         self._meanwhile()
@@ -163,7 +162,7 @@ class SimulatedCoordinator:
         return True
 
     def _meanwhile(self) -> None:
-        """What else may have happened by the time that the process comes up again."""
+        """Draw the faults of disk and clock that happen while the process is down."""
         world, rng = self.world, self.world.rng
         if world.happens("damaged_snapshots") and self.disk.damage_newest():
             world.remark("coordinator", "the newest snapshot is damaged")
@@ -181,7 +180,7 @@ class SimulatedCoordinator:
     # ------------------------------------------------------------ events in
 
     def post(self, event: Event, reply: Reply | None = None) -> None:
-        """Let the machine decide; write; then act."""
+        """Let the machine receive an event; write it to disk, then execute its effects."""
         machine, now = self.running, self.now
         effects = machine.receive(event, now)
         ends = any(isinstance(e, Commit | Abandon | PauseRun | EndRun) for e in effects)
@@ -199,9 +198,9 @@ class SimulatedCoordinator:
         deadline = self.running.deadline
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            self.world.after(self.world.wait(deadline - self.now), self._woken, self)
+            self.world.after(self.world.wait(deadline - self.now), self._timer_fired, self)
 
-    def _woken(self) -> None:
+    def _timer_fired(self) -> None:
         self._timer = None
         deadline = self.running.deadline
         if deadline is not None and self.now >= deadline:
@@ -216,13 +215,13 @@ class SimulatedCoordinator:
         return self.world.now < self._no_room_until
 
     def fill_disk(self, until: float) -> bool:
-        """No room until then."""
+        """Leave no room on the disk until a time."""
         self.world.remark("coordinator", f"its disk is full until {until:.3f}")
         self._no_room_until = max(until, self._no_room_until)
         return True
 
     def has_room(self) -> bool:
-        """Whether bytes of an update can be taken in."""
+        """Return whether the disk has room for an update."""
         return not self._is_disk_full
 
     def _write(self) -> None:
@@ -232,7 +231,7 @@ class SimulatedCoordinator:
         self._commit(batch)
 
     def _commit(self, batch: list[Posted]) -> None:
-        """Write, and while the disk is full keep everybody waiting, as the driver does."""
+        """Write a batch; while the disk is full, wait and retry, as the run driver does."""
         if self._is_disk_full:
             self.world.after(DISK_RETRY_S, lambda: self._commit(batch), self)
             return
@@ -243,7 +242,7 @@ class SimulatedCoordinator:
         world.after(seconds, lambda: self._written(batch), self)
 
     def _written(self, batch: list[Posted]) -> None:
-        if self._is_disk_full:  # nothing of it was written
+        if self._is_disk_full:  # no part of the batch was written
             self._commit(batch)
             return
         if self._dies_at(f"while it writes {[type(p.step.event).__name__ for p in batch]}"):
@@ -272,10 +271,10 @@ class SimulatedCoordinator:
             return
         is_waiting_for_clients = machine.round is None and machine.ledger.evaluation is not None
         if machine.deadline is None and not self._duties and not is_waiting_for_clients:
-            self.world.fail("the run hangs: no deadline, and nothing under way")
+            self.world.fail("the run hangs: no deadline, and no work in progress")
         if machine.round is not None and len(machine.round.record.clients) <= 100:
-            for client_id in self.lines.unwatched(machine.round.record, machine.ledger.training):
-                self.world.fail(f"round {machine.round.record.round_id} waits for {client_id}, whom nobody watches")
+            for client_id in self.streams.unwatched(machine.round.record, machine.ledger.training):
+                self.world.fail(f"round {machine.round.record.round_id} waits for {client_id}, which has no lease")
 
     # ------------------------------------------------------------ effects out
 
@@ -284,12 +283,12 @@ class SimulatedCoordinator:
         match effect:
             case Invite(client_id, round_id, base, deadline):
                 invitation = client.Invitation(RUN, round_id, TASK, base, Digest(f"v{base}"), max(0.0, deadline - now))
-                self.lines.send(client_id, client.Asked(invitation))
+                self.streams.send(client_id, client.Asked(invitation))
             case Release(client_id, round_id, reason, submit):
-                self.lines.send(client_id, client.Released(RUN, round_id, reason, submit))
+                self.streams.send(client_id, client.Released(RUN, round_id, reason, submit))
             case AskEvaluation(client_id, version, deadline):
                 request = client.EvaluationRequest(RUN, version, TASK, Digest(f"v{version}"), max(0.0, deadline - now))
-                self.lines.send(client_id, client.Asked(request))
+                self.streams.send(client_id, client.Asked(request))
             case DrawCohort():
                 self._later(self.world.scenario.draw, lambda: self._draw(effect))
             case Aggregate():
@@ -299,13 +298,13 @@ class SimulatedCoordinator:
             case OpenNextRound():
                 self._later(self.world.scenario.pause, self._open_next_round)
             case EndRun():
-                self.lines.tell_everyone(client.RunEnded(RUN))
+                self.streams.send_to_all(client.RunEnded(RUN))
                 self.world.run_ended()
             case _:
                 pass
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        """A duty of this process."""
+        """Plan an action of this process, which counts as a duty until it happens."""
         self._duties += 1
 
         def act() -> None:
@@ -337,33 +336,33 @@ class SimulatedCoordinator:
     # ------------------------------------------------------------ uploads
 
     def upload_begun(self, update: Update) -> None:
-        """The first bytes are here."""
+        """Take note of an upload's first bytes."""
         self.post(UploadBegun(update.client_id, update.round_id))
 
     def update_arrived(self, update: Update, reply: Reply | None) -> None:
-        """All bytes are here, checked and on disk."""
+        """Receive an update whose bytes are complete, checked and on disk."""
         self.post(UpdateReceived(update), reply)
 
     def update_refused(self, update: Update, reason: RejectReason, reply: Reply) -> None:
-        """The bytes or the manifest are bad."""
+        """Refuse an update whose bytes or manifest are bad."""
         self.post(UpdateRefused(update.client_id, update.round_id, reason, "bad bytes"), reply)
 
     def acknowledged(self, effect: Accept) -> None:
-        """An acceptance leaves the building."""
-        told = Acknowledged(self.world.now, effect.client_id, effect.round_id, effect.digest)
-        self.world.history.acknowledged.append(told)
+        """Record that an acceptance is sent."""
+        acknowledged = Acknowledged(self.world.now, effect.client_id, effect.round_id, effect.digest)
+        self.world.history.acknowledged.append(acknowledged)
 
     # ------------------------------------------------------------ the operator
 
     def stop_run(self) -> bool:
-        """The operator's command; False when nothing runs."""
+        """Stop the run on the operator's command; return False if it is not open."""
         if not self.running.ledger.is_open:
             return False
         self.post(StopRequested("the operator wants it"))
         return True
 
     def pause_run(self) -> bool:
-        """The operator's command; False when nothing runs."""
+        """Pause the run on the operator's command; return False if it is not running."""
         if self.running.ledger.state is not RunState.RUNNING:
             return False
         self.post(PauseRequested("the operator wants it"))
@@ -371,23 +370,23 @@ class SimulatedCoordinator:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the run rests, or is to, or waits for its turn to go on."""
+        """Return whether the run is paused, has a request to pause, or is queued."""
         ledger = self.running.ledger
         return ledger.is_open and (ledger.state is not RunState.RUNNING or ledger.pause_reason is not None)
 
     def unpause_run(self, *, wait: bool) -> None:
-        """The operator's command, or the run's turn has come; nobody is introduced, for nobody was forgotten."""
+        """Resume a paused run, on the operator's command or from the queue; its clients are still known."""
         self.post(ResumeRequested(wait))
 
     def resume_run(self) -> None:
-        """The operator's command: who is on the line is introduced."""
+        """Reopen an ended run on the operator's command, and introduce the connected clients."""
         if self.running.ledger.state not in RESUMABLE:
             return
         self.post(ResumeRequested())
-        for joined in self.lines.everyone():
+        for joined in self.streams.introductions():
             self.post(joined)
 
     def final_records(self) -> None:
-        """Put the records that lie on disk into the history."""
+        """Copy the records on disk into the history."""
         self.world.history.records = self.disk.decoded_records()
         self.world.history.snapshot = self.disk.ledger

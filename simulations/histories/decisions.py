@@ -1,13 +1,13 @@
-"""What a machine decided, in the form that the referee writes: without what the policy leaves open."""
+"""The decisions of the run machine in the referee's form, without details that the policy leaves open."""
 
 from atoll.server.rounds import events as e
-from atoll.simulations.histories.known import rounded
+from atoll.simulations.histories.sampler_view import rounded
 
 Decision = tuple[object, ...]
 
 
 def decision_of(effect: e.Effect) -> Decision | None:
-    """An effect as the referee would write it."""
+    """Return an effect in the referee's form; None: the referee does not judge it."""
     match effect:
         case e.Invite(client_id, round_id, base, deadline):
             return ("invite", client_id, round_id, base, round(deadline, 6))
@@ -48,4 +48,4 @@ def _progress(effect: e.Effect) -> Decision | None:
         case e.EndRun(state):
             return ("end", state)
         case _:
-            return None  # an amended record is judged by what lies on disk at the end
+            return None  # an amended record is judged by the records on disk at the end

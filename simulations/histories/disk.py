@@ -1,4 +1,4 @@
-"""What survives a crash of a simulated coordinator, written as it is deployed: by the codec, batch after batch."""
+"""The disk of a simulated coordinator, which survives a crash: batches in the encoding of the deployed journal."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ WHERE = "the simulated disk"
 
 @dataclass(slots=True)
 class Posted:
-    """An event that was decided and is not yet on disk."""
+    """An event that the machine has received and that is not yet on disk."""
 
     step: Step
     snapshot: "Snapshot | None"
@@ -37,7 +37,7 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The ledger as an entry left it, and the pages of the members that had changed."""
+    """The ledger after an entry, and the pages of the members that changed since the snapshot before."""
 
     seq: int
     body: str
@@ -47,7 +47,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, machine: RunMachine, seq: int) -> "Snapshot":
-        """Encoded while it is true."""
+        """Encode a snapshot of the machine's present state."""
         ledger, membership = machine.ledger, machine.ledger.membership
         written = membership.unwritten.take(membership.members, seq)
         pages = tuple(encode_page(membership.members, names) for names in written.pages)
@@ -55,18 +55,18 @@ class Snapshot:
 
 
 SNAPSHOTS_KEPT = 2
-"""As `Journal.prune` keeps them, and the entries since the older one."""
+"""Number of snapshots that stay on disk, as after `Journal.prune`, with the entries since the older one."""
 
 
 @dataclass(slots=True)
 class Disk:
     """The journal, the last snapshots and the records."""
 
-    entries: list[tuple[float, Event]] = field(default_factory=list)  # encoded when they are read: they never change
+    entries: list[tuple[float, Event]] = field(default_factory=list)  # encoded on reading, because they never change
     snapshots: list[Snapshot] = field(default_factory=list)
-    pages: list[tuple[int, str]] = field(default_factory=list)  # of members, by the entry of their snapshot
+    pages: list[tuple[int, str]] = field(default_factory=list)  # pages of members, with the entry of their snapshot
     records: dict[RoundId, str] = field(default_factory=dict)
-    damaged: set[int] = field(default_factory=set)  # snapshots, by their entries
+    damaged: set[int] = field(default_factory=set)  # entries of the damaged snapshots
 
     @property
     def _good(self) -> list[Snapshot]:
@@ -74,17 +74,17 @@ class Disk:
 
     @property
     def newest(self) -> Snapshot | None:
-        """The last snapshot that can be read; none: every entry is there since the first."""
+        """The last undamaged snapshot; None: there is none, and the journal has all entries."""
         good = self._good
         assert good or len(self.snapshots) < SNAPSHOTS_KEPT, "no snapshot is left to replay from"
         return good[-1] if good else None
 
     def last_instant(self) -> float:
-        """The latest time that any entry holds."""
+        """Return the latest time of an entry."""
         return max((at for at, _ in self.entries), default=0.0)
 
     def damage_newest(self) -> bool:
-        """Its checksum will be wrong. Not the last one from which everything can be replayed: False."""
+        """Damage the newest snapshot; return False if the journal could not be replayed without it."""
         good = self._good
         if not good or (len(good) == 1 and len(self.snapshots) == SNAPSHOTS_KEPT):
             return False
@@ -92,7 +92,7 @@ class Disk:
         return True
 
     def write(self, batch: Iterable[Posted]) -> None:
-        """One group commit: all of it or nothing."""
+        """Write a batch atomically, as a group commit does."""
         for posted in batch:
             self.entries.append((posted.step.at, posted.step.event))
             if posted.snapshot is not None:
@@ -106,7 +106,7 @@ class Disk:
         self.pages = [(seq, page) for seq, page in self.pages if seq >= needed]
 
     def ledger(self) -> tuple[int, Ledger]:
-        """As the newest good snapshot has it, and after how many entries that was."""
+        """Return the number of entries before the newest good snapshot, and its ledger."""
         if (newest := self.newest) is None:
             return 0, Ledger()
         ledger = decode_ledger(newest.body, where=WHERE)
@@ -116,7 +116,7 @@ class Disk:
         return newest.seq, ledger
 
     def rebuilt(self, rules: RunRules) -> tuple[RunMachine, int]:
-        """The machine as the next process has it: the last good snapshot (of so many entries), every event since."""
+        """Rebuild the machine from the newest good snapshot and the events since; return it and their first entry."""
         done, ledger = self.ledger()
         machine = RunMachine(rules, ledger)
         for at, event in self.entries[done:]:
@@ -124,12 +124,12 @@ class Disk:
         return machine, done
 
     def decoded_records(self) -> dict[RoundId, RoundRecord]:
-        """The record of every round that has ended."""
+        """Return the records of all rounds that have ended."""
         return {round_id: decode_record(body, where=WHERE) for round_id, body in self.records.items()}
 
 
 def records_of(effects: Iterable[Effect], machine: RunMachine) -> dict[RoundId, str]:
-    """The records that an event has changed, as it left them: a later event may make the machine forget them."""
-    written = {e.round_id for e in effects if isinstance(e, Commit | Abandon | AmendRecord)}
-    found = {round_id: machine.record_of(round_id) for round_id in written}
-    return {round_id: encode_record(record) for round_id, record in found.items() if record is not None}
+    """Encode the records that an event has changed, at once, because the machine may forget them later."""
+    changed = {e.round_id for e in effects if isinstance(e, Commit | Abandon | AmendRecord)}
+    records = {round_id: machine.record_of(round_id) for round_id in changed}
+    return {round_id: encode_record(record) for round_id, record in records.items() if record is not None}

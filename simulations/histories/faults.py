@@ -1,7 +1,7 @@
-"""Everything that can go wrong in a world, how often it does in the world of a seed, and which of it is wanted.
+"""The faults of a world: their kinds, their frequency in the world of a seed, and presets that select them.
 
-The presets: `standard` is everything; `network`, `crashes`, `disk` and `clock` are what their names say; `none` leaves
-the network's own latency, and clients of different speed.
+The preset `standard` has all faults; `network`, `crashes`, `disk` and `clock` have those of their names; `none` has
+only the network's latency and clients of different speed.
 """
 
 import random
@@ -13,19 +13,19 @@ Seconds = float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """How often what goes wrong. Chances are per occasion; gaps are the mean time between two [s]; 0: never."""
+    """The frequency of each fault: a chance per occasion, or a gap, the mean time between two [s]; 0: never."""
 
     # ------------------------------------------------------------ processes
 
     coordinator_crashes: int = 0
-    """At most this many, at random instants."""
+    """Maximum number of crashes of the coordinator at random times."""
     coordinator_crash_gap: Seconds = 60.0
     crash_at_step: float = 0.0
-    """Of the coordinator: before, within and after each group commit, and between any two effects."""
+    """Crash of the coordinator before, in or after a group commit, or between two effects."""
     downtime: Seconds = 5.0
     agent_crash_gap: Seconds = 0.0
     agent_crash_at_step: float = 0.0
-    """Of an agent: between any two effects, and when an update is in the spool and nobody knows of it."""
+    """Crash of an agent between two effects, or after the write of an update to the spool."""
     leave_gap: Seconds = 0.0
     agent_downtime: Seconds = 15.0
     worker_crashes: float = 0.0
@@ -36,30 +36,29 @@ class Faults:
     # ------------------------------------------------------------ the network
 
     cut_gap: Seconds = 0.0
-    """Of one client's stream: what is under way is lost."""
+    """Cut of one client's stream, with the loss of all messages in transit."""
     offline: Seconds = 0.0
-    """After a cut, how long the client has no network at all."""
+    """Time without any network after a cut."""
     half_open: float = 0.0
-    """Of a cut: neither side is told."""
+    """Cut of which neither side is notified."""
     broken_by: float = 0.0
-    """Of a message on a control stream: the stream breaks with it, and it is lost with all that is under way."""
+    """Message that breaks its control stream, and is lost with all others in transit."""
     arrives_after_the_end: float = 0.0
-    """Of a message that was under way to the coordinator when its stream ended: it comes all the same, perhaps when the
-    client's next stream stands."""
+    """Arrival of a message after the end of its stream, possibly during the client's next one."""
     dropped: float = 0.0
-    """Of a message: lost, and the stream goes on. No stream of gRPC does that; the machines stand it."""
+    """Loss of a message on a stream that continues. No gRPC stream does this; the machines tolerate it."""
     delayed: float = 0.0
-    """Of a message: it comes late, and so does all that follows it, heartbeats too."""
+    """Late arrival of a message, and of all that follow it, including heartbeats."""
     delay: Seconds = 10.0
     repeated: float = 0.0
-    """Of a message: it comes a second time, at any time, also on a later stream."""
+    """Second arrival of a message, at any time and also on a later stream."""
     overtakes: float = 0.0
-    """Of a message: it comes before those that were sent before it. No stream does that; the machines stand it."""
+    """Arrival of a message before those that were sent before it. No stream does this; the machines tolerate it."""
     partition_gap: Seconds = 0.0
-    """Of a group of clients, at once: nothing passes until it is over; what was sent comes then."""
+    """Partition of a group of clients: messages arrive only after its end."""
     partition: Seconds = 20.0
     one_way: float = 0.0
-    """Of a partition: only one direction is blocked."""
+    """Partition in one direction only."""
     verdict_lost: float = 0.0
     upload_cut: float = 0.0
     upload_damaged: float = 0.0
@@ -70,35 +69,35 @@ class Faults:
     # ------------------------------------------------------------ disks
 
     slow_writes: float = 0.0
-    """Of a group commit: it takes `slow_write` seconds, in the mean."""
+    """Group commit that takes `slow_write` seconds longer on average."""
     slow_write: Seconds = 10.0
     full_disk_gap: Seconds = 0.0
-    """Of the coordinator: nothing is written, folded or taken in until there is room again."""
+    """Full disk of the coordinator, which writes, folds and receives nothing until there is room again."""
     full_disk: Seconds = 15.0
     damaged_snapshots: float = 0.0
-    """Of a crash: the newest snapshot cannot be read any more."""
+    """Damage to the newest snapshot in a crash."""
     spool_full: float = 0.0
-    """Of a finished update: the agent has no room for it."""
+    """Lack of room for a finished update in an agent's spool."""
     spool_damaged: float = 0.0
-    """Of a crash of an agent: what is in its spool cannot be read any more."""
+    """Damage to an agent's whole spool in a crash."""
 
     # ------------------------------------------------------------ clocks
 
     clock_jumps: float = 0.0
-    """Of a crash of the coordinator: its wall clock was set meanwhile, forward or back, by up to `clock_jump`."""
+    """Setting of the coordinator's wall clock during a crash, forward or back by up to `clock_jump`."""
     clock_jump: Seconds = 300.0
     suspend_gap: Seconds = 0.0
-    """Of a client's machine: it sleeps, and its monotonic clock stands."""
+    """Sleep of a client's machine, whose monotonic clock stands still."""
     suspend: Seconds = 30.0
     lag: Seconds = 0.0
-    """How late a driver may wake for a deadline."""
+    """Maximum delay of a wake-up for a deadline."""
 
     # ------------------------------------------------------------ people
 
     clumsy: float = 0.0
-    """Of an update: it makes a claim that no policy admits, or its bytes are bad."""
+    """Update with bad bytes, or with a claim that no policy admits."""
     strangers: int = 0
-    """Messages that nobody asked for."""
+    """Number of unsolicited messages."""
     pauses: int = 0
     stops: int = 0
     resumes: int = 0
@@ -120,15 +119,15 @@ PRESETS: Mapping[str, frozenset[str]] = {
     "clock": frozenset((*COORDINATOR_DIES, *CLOCKS)),
     "standard": frozenset(field.name for field in fields(Faults)),
 }
-"""What may go wrong under each name; how bad it is (`downtime`, `delay`, ...) is drawn in any case."""
+"""Kinds of faults of each preset; their severity (`downtime`, `delay`, ...) is drawn for every preset."""
 
 
 def random_faults(rng: random.Random, preset: str = "standard") -> Faults:
-    """Draw which things go wrong in a world; each is absent from many, so that rounds also succeed."""
-    drawn, calm, wanted = _random_faults(rng), Faults(), PRESETS[preset]
+    """Draw the faults of a world; each is absent from many worlds, so that rounds also succeed."""
+    drawn, calm, selected = _random_faults(rng), Faults(), PRESETS[preset]
     return Faults(
         **{
-            field.name: getattr(drawn if field.name in wanted or getattr(calm, field.name) else calm, field.name)
+            field.name: getattr(drawn if field.name in selected or getattr(calm, field.name) else calm, field.name)
             for field in fields(Faults)
         }
     )
@@ -187,5 +186,5 @@ def _random_faults(rng: random.Random) -> Faults:
         stops=int(maybe(0.12, 1, 2)),
         resumes=int(maybe(0.4, 1, 2)),
         operator_gap=rng.choice([20.0, 100.0]),
-        pauses=int(maybe(0.25, 1, 2, 4)),  # last, so that what else is drawn of a seed stays as it was
+        pauses=int(maybe(0.25, 1, 2, 4)),  # last, so that a seed's other draws did not change
     )

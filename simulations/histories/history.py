@@ -1,4 +1,4 @@
-"""What happened in a simulated world: everything that the checks judge, and that a person reads when one fails."""
+"""The history of a simulated world: the data of the checks, and the transcript for a person when one fails."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,19 +18,19 @@ ALWAYS_THE_SAME = frozenset({"run_id", "task", "model_digest"})
 
 @dataclass(slots=True)
 class Step:
-    """One event that the coordinator decided about; it is in the history once it is on disk."""
+    """An event of the coordinator and its effects, added to the history once it is on disk."""
 
-    at: float  # on its own clock, which may be set between two lives
+    at: float  # on the coordinator's clock, which may be set between two lives
     event: server.Event
     effects: tuple[server.Effect, ...]
-    when: float  # on the world's clock, as everything else
+    when: float  # on the world's clock
 
 
 @dataclass(slots=True)
 class AgentStep:
-    """One event that an agent's session decided about."""
+    """An event of an agent's session and its effects."""
 
-    at: float  # on its own clock, which stands while the machine sleeps
+    at: float  # on the agent's clock, which stands still while its machine sleeps
     client_id: ClientId
     event: client.Event
     effects: tuple[client.Effect, ...]
@@ -39,7 +39,7 @@ class AgentStep:
 
 @dataclass(slots=True)
 class Remark:
-    """Something else that happened, for the reader."""
+    """A line about anything else, for the reader."""
 
     at: float
     who: str
@@ -48,7 +48,7 @@ class Remark:
 
 @dataclass(slots=True)
 class Acknowledged:
-    """An acceptance that has left the coordinator."""
+    """An acceptance that the coordinator has sent."""
 
     at: float
     client_id: ClientId
@@ -58,7 +58,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The coordinator came back: which acknowledged updates its rebuilt state does not know although it should."""
+    """A restart of the coordinator, with the acknowledged updates that its rebuilt state lacks."""
 
     at: float
     num_steps: int
@@ -67,41 +67,45 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """A worker process is gone; its deadline is the last one that its agent had been told. All by its own clock."""
+    """The end of a worker process, by its agent's clock; the deadline is the last one that the agent has received."""
 
     at: float
     client_id: ClientId
     key: client.Key
     deadline: float
     was_killed: bool
-    stopped_at: float | None  # when it was asked to stop
+    stopped_at: float | None  # the time of the request to stop
 
 
 @dataclass(slots=True)
 class History:
-    """One world from its first to its last instant."""
+    """The history of one world, from its beginning to its end."""
 
     seed: int
     scenario: Scenario
     steps: list[Step] = field(default_factory=list)
     agent_steps: list[AgentStep] = field(default_factory=list)
-    faults: Counter[str] = field(default_factory=Counter)  # how often each happened, by the name of its field
+    faults: Counter[str] = field(default_factory=Counter)  # numbers of faults, by the name of their fields
     remarks: list[Remark] = field(default_factory=list)
     acknowledged: list[Acknowledged] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     worker_ends: list[WorkerEnd] = field(default_factory=list)
-    records: dict[RoundId, RoundRecord] = field(default_factory=dict)  # as they lie on disk at the end
-    snapshot: Callable[[], tuple[int, Ledger]] = lambda: (0, Ledger())  # read from disk: after how many steps, and what
+    records: dict[RoundId, RoundRecord] = field(default_factory=dict)  # those on disk at the end
+    snapshot: Callable[[], tuple[int, Ledger]] = lambda: (0, Ledger())  # reads from disk: number of steps, ledger
     left_in_spool: list[tuple[ClientId, client.Key]] = field(default_factory=list)
     machine: RunMachine | None = None
     ended_at: float = 0.0
 
     def effects(self) -> Iterator[tuple[Step, server.Effect]]:
-        """Everything that the coordinator decided, in order."""
+        """Return all effects of the coordinator with their steps, in order."""
         return ((step, effect) for step in self.steps for effect in step.effects)
 
     def transcript(self, last: int | None = None) -> str:
-        """The history for a person: one line for each event, its effects below it."""
+        """Return the history for a person: a line for each event, with its effects below.
+
+        Args:
+            last: the number of last lines; None: all.
+        """
         lines: list[tuple[float, int, str]] = []
         for step in self.steps:
             lines.append((step.when, 1, f"coordinator  {_short(step.event)}{_arrows(step.effects)}"))
@@ -110,12 +114,12 @@ class History:
             lines.append((agent_step.when, 2, text))
         for remark in self.remarks:
             lines.append((remark.at, 0, f"{remark.who:11}  ** {remark.what}"))
-        for number, told in enumerate(self.acknowledged):
-            text = f"coordinator  acknowledges {told.client_id}'s update of round {told.round_id} ({number})"
-            lines.append((told.at, 3, text))
+        for number, one in enumerate(self.acknowledged):
+            text = f"coordinator  acknowledges {one.client_id}'s update of round {one.round_id} ({number})"
+            lines.append((one.at, 3, text))
         lines.sort(key=lambda line: line[:2])
-        kept = lines if last is None else lines[-last:]
-        body = "\n".join(f"{at:10.3f}  {text}" for at, _, text in kept)
+        shown = lines if last is None else lines[-last:]
+        body = "\n".join(f"{at:10.3f}  {text}" for at, _, text in shown)
         return f"{self.scenario}\n\n{body}"
 
 
@@ -124,7 +128,7 @@ def _arrows(effects: tuple[object, ...]) -> str:
 
 
 def _short(value: object) -> str:
-    """As `repr`, without what a field is by default, and without the names that are the same everywhere."""
+    """Return the `repr` of a value, without fields that have their default or are the same in the whole history."""
     if is_dataclass(value) and not isinstance(value, type):
         shown = (
             f"{part.name}={_short(content)}"

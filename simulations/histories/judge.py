@@ -1,4 +1,4 @@
-"""One world, happened and judged."""
+"""The run and the judgement of one world."""
 
 from atoll.simulations.histories.checks import check
 from atoll.simulations.histories.history import History
@@ -9,26 +9,27 @@ LINES_SHOWN = 60
 
 
 class BadHistory(AssertionError):
-    """A history in which something happened that must never happen; the text replays it."""
+    """A history that breaks an invariant; the message has the command that replays it."""
 
 
 def judged(seed: int, scenario: Scenario | None = None, *, preset: str = "standard") -> History:
-    """Let one world happen and judge it.
+    """Run one world and judge its history.
 
     Args:
-        seed: of the world.
-        scenario: what it is like; left out: what the seed makes it.
-        preset: which faults there are, see `faults`.
+        seed: the seed of the world.
+        scenario: the scenario of the world; None: that of the seed.
+        preset: the preset of its faults, see `faults`.
 
     Raises:
-        BadHistory: with the fault, the end of the history and the command that replays it.
+        BadHistory: the history breaks an invariant; with the fault, the end of the history and the command that
+            replays it.
     """
     world = World(seed, scenario or random_scenario(seed, preset))
     try:
         history = world.run()
         check(history)
-    except Exception as error:  # whatever a machine raises, the history says how it came to that
+    except Exception as error:  # nothing narrower: a machine may raise anything, and the transcript shows the cause
         shown = world.history.transcript(last=LINES_SHOWN)
-        how = f"atoll simulate --faults {preset} --seed {seed}"
-        raise BadHistory(f"seed={seed}: {type(error).__name__}: {error}\n\n{shown}\n\nreplay: {how}") from error
+        command = f"atoll simulate --faults {preset} --seed {seed}"
+        raise BadHistory(f"seed={seed}: {type(error).__name__}: {error}\n\n{shown}\n\nreplay: {command}") from error
     return history

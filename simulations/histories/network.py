@@ -1,4 +1,4 @@
-"""The simulated network: ordered control streams that may break at any instant, uploads that may need many tries."""
+"""The simulated network: ordered control streams that may break at any time, and uploads that may be repeated."""
 
 import math
 from typing import Protocol
@@ -32,28 +32,28 @@ class StreamAgent(Endpoint, Protocol):
         """Take a message that has arrived."""
 
     def disconnected(self, connection: "Connection") -> None:
-        """Take notice that the stream has ended."""
+        """Take note of the end of the stream."""
 
 
 class Streams(Protocol):
     """The control streams of the coordinator."""
 
     def hello(self, connection: "Connection", joined: ClientJoined) -> None:
-        """Take a stream that was opened."""
+        """Register an opened stream."""
 
     def heard(self, connection: "Connection", message: client.Effect | None) -> None:
-        """Take a message that has arrived; None says goodbye."""
+        """Take a message that has arrived; None: a goodbye."""
 
     def ended(self, connection: "Connection") -> None:
-        """Take notice that the stream has ended."""
+        """Take note of the end of a stream."""
 
 
 class StreamServer(Endpoint, Protocol):
     """The coordinator's end of a control stream."""
 
     @property
-    def lines(self) -> Streams:
-        """The streams that stand at this coordinator."""
+    def streams(self) -> Streams:
+        """The open streams of this coordinator."""
 
 
 class UploadAgent(Endpoint, Protocol):
@@ -61,7 +61,7 @@ class UploadAgent(Endpoint, Protocol):
 
     @property
     def is_online(self) -> bool:
-        """The client has a network now."""
+        """Return whether the client has a network."""
 
     def upload_ended(self, upload: "Upload", event: client.Event) -> None:
         """Take the answer to an upload, or its end without one."""
@@ -77,44 +77,44 @@ class UploadServer(Endpoint, Protocol):
         """The run's machine, while the process is up."""
 
     def has_room(self) -> bool:
-        """Return True when the disk has room for an update."""
+        """Return whether the disk has room for an update."""
 
     def upload_begun(self, update: Update) -> None:
-        """Take notice of an upload's first bytes."""
+        """Take note of an upload's first bytes."""
 
     def update_arrived(self, update: Update, reply: Reply | None) -> None:
-        """Take an update whose bytes are whole."""
+        """Receive an update whose bytes are complete."""
 
     def update_refused(self, update: Update, reason: RejectReason, reply: Reply) -> None:
         """Refuse an update whose bytes or manifest are bad."""
 
     def acknowledged(self, effect: Accept) -> None:
-        """Take notice that an acceptance is on its way to the client."""
+        """Record that an acceptance is sent."""
 
 
 class Server(StreamServer, UploadServer, Protocol):
-    """The coordinator as an agent reaches it."""
+    """The interface of the coordinator for an agent."""
 
 
 class Connection:
-    """One control stream. Messages arrive in order, late, or (once it is cut) not at all; unless a fault has it so."""
+    """One control stream, whose messages arrive in order, or not at all after a cut; faults may change this."""
 
     def __init__(self, world: World, agent: StreamAgent, coordinator: StreamServer, session: str) -> None:
         self.world, self.agent, self.coordinator, self.session = world, agent, coordinator, session
         self.is_open = True
-        self.is_stalled = False  # half open: nothing gets through, and nobody was told
+        self.is_stalled = False  # half open: no message passes, and neither side is notified
         self._lives = (agent.life, coordinator.life)
         self._arrival_at_agent = self._arrival_at_coordinator = 0.0
-        self._silent_since = math.inf  # no heartbeat comes from then
+        self._silent_since = math.inf  # the beginning of a time without heartbeats
         self._silent_until = 0.0
 
     # ------------------------------------------------------------ messages
 
     def to_agent(self, event: client.Event) -> None:
-        """Send to the client."""
+        """Send an event to the agent."""
         when = self._arrival(self._arrival_at_agent, self._delay())
         self._arrival_at_agent = max(self._arrival_at_agent, when)
-        is_welcome = isinstance(event, client.Connected)  # the answer to the call: without it there is no stream
+        is_welcome = isinstance(event, client.Connected)  # the answer to the call, without which there is no stream
         if self._breaks() or (not is_welcome and self.world.happens("dropped")):
             return
         self.world.at(when, lambda: self.agent.heard(self, event) if self.carries else None, self.agent)
@@ -122,7 +122,7 @@ class Connection:
             self.world.after(self._until_the_repeat(), lambda: self._again_to_agent(event), self.agent)
 
     def to_coordinator(self, message: client.Effect | None) -> None:
-        """Send to the server; None says goodbye."""
+        """Send a message to the coordinator; None: a goodbye."""
         delay = self._delay()
         when = self._arrival(self._arrival_at_coordinator, delay)
         if delay:
@@ -139,7 +139,7 @@ class Connection:
         return world.rng.expovariate(1 / world.scenario.faults.delay) if world.happens("delayed") else 0.0
 
     def _arrival(self, before: float, delay: float) -> float:
-        """When a message comes that is sent now: behind those that were sent before."""
+        """Return the arrival of a message that is sent now: after all earlier ones, unless it overtakes them."""
         arrival = self.world.now + self.world.latency() + delay
         return arrival if arrival >= before or self.world.happens("overtakes") else before
 
@@ -150,9 +150,9 @@ class Connection:
         return True
 
     def _arrive(self, message: client.Effect | None) -> None:
-        is_goodbye = message is None and self.is_open and not self.is_stalled  # of a process that has ended
+        is_goodbye = message is None and self.is_open and not self.is_stalled  # sent by a process that has ended
         if self.carries or is_goodbye or (not self.is_stalled and self.world.happens("arrives_after_the_end")):
-            self.coordinator.lines.heard(self, message)
+            self.coordinator.streams.heard(self, message)
 
     def _until_the_repeat(self) -> float:
         return self.world.rng.expovariate(1 / 10)
@@ -163,18 +163,18 @@ class Connection:
 
     def _again_to_coordinator(self, message: client.Effect) -> None:
         if (newest := self.agent.connection) is not None and newest.carries:
-            self.coordinator.lines.heard(newest, message)
+            self.coordinator.streams.heard(newest, message)
 
     @property
     def carries(self) -> bool:
-        """Whether a message that is under way still arrives."""
+        """Return whether a message in transit still arrives."""
         return self.is_open and not self.is_stalled and self._lives == (self.agent.life, self.coordinator.life)
 
     # ------------------------------------------------------------ silence
 
     @property
     def silent_for(self) -> float:
-        """How long no heartbeat has reached the server [s]; 0 while they come as they should."""
+        """The time since the coordinator's last heartbeat [s]; 0 while heartbeats arrive in time."""
         if not self.carries:
             return math.inf
         now = self.world.now
@@ -187,20 +187,20 @@ class Connection:
         self._silent_until = max(self._silent_until, until)
 
     def block(self, until: float, *, to_agent: bool, to_coordinator: bool) -> None:
-        """Nothing passes until then; what is sent meanwhile comes when it is over, if the stream still stands."""
+        """Block one or both directions; messages sent meanwhile arrive at the end, if the stream is still open."""
         if to_coordinator:
             self._arrival_at_coordinator = max(self._arrival_at_coordinator, until)
             self._fall_silent(until)
         if to_agent:
             self._arrival_at_agent = max(self._arrival_at_agent, until)
-        patience = self.world.rng.uniform(0.5, self.world.scenario.server_lease)  # of the client's keepalive
+        patience = self.world.rng.uniform(0.5, self.world.scenario.server_lease)  # the client's keepalive timeout
         if self.world.now + patience < until:
             self.world.after(patience, self.close, self.agent)
 
     # ------------------------------------------------------------ the end
 
     def cut(self, *, half_open: bool = False) -> None:
-        """The stream breaks; both sides find out in their own time, or the server only by its leases."""
+        """Break the stream; each side notices after some time, or (half open) the coordinator only by the lease."""
         if not self.is_open:
             return
         rng = self.world.rng
@@ -209,17 +209,17 @@ class Connection:
             self.world.after(rng.uniform(0.5, self.world.scenario.server_lease), self.close, self.agent)
             return
         self.close()
-        self.world.after(rng.uniform(0, 2), lambda: self.coordinator.lines.ended(self), self.coordinator)
+        self.world.after(rng.uniform(0, 2), lambda: self.coordinator.streams.ended(self), self.coordinator)
 
     def close(self) -> None:
-        """The agent finds that its stream has ended: soon, or when something can reach it again."""
+        """Close the stream; the agent notices soon, or after the end of a block."""
         self.is_open = False
         blocked = min(max(0.0, self._arrival_at_agent - self.world.now), self.world.scenario.server_lease)
         self.world.after(blocked + self.world.rng.uniform(0, 0.5), lambda: self.agent.disconnected(self), self.agent)
 
 
 class Upload:
-    """One try at uploading one update: begun, transferred, judged, answered; any of it may fail."""
+    """One attempt to upload an update: begin, transfer, judge, answer; each step may fail."""
 
     def __init__(
         self,
@@ -237,11 +237,11 @@ class Upload:
         world.after(world.latency(), self._begin)
 
     def cancel(self) -> None:
-        """The agent no longer wants an answer."""
+        """Cancel the attempt; the agent does not want an answer any more."""
         self.is_over = True
 
     def cut(self) -> None:
-        """The stream of bytes broke."""
+        """Break the stream of bytes, and notify the agent."""
         if not self.is_over:
             self.is_over = True
             self.world.after(
@@ -267,7 +267,7 @@ class Upload:
         if self.fault in IN_THE_MANIFEST:
             self._refuse(self.fault)
             return
-        if self.world.rng.random() < 0.5:  # the service looks before it takes the bytes
+        if self.world.rng.random() < 0.5:  # the service judges the manifest before it receives the bytes
             machine = self.coordinator.running
             if (refusal := machine.refusal(self.update)) is not None:
                 self._answer(client.Answered(self.key, False, *refusal))
@@ -292,7 +292,7 @@ class Upload:
                 self.world.after(self.world.rng.expovariate(1 / 20), self._repeat)
 
     def _repeat(self) -> None:
-        """A copy of the update that had been under way on another path."""
+        """Deliver a copy of the update from another path."""
         if self.coordinator.is_up:
             self.coordinator.update_arrived(self.update, None)
 
@@ -302,7 +302,7 @@ class Upload:
         )
 
     def _judged(self, effects: tuple[Effect, ...]) -> None:
-        """The verdict is on disk and leaves the coordinator."""
+        """Send the verdict, which is on disk."""
         for effect in effects:
             if isinstance(effect, Accept) and effect.digest == self.update.digest:
                 self.coordinator.acknowledged(effect)

@@ -1,7 +1,7 @@
-"""Judges a run by its policy alone: a second, slower reading of the policy's fields, independent of the machines.
+"""The referee of a run, which judges it by its policy: a second, slower implementation, independent of the machines.
 
-The referee reads the events that are on the coordinator's disk, works out from the policy what had to be decided about
-each, at once and at that instant, and compares. It shares with the machines their vocabulary and nothing else.
+The referee reads the events on the coordinator's disk, derives from the policy the decisions that each requires at its
+time, and compares. It shares with the machines only their vocabulary.
 """
 
 import math
@@ -12,31 +12,31 @@ from atoll.server.rounds.client_evaluation import clients_to_ask
 from atoll.server.rounds.update_intake import RunRules
 from atoll.simulations.histories.buffer_referee import BufferReferee
 from atoll.simulations.histories.decisions import Decision, decision_of
-from atoll.simulations.histories.facts import Books, BufferFacts
 from atoll.simulations.histories.history import Step
 from atoll.simulations.histories.round_referee import RoundReferee
+from atoll.simulations.histories.run_facts import BufferFacts, RunFacts
 from atoll.simulations.histories.verdicts import verdict_on
 
 
 class Referee:
-    """See the module docstring."""
+    """The referee of one run, as the module describes."""
 
     def __init__(self, rules: RunRules) -> None:
         self.rules, self.policy = rules, rules.policy
-        self.books = Books()
+        self.run = RunFacts()
         self.now = 0.0
-        self.asked: dict[ClientId, bool] | None = None  # whether each has answered; None: no evaluation
+        self.asked: dict[ClientId, bool] | None = None  # client -> has answered; None: no evaluation
         self.ask_by = 0.0
         self.unevaluated: set[int] = set()
         self.failures = 0
         self.is_round_due = False
-        self._due: list[Decision] = []
+        self._required: list[Decision] = []
         rounds = RoundReferee if rules.policy.mode == "sync" else BufferReferee
-        self._rounds: RoundReferee | BufferReferee = rounds(rules, self.books, self._decide)
+        self._rounds: RoundReferee | BufferReferee = rounds(rules, self.run, self._decide)
 
     def judge(self, step: Step) -> str | None:
-        """What is wrong with what was decided; None when it is exactly what the policy wants."""
-        self.now, self._due = step.at, []
+        """Compare a step's decisions with those that the policy requires; return the difference, or None."""
+        self.now, self._required = step.at, []
         if isinstance(step.event, e.CoordinatorStarted):
             self._restarted(step.event)
         for _ in range(4 + 2 * len(self._rounds.training())):  # a deadline may be followed by another
@@ -44,34 +44,34 @@ class Referee:
                 break
         if not isinstance(step.event, e.CoordinatorStarted | e.TimePassed):
             self._happened(step.event)
-            self._see_what_follows()
-        decided, due = [d for d in map(decision_of, step.effects) if d], self._due
-        if decided == due or sorted(decided, key=repr) == sorted(due, key=repr):
+            self._end_round_if_over()
+        decided, required = [d for d in map(decision_of, step.effects) if d], self._required
+        if decided == required or sorted(decided, key=repr) == sorted(required, key=repr):
             return None
-        missing = [d for d in due if d not in decided]
-        surplus = [d for d in decided if d not in due]
-        return f"decided {surplus or 'nothing'} where the policy wants {missing or 'nothing'}"
+        missing = [d for d in required if d not in decided]
+        surplus = [d for d in decided if d not in required]
+        return f"decided {surplus or 'nothing'} where the policy requires {missing or 'nothing'}"
 
-    def _decide(self, *what: object) -> None:
-        self._due.append(what)
+    def _decide(self, *decision: object) -> None:
+        self._required.append(decision)
 
     def _restarted(self, event: e.CoordinatorStarted) -> None:
         down = max(0.0, self.now - event.down_since)
-        self.books.connected.clear()
+        self.run.connected.clear()
         for version in sorted(self.unevaluated):
             self._decide("evaluate", version)
-        self._rounds.restarted(self.books.round, down)
+        self._rounds.restarted(self.run.round, down)
         if self.asked is not None:
             self.ask_by += min(down, self.policy.outage_max)
         if self.is_round_due:
             self._decide("next round")
 
     def _let_time_pass(self) -> bool:
-        """The first deadline, if it is over; False when none is."""
+        """Let the first deadline pass, if it is over; return whether it is."""
         if isinstance(self._rounds, BufferReferee):
             return self._let_time_pass_for_buffers(self._rounds)
-        if self.books.round is not None:
-            is_over = self._rounds.let_time_pass(self.books.round, self.now)
+        if self.run.round is not None:
+            is_over = self._rounds.let_time_pass(self.run.round, self.now)
             self._hand_over()
             return is_over
         if self.asked is None or self.now < self.ask_by:
@@ -80,7 +80,7 @@ class Referee:
         return True
 
     def _let_time_pass_for_buffers(self, buffers: BufferReferee) -> bool:
-        round_ = self.books.round
+        round_ = self.run.round
         invitation, buffer = buffers.next_due(), buffers.buffer_due(round_)
         ask_by = self.ask_by if self.asked is not None and round_ is None else math.inf
         if self.now < min(invitation, buffer, ask_by):
@@ -91,29 +91,29 @@ class Referee:
             self._close_evaluation()
         else:
             buffers.let_buffer_end(round_)
-        self._see_what_follows()
+        self._end_round_if_over()
         return True
 
-    def _see_what_follows(self) -> None:
-        if self.books.round is not None:
-            self._rounds.let_it_end(self.books.round, self.now)
+    def _end_round_if_over(self) -> None:
+        if self.run.round is not None:
+            self._rounds.let_it_end(self.run.round, self.now)
             self._hand_over()
 
     # ------------------------------------------------------------ events
 
     def _happened(self, event: e.Event) -> None:
-        books = self.books
+        run = self.run
         match event:
             case e.ClientJoined():
                 self._joined(event)
             case e.ClientDisconnected(client_id, session):
-                if books.connected.get(client_id) == session:
-                    del books.connected[client_id]
+                if run.connected.get(client_id) == session:
+                    del run.connected[client_id]
             case e.ClientLost(client_id):
-                books.connected.pop(client_id, None)
-                books.lost.add(client_id)
+                run.connected.pop(client_id, None)
+                run.lost.add(client_id)
                 self._rounds.gave_up(client_id, None, Fate.LOST)
-                self._no_evaluation_of(client_id)
+                self._evaluation_over_of(client_id)
             case e.ClientFailed(client_id, round_id):
                 self._rounds.gave_up(client_id, round_id, Fate.FAILED)
             case e.UpdateRefused(client_id, round_id):
@@ -128,11 +128,11 @@ class Referee:
     def _progressed(self, event: e.Event) -> None:
         match event:
             case e.RunStarted():
-                self.books.state, self.books.has_begun = RunState.RUNNING, True
+                self.run.state, self.run.has_begun = RunState.RUNNING, True
                 self._go_on()
-            case e.RoundDue() if self.is_round_due and self.books.state is RunState.RUNNING:
+            case e.RoundDue() if self.is_round_due and self.run.state is RunState.RUNNING:
                 self._open_round()
-            case e.CohortDrawn(round_id, clients) if round_ := self.books.open(round_id):
+            case e.CohortDrawn(round_id, clients) if round_ := self.run.open(round_id):
                 self._rounds.drawn(round_, clients, self.now)
             case e.SamplerFailed(round_id):
                 self._failed(round_id, AbandonReason.SAMPLER_FAILED)
@@ -154,19 +154,19 @@ class Referee:
                 self._resume(wait=wait)
 
     def _joined(self, event: e.ClientJoined) -> None:
-        books, client_id = self.books, event.client_id
-        books.connected[client_id] = event.session
-        books.known.profiles[client_id] = event.profile
-        books.lost.discard(client_id)
+        run, client_id = self.run, event.client_id
+        run.connected[client_id] = event.session
+        run.sampler_view.profiles[client_id] = event.profile
+        run.lost.discard(client_id)
         if isinstance(self._rounds, BufferReferee):
             self._rounds.came_back(client_id, event.working_on, self.now)
         else:
             self._rounds.came_back(client_id, event.working_on)
         if self.asked is not None and self.asked.get(client_id) is False:
-            self._decide("ask", client_id, books.version, round(self.ask_by, 6))
+            self._decide("ask", client_id, run.version, round(self.ask_by, 6))
 
     def _update(self, update: e.Update) -> None:
-        verdict, reason = verdict_on(update, self.books, self.rules)
+        verdict, reason = verdict_on(update, self.run, self.rules)
         self._rounds.note(update, verdict, reason, self.now)
         name = (update.client_id, update.round_id, update.digest)
         if reason is None:
@@ -175,7 +175,7 @@ class Referee:
             self._decide("reject", *name, reason)
 
     def _failed(self, round_id: RoundId, reason: AbandonReason) -> None:
-        round_ = self.books.open(round_id)
+        round_ = self.run.open(round_id)
         is_fold = reason is AbandonReason.AGGREGATION_FAILED
         is_asked = round_ is not None and (round_.is_aggregating if is_fold else round_.is_awaiting_draw)
         if round_ is not None and is_asked:
@@ -185,53 +185,53 @@ class Referee:
     # ------------------------------------------------------------ from round to round
 
     def _open_round(self) -> None:
-        books = self.books
+        run = self.run
         self.is_round_due = False
-        round_id = RoundId(len(books.rounds) + 1)
-        books.round = books.rounds[round_id] = self._rounds.opened(round_id, self.now)
+        round_id = RoundId(len(run.rounds) + 1)
+        run.round = run.rounds[round_id] = self._rounds.opened(round_id, self.now)
         if isinstance(self._rounds, RoundReferee):
-            self._rounds.draw_if_enough(books.round)
+            self._rounds.draw_if_enough(run.round)
 
     def _commit(self) -> None:
-        books = self.books
-        round_, books.round = books.round, None
+        run = self.run
+        round_, run.round = run.round, None
         assert round_ is not None
         assert round_.is_aggregating, "aggregated what was not closed"
         round_.is_committed = True
-        books.version += 1
+        run.version += 1
         self.failures = 0
         used = sorted(round_.contributions(), key=lambda u: (u.client_id, u.round_id))
-        books.known.committed(used)
+        run.sampler_view.committed(used)
         for update in used:
-            books.accepted[update.client_id, update.round_id].used_in.append(round_.round_id)
+            run.accepted[update.client_id, update.round_id].used_in.append(round_.round_id)
         for client_id, update in round_.late.items():
             if client_id in round_.reported:
-                books.leave(update)
-        self._decide("commit", round_.round_id, books.version, tuple(u.digest for u in used))
-        self._rounds.committed(is_last=books.version >= self.rules.rounds)
+                run.leave(update)
+        self._decide("commit", round_.round_id, run.version, tuple(u.digest for u in used))
+        self._rounds.committed(is_last=run.version >= self.rules.rounds)
         self._begin_evaluation()
         self._go_on()
 
     def _hand_over(self) -> None:
-        """A round that was abandoned: what becomes of its updates, and of the run."""
-        books = self.books
-        round_ = books.round
+        """Settle the updates of an abandoned round, and continue or end the run."""
+        run = self.run
+        round_ = run.round
         if round_ is None or round_.abandon_reason is None:
             return
-        books.round = None
+        run.round = None
         is_stop = round_.abandon_reason is AbandonReason.STOP_REQUESTED
         is_failed = round_.abandon_reason is AbandonReason.AGGREGATION_FAILED
         if isinstance(round_, BufferFacts):
             self._hand_over_buffer(round_, is_lost=is_stop or is_failed)
         for update in (*round_.late.values(), *round_.reported.values()):
             if self.policy.late == "next_round" and not (is_stop or is_failed):
-                books.carry(update)
+                run.carry(update)
             else:
-                books.leave(update)
+                run.leave(update)
         self.failures += round_.abandon_reason not in (AbandonReason.STOP_REQUESTED, AbandonReason.PAUSE_REQUESTED)
         if is_stop:
             self._end(RunState.STOPPED)
-        elif self.failures > self.policy.retry and not books.is_stop_wanted:
+        elif self.failures > self.policy.retry and not run.is_stop_wanted:
             self._end(RunState.FAILED)
         else:
             self._go_on()
@@ -239,87 +239,87 @@ class Referee:
     def _hand_over_buffer(self, round_: BufferFacts, *, is_lost: bool) -> None:
         if is_lost:
             for update in round_.filled:
-                self.books.leave(update)
+                self.run.leave(update)
         else:
-            self.books.waiting = [*round_.filled, *self.books.waiting]
+            self.run.waiting = [*round_.filled, *self.run.waiting]
 
     def _go_on(self) -> None:
-        if self.books.is_stop_wanted:
+        if self.run.is_stop_wanted:
             self._end(RunState.STOPPED)
-        elif self.asked is None and self.books.version >= self.rules.rounds:
+        elif self.asked is None and self.run.version >= self.rules.rounds:
             self._end_when_done()
-        elif self.asked is None and self.books.is_pause_wanted:
-            self.books.state, self.books.is_pause_wanted, self.is_round_due = RunState.PAUSED, False, False
+        elif self.asked is None and self.run.is_pause_wanted:
+            self.run.state, self.run.is_pause_wanted, self.is_round_due = RunState.PAUSED, False, False
             self._decide("pause")
         elif self.asked is None:
             self.is_round_due = True
             self._decide("next round")
 
     def _end_when_done(self) -> None:
-        books = self.books
-        is_open = books.round is not None or self.asked is not None or self.unevaluated
-        if books.state is RunState.RUNNING and books.version >= self.rules.rounds and not is_open:
+        run = self.run
+        is_open = run.round is not None or self.asked is not None or self.unevaluated
+        if run.state is RunState.RUNNING and run.version >= self.rules.rounds and not is_open:
             self._end(RunState.FINISHED)
 
     def _stop(self) -> None:
-        books = self.books
-        if not books.is_open:
+        run = self.run
+        if not run.is_open:
             return
-        if books.round is None:
+        if run.round is None:
             self._end(RunState.STOPPED)
-        elif books.round.is_aggregating:
-            books.is_stop_wanted = True
+        elif run.round.is_aggregating:
+            run.is_stop_wanted = True
         else:
-            self._rounds.stop(books.round)
+            self._rounds.stop(run.round)
             self._hand_over()
 
     def _pause(self) -> None:
-        """No round begins any more; one that has invited somebody goes on to its own end."""
-        books = self.books
-        nothing_follows = books.is_stop_wanted or (books.round is None and books.version >= self.rules.rounds)
-        if books.state is not RunState.RUNNING or nothing_follows:
+        """Let no round begin any more; a round that has invited clients runs to its end."""
+        run = self.run
+        nothing_follows = run.is_stop_wanted or (run.round is None and run.version >= self.rules.rounds)
+        if run.state is not RunState.RUNNING or nothing_follows:
             return
-        books.is_pause_wanted = True
-        if books.round is None:
+        run.is_pause_wanted = True
+        if run.round is None:
             self._go_on()
-        elif books.round.is_untouched:
-            self._rounds.abandon(books.round, AbandonReason.PAUSE_REQUESTED)
+        elif run.round.is_untouched:
+            self._rounds.abandon(run.round, AbandonReason.PAUSE_REQUESTED)
             self._hand_over()
 
     def _resume(self, *, wait: bool) -> None:
-        books = self.books
-        if books.state is RunState.RUNNING:
-            books.is_pause_wanted = False
-        elif books.has_begun and books.state is not RunState.FINISHED:
-            if not books.is_open:
+        run = self.run
+        if run.state is RunState.RUNNING:
+            run.is_pause_wanted = False
+        elif run.has_begun and run.state is not RunState.FINISHED:
+            if not run.is_open:
                 self.failures = 0
-                books.connected.clear()
-            books.state = RunState.QUEUED if wait else RunState.RUNNING
+                run.connected.clear()
+            run.state = RunState.QUEUED if wait else RunState.RUNNING
             if not wait:
                 self._go_on()
 
     def _end(self, state: RunState) -> None:
-        books = self.books
-        for update in (*books.carried.values(), *books.waiting):
-            books.leave(update)
-        books.carried, books.waiting = {}, []
+        run = self.run
+        for update in (*run.carried.values(), *run.waiting):
+            run.leave(update)
+        run.carried, run.waiting = {}, []
         self._rounds.run_ended()
-        books.connected.clear()
-        books.state, books.is_stop_wanted, books.is_pause_wanted, self.is_round_due = state, False, False, False
+        run.connected.clear()
+        run.state, run.is_stop_wanted, run.is_pause_wanted, self.is_round_due = state, False, False, False
         self.asked, self.unevaluated = None, set()
         self._decide("end", state)
 
     # ------------------------------------------------------------ evaluation
 
     def _begin_evaluation(self) -> None:
-        rules, version = self.rules, self.books.version
+        rules, version = self.rules, self.run.version
         is_last = version >= rules.rounds
         if rules.evaluate_server_every and (is_last or version % rules.evaluate_server_every == 0):
             self.unevaluated.add(version)
             self._decide("evaluate", version)
         if rules.evaluate_clients_every and (is_last or version % rules.evaluate_clients_every == 0):
             most, busy = rules.evaluate_clients_max, self._rounds.training()
-            connected = [c for c in self.books.connected if c not in busy]
+            connected = [c for c in self.run.connected if c not in busy]
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=Version(version))
             self.ask_by = self.now + rules.evaluation_deadline
             self.asked = dict.fromkeys(asked, False) or None
@@ -331,10 +331,11 @@ class Referee:
             case e.ModelEvaluated(version) if version in self.unevaluated:
                 self.unevaluated.remove(version)
                 self._end_when_done()
-            case e.ClientEvaluated(client_id, version) if version == self.books.version:
-                self._no_evaluation_of(client_id)
+            case e.ClientEvaluated(client_id, version) if version == self.run.version:
+                self._evaluation_over_of(client_id)
 
-    def _no_evaluation_of(self, client_id: ClientId) -> None:
+    def _evaluation_over_of(self, client_id: ClientId) -> None:
+        """End the wait for a client's answer, and close the evaluation if it was the last."""
         if self.asked is not None and client_id in self.asked:
             self.asked[client_id] = True
             if all(self.asked.values()):
@@ -342,6 +343,6 @@ class Referee:
 
     def _close_evaluation(self) -> None:
         assert self.asked is not None
-        self._decide("evaluated", self.books.version, tuple(sorted(self.asked)))
+        self._decide("evaluated", self.run.version, tuple(sorted(self.asked)))
         self.asked = None
         self._go_on()

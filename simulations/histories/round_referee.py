@@ -1,24 +1,24 @@
-"""Judges the open round by the policy alone: whom to invite, until when to wait, when to close or to give up."""
+"""The referee of a synchronous round: its invitations, its deadlines, and its end, by the policy alone."""
 
 from collections.abc import Callable, Collection, Iterable
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server.rounds import events as e
 from atoll.server.rounds.update_intake import RunRules
-from atoll.simulations.histories.facts import Books, RoundFacts
+from atoll.simulations.histories.run_facts import RoundFacts, RunFacts
 from atoll.simulations.histories.verdicts import Verdict, discount_of
 
 
 class RoundReferee:
-    """Works on the books of the run. A round that it abandons is handed over to the run's referee by its facts."""
+    """The referee of the rounds, which works on the facts of the run; the run's referee goes on after its rounds."""
 
-    def __init__(self, rules: RunRules, books: Books, decide: Callable[..., None]) -> None:
-        self.policy, self.pacer_window, self.books, self._decide = rules.policy, rules.pacer_window, books, decide
+    def __init__(self, rules: RunRules, run: RunFacts, decide: Callable[..., None]) -> None:
+        self.policy, self.pacer_window, self.run, self._decide = rules.policy, rules.pacer_window, run, decide
 
     # ------------------------------------------------------------ time
 
     def restarted(self, round_: RoundFacts | None, down: float) -> None:
-        """Deadlines move by the downtime, within limits; a fold under way is asked for again."""
+        """Move the deadlines by the downtime, within limits; request an interrupted fold again."""
         if round_ is None:
             return
         more = min(down, self.policy.outage_max - round_.extended)
@@ -32,14 +32,14 @@ class RoundReferee:
             self.aggregate(round_)
 
     def let_time_pass(self, round_: RoundFacts, now: float) -> bool:
-        """One deadline, if it is here; False when none is."""
+        """Let the first deadline pass, if it is over; return whether it is."""
         if round_.is_selecting and not round_.is_drawing and now >= round_.select_by:
             self._selecting_is_over(round_)
             return True
         return round_.is_collecting and self._collecting_is_over(round_, now)
 
     def _selecting_is_over(self, round_: RoundFacts) -> None:
-        connected = self.books.connected
+        connected = self.run.connected
         if connected and _within_reach(round_, connected) >= self.policy.quorum_count:
             self._draw(round_)
         else:
@@ -65,35 +65,35 @@ class RoundReferee:
     # ------------------------------------------------------------ selecting
 
     def opened(self, round_id: RoundId, now: float) -> RoundFacts:
-        """It begins with the late updates of earlier rounds."""
-        books = self.books
-        books.forget_old_rounds(most=max(3, self.policy.max_staleness + 2))
-        round_ = RoundFacts(round_id, books.version, now + self.policy.selection_timeout)
-        round_.late, books.carried = books.carried, {}
+        """Open a round, with the late updates of earlier rounds."""
+        run = self.run
+        run.forget_old_rounds(most=max(3, self.policy.max_staleness + 2))
+        round_ = RoundFacts(round_id, run.version, now + self.policy.selection_timeout)
+        round_.late, run.carried = run.carried, {}
         return round_
 
     def draw_if_enough(self, round_: RoundFacts) -> None:
-        """Enough clients are there."""
-        enough = len(self.books.connected) >= self.policy.num_needed_to_draw
+        """Request a draw if enough clients are connected."""
+        enough = len(self.run.connected) >= self.policy.num_needed_to_draw
         if enough and round_.is_selecting and not round_.is_drawing:
             self._draw(round_)
 
     def _draw(self, round_: RoundFacts) -> None:
         round_.is_drawing = True
-        known = self.books.known
-        candidates, relaxed = known.candidates(self.books.connected), known.relaxed(self.pacer_window)
+        view = self.run.sampler_view
+        candidates, relaxed = view.candidates(self.run.connected), view.relaxed(self.pacer_window)
         count = min(self.policy.num_invited, len(candidates))
         self._decide("draw", round_.round_id, count, candidates, 0, relaxed)
 
     def drawn(self, round_: RoundFacts, clients: tuple[ClientId, ...], now: float) -> None:
-        """The sampler has answered."""
+        """Invite the drawn clients."""
         if not round_.is_drawing:
             return
-        books, seconds = self.books, self.policy.deadline
+        run, seconds = self.run, self.policy.deadline
         round_.is_drawing, round_.is_selecting = False, False
-        round_.fates = {c: Fate.LOST if c in books.lost else Fate.WAITING for c in clients}
-        books.known.chosen.update(clients)
-        round_.deadline = now + (books.adaptive_seconds(clients, self.policy) if seconds == "adaptive" else seconds)
+        round_.fates = {c: Fate.LOST if c in run.lost else Fate.WAITING for c in clients}
+        run.sampler_view.chosen.update(clients)
+        round_.deadline = now + (run.adaptive_seconds(clients, self.policy) if seconds == "adaptive" else seconds)
         for client_id in round_.with_fate(Fate.WAITING):
             self._invite(round_, client_id)
 
@@ -103,11 +103,11 @@ class RoundReferee:
     # ------------------------------------------------------------ collecting
 
     def came_back(self, client_id: ClientId, working_on: tuple[RoundId, ...]) -> None:
-        """A client is on the line (again), and says what it works for."""
+        """Release a connecting client from unwanted work, and repeat its invitation to the open round."""
         for round_id in working_on:
-            self._tell_whether_wanted(client_id, round_id)
-        if self.books.round is not None:
-            self._joined(self.books.round, client_id)
+            self._release_unless_wanted(client_id, round_id)
+        if self.run.round is not None:
+            self._joined(self.run.round, client_id)
 
     def _joined(self, round_: RoundFacts, client_id: ClientId) -> None:
         if round_.is_collecting and round_.fates.get(client_id) in (Fate.WAITING, Fate.LOST):
@@ -115,32 +115,31 @@ class RoundReferee:
             self._invite(round_, client_id)
         self.draw_if_enough(round_)
 
-    def _tell_whether_wanted(self, client_id: ClientId, round_id: RoundId) -> None:
-        books = self.books
-        round_ = books.rounds.get(round_id)
-        is_invited = round_ is not None and client_id in round_.fates and not round_.is_forgotten
-        is_accepted = is_invited and (client_id, round_id) in books.accepted
-        if is_accepted or (round_ is not None and is_invited and round_.is_collecting):
-            return
-        may_submit = is_invited and self.policy.late == "next_round" and books.is_open
-        self._decide("release", client_id, round_id, may_submit)
+    def _release_unless_wanted(self, client_id: ClientId, round_id: RoundId) -> None:
+        """Release a client from a round, unless the round is collecting or has accepted its update."""
+        round_ = self.run.invitation(client_id, round_id)
+        if round_ is None:
+            self._decide("release", client_id, round_id, False)
+        elif not round_.is_collecting and (client_id, round_id) not in self.run.accepted:
+            may_submit = self.policy.late == "next_round" and self.run.is_open
+            self._decide("release", client_id, round_id, may_submit)
 
     def gave_up(self, client_id: ClientId, round_id: RoundId | None, fate: Fate) -> None:
-        """Nothing more is expected of a client, in one round or in whichever is open."""
-        round_ = self.books.round
+        """End the wait for a client, in one round or (None) in the open one."""
+        round_ = self.run.round
         if round_ is None or not round_.is_collecting or round_id not in (None, round_.round_id):
             return
         if round_.fates.get(client_id) is Fate.WAITING:
             round_.fates[client_id] = fate
 
     def upload_begun(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
-        """For the grace period."""
-        round_ = self.books.open(round_id)
+        """Take the time of an upload's beginning, for the grace period."""
+        round_ = self.run.open(round_id)
         if round_ is not None and round_.may_report(client_id):
             round_.begun.setdefault(client_id, now)
 
     def let_it_end(self, round_: RoundFacts, now: float) -> None:
-        """Promptly: as soon as nothing more can change for the better, or nothing more is wanted."""
+        """Close or abandon the round as soon as its outcome cannot improve, or it needs no more updates."""
         policy = self.policy
         if not round_.is_collecting:
             return
@@ -172,21 +171,21 @@ class RoundReferee:
         self.aggregate(round_)
 
     def stop(self, round_: RoundFacts) -> None:
-        """The operator's command, to a round that does not aggregate yet."""
+        """Abandon a round that does not aggregate yet, on the operator's command."""
         self.abandon(round_, AbandonReason.STOP_REQUESTED)
 
     def committed(self, *, is_last: bool) -> None:
-        """Nothing more: its clients were told when it closed."""
+        """Do nothing: the clients were released when the round closed."""
 
     def run_ended(self) -> None:
-        """Nothing more: its clients were told when it ended."""
+        """Do nothing: the clients were released when the round ended."""
 
     def training(self) -> Collection[ClientId]:
-        """Who trains on when a round has ended: nobody."""
+        """Return the clients that train after the end of a round: none."""
         return ()
 
     def abandon(self, round_: RoundFacts, reason: AbandonReason) -> None:
-        """No model comes of this round."""
+        """Abandon the round, and release its clients."""
         self._release(round_, Fate.STRAGGLER, may_submit=reason is not AbandonReason.STOP_REQUESTED)
         round_.abandon_reason = reason
         self._decide("abandon", round_.round_id, reason)
@@ -197,7 +196,7 @@ class RoundReferee:
             self._decide("release", client_id, round_.round_id, may_submit and self.policy.late == "next_round")
 
     def aggregate(self, round_: RoundFacts) -> None:
-        """Which updates, and with which weight (architecture, invariants 3 and 4)."""
+        """Request the fold of the round's updates, with their weights (architecture, invariants 3 and 4)."""
         policy, weights = self.policy, []
         for update in round_.contributions():
             staleness = round_.base - update.base_version
@@ -210,8 +209,8 @@ class RoundReferee:
         self._decide("aggregate", round_.round_id, round_.base, tuple(sorted(weights)))
 
     def note(self, update: e.Update, verdict: Verdict, reason: RejectReason | None, now: float) -> None:
-        """Write down what a verdict changes for its client."""
-        books, round_ = self.books, self.books.rounds.get(update.round_id)
+        """Record the consequences of a verdict."""
+        run, round_ = self.run, self.run.rounds.get(update.round_id)
         if round_ is None or verdict in (Verdict.NOT_HIS, Verdict.AGAIN):
             return
         fates = {Verdict.REFUSED: Fate.REFUSED, Verdict.LATE: Fate.LATE, Verdict.CARRIED: Fate.CARRIED}
@@ -219,14 +218,14 @@ class RoundReferee:
         if verdict is Verdict.LATE and reason is not None:
             round_.late_because[update.client_id] = reason
         elif verdict is Verdict.CARRIED:
-            books.accept(update, was_late=True)
-            books.carry(update)
+            run.accept(update, was_late=True)
+            run.carry(update)
         elif verdict is Verdict.ON_TIME:
-            books.accept(update, was_late=False)
-            books.known.measured(update, now - round_.begun.get(update.client_id, now))
+            run.accept(update, was_late=False)
+            run.sampler_view.measured(update, now - round_.begun.get(update.client_id, now))
             round_.reported[update.client_id] = update
 
 
 def _within_reach(round_: RoundFacts, more: Iterable[ClientId] = ()) -> int:
-    """Distinct clients with an accepted update that counts here, or that may still send one."""
+    """Return the number of distinct clients with an accepted update that counts here, or that may still send one."""
     return len({*round_.reported, *round_.late, *more})

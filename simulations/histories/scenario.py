@@ -1,4 +1,4 @@
-"""What a simulated world is like: the rules of its run, its clients, and how often what goes wrong in it."""
+"""The scenario of a simulated world: the rules of its run, its clients, and its faults."""
 
 import random
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ TASK = "task"
 CALM = Faults()
 EVENLY = CohortConfig()
 ASYNCHRONOUS = 0.4
-"""The share of the worlds in which clients train all the time."""
+"""Share of the worlds with an asynchronous run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One world."""
+    """The parameters of one world."""
 
     rules: RunRules
     num_clients: int
@@ -27,7 +27,7 @@ class Scenario:
     server_lease: Seconds = 10.0
     client_lease: Seconds = 10.0
     train: Seconds = 20.0
-    """The median client's time to train; clients differ by `spread`, rounds a little."""
+    """Training time of the median client; clients differ by `spread`, rounds a little."""
     spread: float = 0.5
     upload: Seconds = 2.0
     latency: Seconds = 0.1
@@ -66,7 +66,7 @@ def random_policy(rng: random.Random) -> StragglerPolicy:
 
 
 def random_discount(rng: random.Random) -> dict[str, Any]:
-    """Draw how stale updates are discounted."""
+    """Draw the discount of stale updates."""
     pick = rng.choice
     return pick(
         [
@@ -78,7 +78,7 @@ def random_discount(rng: random.Random) -> dict[str, Any]:
 
 
 def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
-    """Draw every field that the asynchronous modes have."""
+    """Draw every field of the policy of an asynchronous run."""
     pick = rng.choice
     size = pick([1, *range(1, 5)])
     fedbuff: dict[str, Any] = {"mode": "fedbuff", "buffer_size": size}
@@ -102,7 +102,7 @@ def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
 
 
 def random_learning_cohort(rng: random.Random, policy: StragglerPolicy) -> CohortConfig:
-    """Draw a sampler that looks at what the updates have told."""
+    """Draw a sampler that uses the losses of updates."""
     pick = rng.choice
     if rng.random() < 0.4:
         most = policy.concurrency if policy.is_asynchronous else policy.num_invited
@@ -120,7 +120,7 @@ def random_learning_cohort(rng: random.Random, policy: StragglerPolicy) -> Cohor
 
 
 def random_scenario(seed: int, preset: str = "standard") -> Scenario:
-    """The scenario of a seed: rules over all fields of the policy, a population, and the preset's faults."""
+    """Draw the scenario of a seed: rules over all fields of the policy, clients, and the preset's faults."""
     scenario, rng = _random_scenario(seed, preset), random.Random(f"modes {seed}")
     rules, policy = scenario.rules, scenario.rules.policy
     if rng.random() < ASYNCHRONOUS:
@@ -170,5 +170,5 @@ def _random_scenario(seed: int, preset: str) -> Scenario:
 
 
 def calm(rules: RunRules, num_clients: int) -> Scenario:
-    """A world in which nothing goes wrong."""
+    """Return the scenario of a world without faults."""
     return replace(Scenario(rules=rules, num_clients=num_clients), faults=CALM)

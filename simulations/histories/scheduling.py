@@ -1,4 +1,4 @@
-"""The world as its processes see it: virtual time, chance, and the history that they write."""
+"""The interface of the world for its processes: virtual time, chance, and the history that they write."""
 
 import random
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from atoll.simulations.histories.scenario import Scenario
 
 
 class Endpoint(Protocol):
-    """A process of the world, which dies and comes back, or sleeps; the owner of the actions that it plans.
+    """A process of the world, which dies and restarts, or sleeps; it owns the actions that it plans.
 
-    An action that an earlier life has planned does not happen; a sleep delays it.
+    An action of an earlier life does not happen; a sleep delays it.
     """
 
     life: int

@@ -1,6 +1,6 @@
-"""Many histories, judged on all processors, and what there was in them.
+"""The judgement of many histories on all processors, and their statistics.
 
-A seed is judged in whichever process is free; what it comes to depends on nothing else.
+A seed is judged in any free process; the result depends on the seed alone.
 """
 
 import gc
@@ -25,14 +25,14 @@ SEEDS_AT_ONCE = 25
 
 @dataclass(slots=True)
 class Tally:
-    """What a number of histories came to."""
+    """The statistics of a number of histories."""
 
-    bad: dict[int, str] = field(default_factory=dict)  # seed -> the history of the failure
-    num_events: list[int] = field(default_factory=list)  # of each history: of the coordinator's machine
-    num_agent_events: list[int] = field(default_factory=list)  # and of the agents' sessions
+    bad: dict[int, str] = field(default_factory=dict)  # the message of each failure, by seed
+    num_events: list[int] = field(default_factory=list)  # events of the run machine, for each history
+    num_agent_events: list[int] = field(default_factory=list)  # events of the agents' sessions, for each history
     num_rounds: list[int] = field(default_factory=list)
     num_committed: int = 0
-    num_crashed: int = 0  # histories in which the coordinator came up again at least once
+    num_crashed: int = 0  # histories in which the coordinator restarted at least once
     ends: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)  # by reason
     losses: Counter[str] = field(default_factory=Counter)  # of clients, by reason
@@ -40,26 +40,26 @@ class Tally:
 
     @property
     def num_histories(self) -> int:
-        """Good and bad ones."""
+        """The number of good and bad histories."""
         return len(self.num_events) + len(self.bad)
 
     @property
     def share_committed(self) -> float:
-        """Of all rounds."""
+        """The share of all rounds that were committed."""
         return self.num_committed / max(1, sum(self.num_rounds))
 
     @property
     def share_crashed(self) -> float:
-        """Of all histories."""
+        """The share of all histories in which the coordinator crashed."""
         return self.num_crashed / max(1, len(self.num_events))
 
     @property
     def missing_refusals(self) -> list[str]:
-        """Reasons for a refusal that no history had."""
+        """The reasons for a refusal that no history had."""
         return [reason for reason in RejectReason if not self.refusals[reason]]
 
     def add(self, history: History) -> None:
-        """One more good history."""
+        """Add a good history."""
         assert history.machine is not None
         self.num_events.append(len(history.steps))
         self.num_agent_events.append(len(history.agent_steps))
@@ -74,12 +74,12 @@ class Tally:
                 self.refusals[step.event.reason] += 1
             self.num_committed += sum(isinstance(effect, Commit) for effect in step.effects)
             self.refusals.update(effect.reason for effect in step.effects if isinstance(effect, Reject))
-        for told in history.agent_steps:  # what was damaged on the way, no machine of the server hears of
-            if isinstance(told.event, Answered) and told.event.resend:
-                self.refusals[told.event.reason] += 1
+        for agent_step in history.agent_steps:  # the run machine has no event for bytes damaged in transit
+            if isinstance(agent_step.event, Answered) and agent_step.event.resend:
+                self.refusals[agent_step.event.reason] += 1
 
     def merge(self, other: "Tally") -> None:
-        """Both together."""
+        """Add the statistics of other histories."""
         self.bad.update(other.bad)
         for name in ("num_events", "num_agent_events", "num_rounds"):
             getattr(self, name).extend(getattr(other, name))
@@ -89,14 +89,18 @@ class Tally:
             getattr(self, name).update(getattr(other, name))
 
     def document(self) -> dict[str, Any]:
-        """For a program."""
+        """Return the statistics as JSON values."""
         counters = {name: dict(getattr(self, name)) for name in ("ends", "refusals", "losses", "faults")}
         bad = {seed: text.partition("\n")[0] for seed, text in self.bad.items()}
         per_history = {name: getattr(self, name) for name in ("num_events", "num_agent_events", "num_rounds")}
         return {"bad": bad, **per_history, **counters, "committed": self.num_committed, "crashed": self.num_crashed}
 
     def text(self, seconds: float) -> str:
-        """For a person."""
+        """Return the statistics as text for a person.
+
+        Args:
+            seconds: the real time that the judgement took [s].
+        """
         if not self.num_events:
             return f"{len(self.bad)} histories, all of them bad"
         lines = (
@@ -119,22 +123,22 @@ def _counts(counter: Counter[str]) -> str:
 
 def tally(first: int, count: int, preset: str) -> Tally:
     """Judge `count` seeds from `first` on."""
-    found = Tally()
-    with _collected_at_the_end():
+    result = Tally()
+    with _collection_at_the_end():
         for seed in range(first, first + count):
             try:
-                found.add(judged(seed, preset=preset))
+                result.add(judged(seed, preset=preset))
             except BadHistory as error:
-                found.bad[seed] = str(error)
-    return found
+                result.bad[seed] = str(error)
+    return result
 
 
 @contextmanager
-def _collected_at_the_end() -> Iterator[None]:
-    """Worlds are full of cycles and live for milliseconds: looking for garbage among them takes a tenth of the time."""
+def _collection_at_the_end() -> Iterator[None]:
+    """Collect garbage once at the end: worlds are full of cycles, whose collection would take a tenth of the time."""
     is_enabled = gc.isenabled()
     gc.disable()
-    gc.freeze()  # what was there before is no garbage of ours
+    gc.freeze()  # excludes older objects from the collection
     try:
         yield
     finally:
@@ -152,9 +156,14 @@ def soak(
     jobs: int = 0,
     on_progress: Callable[[Tally], None] | None = None,
 ) -> Tally:
-    """Judge `count` seeds from `first` on in `jobs` processes (0: as many as there are processors).
+    """Judge many seeds in several processes.
 
-    `on_progress` sees what there is whenever there is more.
+    Args:
+        first: the first seed.
+        count: the number of seeds.
+        preset: the preset of the faults.
+        jobs: the number of processes; 0: one for each processor.
+        on_progress: a callback for the statistics so far.
     """
     whole = Tally()
     for part in _parts(first, count, preset, jobs or len(os.sched_getaffinity(0))):
@@ -170,6 +179,6 @@ def _parts(first: int, count: int, preset: str, jobs: int) -> Iterator[Tally]:
     if jobs == 1 or len(begins) <= 1:
         yield from map(tally, begins, sizes, [preset] * len(begins))
         return
-    # forked, not spawned: every import is there already; nothing here has threads or sockets
+    # forked, not spawned, to inherit all imports; this process has no threads or sockets
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as pool:
         yield from pool.map(tally, begins, sizes, [preset] * len(begins))

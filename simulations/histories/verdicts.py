@@ -1,4 +1,4 @@
-"""What the policy says about one update, read independently of the machines."""
+"""The verdict of the policy on one update, derived independently of the machines."""
 
 import math
 from enum import Enum, auto
@@ -7,28 +7,28 @@ from atoll.protocol.vocabulary import Fate, RejectReason
 from atoll.server.rounds.events import Update
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.update_intake import RunRules
-from atoll.simulations.histories.facts import Books, RoundFacts
+from atoll.simulations.histories.run_facts import RoundFacts, RunFacts
 
 
 class Verdict(Enum):
-    """What becomes of an update."""
+    """The fate of an update."""
 
     ON_TIME = auto()
     CARRIED = auto()
     AGAIN = auto()  # accepted before; only the answer was lost
-    LATE = auto()  # refused because it comes too late
-    REFUSED = auto()  # refused for what it claims; its client had its chance in this round
-    NOT_HIS = auto()  # refused, and nothing changes
+    LATE = auto()  # refused because it is too late
+    REFUSED = auto()  # refused for its claims; the client may not try again in this round
+    NOT_HIS = auto()  # refused without any consequence for the client
 
 
-def verdict_on(update: Update, books: Books, rules: RunRules) -> tuple[Verdict, RejectReason | None]:
-    """The verdict, and why if it is no acceptance."""
-    round_ = books.rounds.get(update.round_id)
-    before = books.accepted.get((update.client_id, update.round_id))
+def verdict_on(update: Update, run: RunFacts, rules: RunRules) -> tuple[Verdict, RejectReason | None]:
+    """Return the verdict, and the reason if it is not an acceptance."""
+    round_ = run.rounds.get(update.round_id)
+    before = run.accepted.get((update.client_id, update.round_id))
     is_forgotten = round_ is not None and round_.is_forgotten
     if not is_forgotten and before is not None and before.update.digest == update.digest:
         return Verdict.AGAIN, None
-    if not books.is_open:
+    if not run.is_open:
         return Verdict.NOT_HIS, RejectReason.RUN_ENDED
     if round_ is None:
         return Verdict.NOT_HIS, RejectReason.WRONG_ROUND
@@ -42,10 +42,10 @@ def verdict_on(update: Update, books: Books, rules: RunRules) -> tuple[Verdict, 
         return Verdict.NOT_HIS, RejectReason.ALREADY_REPORTED
     fault = _fault(update, round_, rules.policy)
     if rules.policy.mode != "sync":
-        return _on_its_way_into_a_buffer(update, books, rules, fault)
+        return _verdict_of_buffer(update, run, rules, fault)
     if round_.is_collecting and (not round_.is_in_grace or round_.began_in_time(update.client_id)):
         return (Verdict.REFUSED, fault) if fault else (Verdict.ON_TIME, None)
-    late = _too_late(update, round_, books, rules, fault)
+    late = _too_late(update, round_, run, rules, fault)
     return (Verdict.LATE, late) if late else (Verdict.CARRIED, None)
 
 
@@ -61,46 +61,48 @@ def _fault(update: Update, round_: RoundFacts, policy: StragglerPolicy) -> Rejec
 
 
 def _too_late(
-    update: Update, round_: RoundFacts, books: Books, rules: RunRules, fault: RejectReason | None
+    update: Update, round_: RoundFacts, run: RunFacts, rules: RunRules, fault: RejectReason | None
 ) -> RejectReason | None:
     if rules.policy.late == "discard":
         return RejectReason.TOO_LATE
-    counts_after_this_round = round_.is_collecting or (books.round is not None and books.round.is_aggregating)
-    base_of_next = books.version + counts_after_this_round
-    if base_of_next >= rules.rounds or books.is_stop_wanted:
+    counts_after_this_round = round_.is_collecting or (run.round is not None and run.round.is_aggregating)
+    base_of_next = run.version + counts_after_this_round
+    if base_of_next >= rules.rounds or run.is_stop_wanted:
         return RejectReason.TOO_LATE
     if fault is not None:
         return fault
     return RejectReason.TOO_STALE if base_of_next - update.base_version > rules.policy.max_staleness else None
 
 
-def _on_its_way_into_a_buffer(
-    update: Update, books: Books, rules: RunRules, fault: RejectReason | None
+def _verdict_of_buffer(
+    update: Update, run: RunFacts, rules: RunRules, fault: RejectReason | None
 ) -> tuple[Verdict, RejectReason | None]:
     if fault is not None:
         return Verdict.REFUSED, fault
-    late = _no_buffer_for(update, books, rules)
+    late = _no_buffer_for(update, run, rules)
     return (Verdict.LATE, late) if late else (Verdict.ON_TIME, None)
 
 
-def _no_buffer_for(update: Update, books: Books, rules: RunRules) -> RejectReason | None:
-    """Why an update can be in no buffer of an asynchronous run. One that is closed commits first, and so does every
-    whole buffer of those that wait already."""
+def _no_buffer_for(update: Update, run: RunFacts, rules: RunRules) -> RejectReason | None:
+    """Return the reason that no buffer of an asynchronous run can take an update; None: one can.
+
+    A closed buffer commits before, and so does every full buffer of the updates that wait already.
+    """
     size = rules.policy.buffer_size if rules.policy.mode == "fedbuff" else 1
     commits_before = 0
-    if books.round is None or not books.round.is_collecting:
-        commits_before = (books.round is not None) + len(books.waiting) // size
-    counts_at = books.version + commits_before
-    if counts_at >= rules.rounds or books.is_stop_wanted:
+    if run.round is None or not run.round.is_collecting:
+        commits_before = (run.round is not None) + len(run.waiting) // size
+    counts_at = run.version + commits_before
+    if counts_at >= rules.rounds or run.is_stop_wanted:
         return RejectReason.TOO_LATE
     if counts_at > update.base_version + rules.policy.max_staleness:
         return RejectReason.TOO_STALE
-    twins = (a for (c, _), a in books.accepted.items() if c == update.client_id and not a.is_left)
+    twins = (a for (c, _), a in run.accepted.items() if c == update.client_id and not a.is_left)
     return RejectReason.ALREADY_REPORTED if any(a.update.base_version == update.base_version for a in twins) else None
 
 
 def discount_of(age: int, policy: StragglerPolicy) -> float:
-    """The share of an update that is so many versions old."""
+    """Compute the factor of an update that is `age` versions old."""
     if policy.staleness == "hinge":
         return 1 / (policy.hinge_slope * max(0, age - policy.hinge_delay) + 1)
     return 1.0 if policy.staleness == "constant" else math.exp(-policy.staleness_exponent * math.log1p(age))

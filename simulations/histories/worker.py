@@ -1,4 +1,4 @@
-"""A simulated worker process: it trains or evaluates, stops in time by itself, and sometimes hangs or crashes."""
+"""A simulated worker process: it trains or evaluates, stops by its deadline, and sometimes hangs or crashes."""
 
 import math
 import random
@@ -22,21 +22,21 @@ from atoll.simulations.histories.network import BAD_BYTES
 from atoll.simulations.histories.scheduling import Endpoint, World
 
 STEPS = 8
-"""Of local training: a partial update has done 1 to 7 of them."""
+"""Number of steps of local training; a partial update has 1 to 7 of them."""
 
 
 class Trainer(Endpoint, Protocol):
-    """The agent that has started a worker, and takes its result."""
+    """The agent that has started a worker and takes its result."""
 
     client_id: ClientId
     rng: random.Random
     pace: float
-    """The seconds that a training takes on this client, on average."""
+    """The mean duration of a training on this client [s]."""
     profile: Profile
     spool: dict[Key, Update]
-    """The agent's finished updates; the worker leaves its own here."""
+    """The agent's finished updates, to which the worker adds its own."""
     faults: dict[Digest, RejectReason | None]
-    """The fault in the bytes of each update that was made; None: there is none."""
+    """The fault in the bytes of each update; None: it has none."""
 
     @property
     def now(self) -> float:
@@ -47,9 +47,9 @@ class Trainer(Endpoint, Protocol):
 
 
 class Worker:
-    """It lives as long as its agent, or until it is done or killed. It stops by itself within `budget` seconds.
+    """A worker, which ends with its agent, when it is done or when it is killed; it stops within `budget` seconds.
 
-    Its `deadline` is the last that its agent was told; it moves until the worker is stopped.
+    Its `deadline` is the last one that its agent has received; it moves until the worker is stopped.
     """
 
     def __init__(self, world: World, agent: Trainer, request: Request, budget: float, deadline: float) -> None:
@@ -59,7 +59,7 @@ class Worker:
         self._needs = agent.pace * rng.uniform(0.8, 1.2) if is_training else rng.uniform(0.5, 6)
         self._began_at, self._stop_by = agent.now, agent.now + budget
         self._hangs = world.happens("worker_hangs")
-        self._plan = 0  # the newest planned end is the one that counts
+        self._plan = 0  # the number of the valid plan; older planned ends are ignored
         self.deadline = deadline
         self.stopped_at: float | None = None
         self.is_gone = False
@@ -69,19 +69,19 @@ class Worker:
             self._plan_end(self._seconds_left())
 
     def extend(self, budget: float) -> None:
-        """The deadline moved."""
+        """Extend the budget, because the deadline has moved."""
         self._stop_by = self._agent.now + budget
         self._plan_end(self._seconds_left())
 
     def stop(self) -> None:
-        """Asked to stop at the next step."""
+        """Stop at the next step."""
         if self.stopped_at is None:
             self.stopped_at = self._agent.now
         if not self._hangs:
             self._plan_end(self._agent.rng.uniform(0.01, 1.0))
 
     def _seconds_left(self) -> float:
-        if self._hangs:  # for good, or for a while longer than it may
+        if self._hangs:  # for ever, or for some time beyond its budget
             return max(0.0, self._stop_by - self._agent.now) + self._agent.rng.choice([15.0, 45.0, 30_000.0])
         return max(0.0, min(self._began_at + self._needs, self._stop_by) - self._agent.now)
 
@@ -103,7 +103,7 @@ class Worker:
             sums = {"loss": (float(self._agent.profile.num_examples), 1.0)}
             return Evaluated(request.key, sums) if work == 1 else Evaluated(request.key, None, "out of time")
         if work == 0:
-            return JobFailed(request.key, FailureReason.OUT_OF_TIME, "not one step was done")
+            return JobFailed(request.key, FailureReason.OUT_OF_TIME, "no step was done")
         update = self._update(request, work, seconds)
         if self._world.happens("spool_full"):
             return JobFailed(request.key, FailureReason.DISK_FULL, "no room in the spool")
@@ -111,7 +111,7 @@ class Worker:
         return Trained(request.key, update.digest)
 
     def _update(self, request: Invitation, work: float, seconds: float) -> Update:
-        """The same round trained again gives the same bits: the digest depends on client, round and work alone."""
+        """Make an update, whose digest depends on client, round and work alone, as the bits of a real one do."""
         agent = self._agent
         digest = Digest(f"{agent.client_id}:r{request.round_id}" + (f":w{work:g}" if work < 1 else ""))
         update = Update(
@@ -130,10 +130,10 @@ class Worker:
             is_clumsy = self._world.happens("clumsy")
             agent.faults[digest] = agent.rng.choice([None, *BAD_BYTES]) if is_clumsy else None
             if is_clumsy and agent.faults[digest] is None:
-                return self._claims_nonsense(update)
+                return self._with_false_claim(update)
         return update
 
-    def _claims_nonsense(self, update: Update) -> Update:
+    def _with_false_claim(self, update: Update) -> Update:
         update = replace(update, digest=Digest(f"{update.digest}:nonsense"))
         match self._agent.rng.randrange(4):
             case 0:
@@ -147,7 +147,7 @@ class Worker:
 
 
 def _statistics(rng: random.Random, num_examples: int) -> Sums:
-    """What an update tells of the losses in its training: mostly the truth, sometimes nothing, sometimes nonsense."""
+    """Draw the losses that an update reports: mostly correct, sometimes none, sometimes nonsense."""
     kind, loss = rng.randrange(8), rng.randint(1, 64) / 8
     if kind == 0:
         return {}

@@ -1,6 +1,6 @@
-"""A world in one process: a coordinator's real machine, clients' real sessions, virtual time; everything goes wrong.
+"""A world in one process: the run machine of a coordinator and the sessions of clients, in virtual time, with faults.
 
-One heap of (time, sequence, action) and one seed: the same seed gives the same history.
+There is one heap of (time, sequence, action) and one seed: the same seed gives the same history.
 
     history = World(seed, random_scenario(seed)).run()
 
@@ -24,19 +24,21 @@ from atoll.simulations.histories.scenario import Scenario
 from atoll.simulations.histories.scheduling import Endpoint
 
 BEGIN = 1000.0
+"""Time at which a world begins [s]."""
 ACTIONS_MAX = 100_000
+"""Maximum number of actions, for each agent."""
 MOMENT = 1e-6
-"""Less may vanish in the sum of an instant and a duration [s]."""
+"""Shortest wait [s]; a shorter one could vanish when it is added to a time."""
 DRAIN = 3000.0
-"""Seconds after the end of the run within which every agent must have come to rest."""
+"""Seconds after the end of the run within which every agent must be idle."""
 
 
 class Violation(AssertionError):
-    """Something happened in a world that must never happen."""
+    """An event in a world that must never happen."""
 
 
 class World:
-    """See the module docstring."""
+    """A world with its processes, its time and its chance, as the module describes."""
 
     def __init__(self, seed: int, scenario: Scenario) -> None:
         self.seed, self.scenario = seed, scenario
@@ -60,12 +62,12 @@ class World:
     # ------------------------------------------------------------ time
 
     def at(self, when: float, action: Callable[[], None], owner: Endpoint | None = None) -> None:
-        """Plan an action; it is dropped when its owner has died meanwhile, and late when its owner has slept."""
+        """Plan an action; it is dropped if its owner dies before, and delayed by its owner's sleep."""
         self._sequence += 1
         life, slept = 0, 0.0
         if owner is not None:
             life, slept, when = owner.life, owner.slept, max(when, owner.wakes_at)
-        # the sequence is unique, so nothing behind it is ever compared
+        # the sequence is unique, so that later elements are never compared
         heapq.heappush(self._heap, (when, self._sequence, owner, life, slept, action))
 
     def after(self, seconds: float, action: Callable[[], None], owner: Endpoint | None = None) -> None:
@@ -73,7 +75,7 @@ class World:
         self.at(self.now + seconds, action, owner)
 
     def run(self) -> History:
-        """Let everything happen until the run is over and every agent has come to rest."""
+        """Run all actions until the run is over and every agent is idle; return the history."""
         self.coordinator.start()
         for agent in self.agents.values():
             self.after(self.rng.expovariate(1 / 3), agent.start, agent)
@@ -83,12 +85,12 @@ class World:
                 self.fail("the world hangs: nothing is pending")
             when, sequence, owner, life, slept, action = heapq.heappop(self._heap)
             if sequence > ACTIONS_MAX * len(self.agents):
-                self.fail(f"the world does not come to rest: {sequence} actions")
+                self.fail(f"the world does not end: {sequence} actions")
             if owner is None or (owner.life == life and owner.slept == slept):
                 if when > self.now:
                     self.now = when
                 action()
-            elif owner.life == life:  # its own clock stood meanwhile
+            elif owner.life == life:  # the owner's clock stood still meanwhile
                 self.at(when + owner.slept - slept, action, owner)
         self._close_history()
         return self.history
@@ -108,17 +110,17 @@ class World:
         self.coordinator.final_records()
 
     def fail(self, why: str) -> None:
-        """Something must never happen, and did."""
+        """Fail the history, because of an event that must never happen."""
         raise Violation(why)
 
     def remark(self, who: str, what: str) -> None:
-        """For the reader of the history."""
+        """Write a line for the reader of the history."""
         self.history.remarks.append(Remark(self.now, who, what))
 
     # ------------------------------------------------------------ chance
 
     def happens(self, fault: str, share: float = 1.0) -> bool:
-        """Toss the coin of a fault, by the name of its field; a chance of 0 takes nothing from the generator."""
+        """Draw whether a fault happens, by the name of its field; a chance of 0 does not use the generator."""
         chance = self._chances.get(fault)
         if chance is None or self._ended_at is not None or self.rng.random() >= chance * share:
             return False
@@ -127,20 +129,20 @@ class World:
 
     @property
     def _is_troubled(self) -> bool:
-        """Faults end with the run, so that the world can come to rest."""
+        """Return whether faults may still happen; they end with the run, so that the world can end."""
         return self._ended_at is None
 
     def latency(self) -> float:
-        """One way through the network [s]."""
+        """Draw the time of one way through the network [s]."""
         return self.scenario.latency * self.rng.lognormvariate(0, 0.7)
 
     def wait(self, seconds: float) -> float:
-        """How long a driver really waits that wants to wait so long: never less than an instant, and maybe late [s]."""
+        """Draw the real duration of a wait of `seconds` [s]: at least `MOMENT`, and up to `lag` too long."""
         most = self.scenario.faults.lag
         return max(MOMENT if seconds > 0 else 0.0, seconds) + (self.rng.uniform(0, most) if most else 0.0)
 
     def drawn(self, effect: DrawCohort) -> tuple[ClientId, ...]:
-        """The cohort, by the deployed sampler."""
+        """Draw a cohort by the deployed sampler."""
         return draw(
             self._sampler,
             seed=self.scenario.rules.seed,
@@ -151,32 +153,32 @@ class World:
             relaxed=effect.relaxed,
         )
 
-    # ------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------ faults
 
     def _plan_faults(self) -> None:
         faults = self.scenario.faults
         crashes = faults.coordinator_crashes
-        self._again_and_again("coordinator_crashes", self._crash_coordinator, faults.coordinator_crash_gap, crashes)
+        self._repeat("coordinator_crashes", self._crash_coordinator, faults.coordinator_crash_gap, crashes)
         for agent in self.agents.values():
-            self._again_and_again("agent_crash_gap", agent.crash, faults.agent_crash_gap)
-            self._again_and_again("leave_gap", agent.leave, faults.leave_gap)
-            self._again_and_again("cut_gap", partial(self._cut, agent), faults.cut_gap)
-            self._again_and_again("suspend_gap", partial(self._suspend, agent), faults.suspend_gap)
-        self._again_and_again("partition_gap", self._part, faults.partition_gap)
-        self._again_and_again("full_disk_gap", self._fill_disk, faults.full_disk_gap)
-        self._again_and_again("strangers", self._stranger, 15.0, faults.strangers)
-        self._again_and_again("pauses", self._pause_run, faults.operator_gap, faults.pauses)
-        self._again_and_again("stops", self._stop_run, faults.operator_gap, faults.stops)
+            self._repeat("agent_crash_gap", agent.crash, faults.agent_crash_gap)
+            self._repeat("leave_gap", agent.leave, faults.leave_gap)
+            self._repeat("cut_gap", partial(self._cut, agent), faults.cut_gap)
+            self._repeat("suspend_gap", partial(self._suspend, agent), faults.suspend_gap)
+        self._repeat("partition_gap", self._partition, faults.partition_gap)
+        self._repeat("full_disk_gap", self._fill_disk, faults.full_disk_gap)
+        self._repeat("strangers", self._stranger, 15.0, faults.strangers)
+        self._repeat("pauses", self._pause_run, faults.operator_gap, faults.pauses)
+        self._repeat("stops", self._stop_run, faults.operator_gap, faults.stops)
 
-    def _again_and_again(self, fault: str, action: Callable[[], bool], gap: Seconds, times: int = 50) -> None:
-        """A Poisson process that ends with the run; the action says whether anything happened."""
+    def _repeat(self, fault: str, action: Callable[[], bool], gap: Seconds, times: int = 50) -> None:
+        """Plan a fault as a Poisson process that ends with the run; the action returns whether the fault happened."""
         if not gap or not times:
             return
 
         def happen() -> None:
             if self._is_troubled:
                 self.history.faults[fault] += action()
-                self._again_and_again(fault, action, gap, times - 1)
+                self._repeat(fault, action, gap, times - 1)
 
         self.after(self.rng.expovariate(1 / gap), happen)
 
@@ -201,14 +203,14 @@ class World:
         agent.suspend(seconds)
         return True
 
-    def _part(self) -> bool:
-        """A group of clients is cut off together, in both directions or in one."""
+    def _partition(self) -> bool:
+        """Cut a group of clients off, in both directions or in one."""
         rng, faults = self.rng, self.scenario.faults
         group = rng.sample([*self.agents.values()], rng.randint(1, len(self.agents)))
         until = self.now + rng.expovariate(1 / faults.partition)
         way = rng.choice(["to the coordinator", "to the clients"]) if self.happens("one_way") else "both ways"
         names = ", ".join(sorted(agent.client_id for agent in group))
-        self.remark("network", f"parts {names} from the coordinator, {way}, until {until:.3f}")
+        self.remark("network", f"separates {names} from the coordinator, {way}, until {until:.3f}")
         for agent in group:
             agent.offline_until = max(agent.offline_until, until)
             if agent.connection is not None:
@@ -222,7 +224,7 @@ class World:
         return self.coordinator.fill_disk(until)
 
     def cut_uploads(self) -> None:
-        """The coordinator is gone: every upload breaks."""
+        """Break every upload, because the coordinator has crashed."""
         for agent in self.agents.values():
             for upload in agent.uploads.values():
                 upload.cut()
@@ -237,7 +239,7 @@ class World:
         return True
 
     def _unpause(self) -> None:
-        """The operator has seen enough, and asks until it is so: there may be no room at first, a crash may come."""
+        """Resume the run, and repeat the request until it succeeds: other runs and crashes may prevent it."""
         if self.coordinator.is_at_rest:
             if not self.coordinator.is_paused:
                 return
@@ -245,7 +247,7 @@ class World:
         self.after(self.rng.expovariate(1 / 10), self._unpause)
 
     def run_ended(self) -> None:
-        """The coordinator has carried out the end of the run; perhaps the operator reopens it."""
+        """Take note of the end of the run, which the operator may reopen."""
         state = self.coordinator.running.ledger.state
         if self._is_resume_planned:
             return
@@ -266,36 +268,36 @@ class World:
             self.coordinator.resume_run()
 
     def _stranger(self) -> bool:
-        """Somebody says something that nobody asked for."""
+        """Send an unsolicited message to the coordinator."""
         if not self.coordinator.is_up:
             return False
-        self._say_something_strange()
+        self._send_unsolicited()
         return True
 
-    def _say_something_strange(self) -> None:
+    def _send_unsolicited(self) -> None:
         coordinator, rng = self.coordinator, self.rng
         newest = coordinator.running.ledger.next_round - 1
         client_id = rng.choice([*self.agents, ClientId("stranger")])
         round_id = RoundId(newest + rng.choice([-3, -2, -1, -1, 0, 0, 0, 0, 1]))
         version = Version(coordinator.running.ledger.version - rng.choice([0, 0, 0, 1]))
-        what = rng.randrange(8)
-        if what == 0:
+        kind = rng.randrange(8)
+        if kind == 0:
             coordinator.post(UploadBegun(client_id, round_id))
-        elif what == 1:
-            coordinator.post(ClientEvaluated(client_id, version, None, "nobody asked"))
-        elif what == 2 and client_id == "stranger":
+        elif kind == 1:
+            coordinator.post(ClientEvaluated(client_id, version, None, "not requested"))
+        elif kind == 2 and client_id == "stranger":
             coordinator.post(ClientFailed(client_id, round_id, FailureReason.TASK_BROKEN))
-        elif what in (3, 4) and (known := self._known_updates()):
-            coordinator.update_arrived(rng.choice(known), None)
+        elif kind in (3, 4) and (earlier := self._earlier_updates()):
+            coordinator.update_arrived(rng.choice(earlier), None)
         else:
-            self._strange_update(client_id, round_id, version)
+            self._send_unsolicited_update(client_id, round_id, version)
 
-    def _strange_update(self, client_id: ClientId, round_id: RoundId, version: Version) -> None:
+    def _send_unsolicited_update(self, client_id: ClientId, round_id: RoundId, version: Version) -> None:
         rng = self.rng
         digest = Digest(f"strange{rng.randrange(10**6)}")
         update = Update(client_id, round_id, version, digest, rng.choice([1, 7, 7, 0, -5, 10**15]), 1.0)
         work = rng.choice([1.0, 1.0, 1.0, 0.5, 0.0, -1.0, 1.5, float("nan")])
         self.coordinator.update_arrived(replace(update, work=work), None)
 
-    def _known_updates(self) -> list[Update]:
+    def _earlier_updates(self) -> list[Update]:
         return [step.event.update for step in self.history.steps if isinstance(step.event, UpdateReceived)]

@@ -1,4 +1,4 @@
-"""Judge histories until the first bad one: python -m tests.simulations.histories.first_bad 400; exit code 1 and why."""
+"""The search for the first bad history: python -m tests.simulations.histories.first_bad 400; exit code 1 if found."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`atoll simulate --faults`: many seeds, one seed, and what a failure looks like."""
+"""The command `atoll simulate --faults`: many seeds, one seed, and the report of a failure."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Each thing that can go wrong really does, and is seen where it would be seen."""
+"""Each fault happens, and has its effect where it is expected."""
 
 from collections import Counter
 from dataclasses import fields, replace
@@ -18,13 +18,13 @@ from atoll.simulations.histories.scenario import Scenario, random_scenario
 from atoll.simulations.histories.world import World
 
 HOW_BAD = {field.name for field in fields(Faults) if field.default not in (0, 0.0)}
-"""Fields that say how bad something is, not how often."""
+"""Fields of the severity of a fault, not of its frequency."""
 NOT_COUNTED = {"lag", "offline", *HOW_BAD}
 POLICY = StragglerPolicy(cohort_size=4, quorum=1, deadline=60.0, retry=100, late="next_round", max_staleness=4)
 
 
 def world_with(seed: int = 0, *, rounds: int = 12, policy: StragglerPolicy = POLICY, **faults: float) -> History:
-    """A world in which these things go wrong and nothing else."""
+    """Judge a world with these faults and no others."""
     scenario = Scenario(rules=RunRules(policy=policy, rounds=rounds), num_clients=6, faults=Faults(**faults))  # type: ignore[arg-type]
     return judged(seed, scenario)
 

@@ -1,4 +1,4 @@
-"""The simulator has teeth: planted bugs are found. A few here, in seconds; all of them by `make mutants`."""
+"""The simulator finds planted bugs: a few here, in seconds; all of them by `make mutants`."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor

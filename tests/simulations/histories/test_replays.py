@@ -1,4 +1,4 @@
-"""The rule against rollback in whole histories: it refuses what a network shows twice or too late, and nothing else."""
+"""The rule against rollback in whole histories: it refuses only requests that arrive twice or too late."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from atoll.simulations.histories.world import World
 
 
 def judged(seed, preset, monkeypatch):
-    """Every request that reached an agent, as if it had been signed when it was sent: its reasons for refusals."""
+    """Judge every request that reached an agent, as if it was signed when sent; yield the reasons of refusals."""
     numbers, issued, kept = itertools.count(1), {}, []
     send = network.Connection.to_agent
 

@@ -1,4 +1,4 @@
-"""Thousands of worlds, each from one seed: whatever goes wrong, they keep architecture, invariants 1 to 5 and 8."""
+"""Thousands of worlds, each from one seed: under all faults they keep architecture, invariants 1 to 5 and 8."""
 
 import time
 from collections import Counter
@@ -43,7 +43,7 @@ SEEN: Counter[object] = Counter()
 
 
 def what_happened(history: History) -> Counter[object]:
-    """How often each reason, fate and end occurred."""
+    """Count each reason, fate and end of a history."""
     seen: Counter[object] = Counter()
     for record in history.records.values():
         seen[record.close_reason] += 1
@@ -66,7 +66,7 @@ def what_happened(history: History) -> Counter[object]:
 
 
 def what_a_buffer_held(record: RoundRecord) -> Iterator[str]:
-    """Of an asynchronous run: stale updates, and one client twice."""
+    """Yield the special contents of an asynchronous run's buffer: stale updates, and one client twice."""
     if record.mode != "sync" and record.phase is Phase.COMMITTED:
         yield record.mode
         yield from ("in a buffer, stale" for row in record.buffer if row.staleness > 1)
@@ -163,7 +163,7 @@ def test_ten_thousand_clients_commit_a_round_in_seconds() -> None:
 
 
 def test_faults_of_a_history_that_was_tampered_with_are_found() -> None:
-    """The checks have teeth of their own: each of these lies about a good history is noticed."""
+    """The checks find each of these falsifications of a good history."""
     history = next(h for h in map(judged, range(50)) if h.acknowledged and len(h.records) > 1)
     assert list(faults_of(history)) == []
     round_id = max(history.records)

@@ -1,4 +1,4 @@
-"""What a referee knows of a run: rounds, fates and accepted updates, as far as the events tell."""
+"""The facts of a run that a referee derives from its events: rounds, fates and accepted updates."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from atoll.protocol.vocabulary import (
 )
 from atoll.server.rounds.events import Update
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.simulations.histories.known import Known
+from atoll.simulations.histories.sampler_view import SamplerView
 
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)
 
@@ -27,12 +27,12 @@ class Accepted:
     update: Update
     was_late: bool
     used_in: list[RoundId] = field(default_factory=list)
-    is_left: bool = False  # it was settled that no model will hold it
+    is_left: bool = False  # it is settled that no model will contain it
 
 
 @dataclass(slots=True)
 class RoundFacts:
-    """One round."""
+    """The facts of one round."""
 
     round_id: RoundId
     base: int
@@ -52,75 +52,75 @@ class RoundFacts:
     close_reason: CloseReason | None = None
     abandon_reason: AbandonReason | None = None
     is_committed: bool = False
-    is_forgotten: bool = False  # it is so long ago that the coordinator no longer knows who was in it
+    is_forgotten: bool = False  # the coordinator no longer remembers its clients
 
     @property
     def is_collecting(self) -> bool:
-        """Whether updates are awaited."""
+        """Return whether updates are awaited."""
         return not self.is_selecting and self.close_reason is None and self.abandon_reason is None
 
     @property
     def is_aggregating(self) -> bool:
-        """Whether the fold is under way."""
+        """Return whether the fold is in progress."""
         return self.close_reason is not None and self.abandon_reason is None and not self.is_committed
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nobody was invited to it."""
+        """Return whether no client has been invited to the round."""
         return self.is_selecting
 
     @property
     def is_awaiting_draw(self) -> bool:
-        """Whether the sampler's answer matters."""
+        """Return whether the sampler's answer is awaited."""
         return self.is_drawing and (self.is_selecting or self.is_collecting)
 
     def with_fate(self, fate: Fate) -> list[ClientId]:
-        """Clients in order of name."""
+        """Return the clients with a fate, in order of name."""
         return sorted(c for c, f in self.fates.items() if f is fate)
 
     def may_report(self, client_id: ClientId) -> bool:
-        """Whether the client has not had a verdict."""
+        """Return whether the round collects and the client has no verdict yet."""
         return self.is_collecting and self.fates.get(client_id) in MAY_REPORT
 
     def began_in_time(self, client_id: ClientId) -> bool:
-        """Whether the client's upload had begun by the deadline."""
+        """Return whether the client's upload began by the deadline."""
         return client_id in self.begun and self.begun[client_id] <= self.deadline
 
     @property
     def awaited(self) -> list[ClientId]:
-        """Whose update may still come in time."""
+        """The clients whose updates may still arrive in time."""
         waiting = self.with_fate(Fate.WAITING)
         return [c for c in waiting if self.began_in_time(c)] if self.is_in_grace else waiting
 
     def contributions(self) -> list[Update]:
-        """What the closed round aggregates: one update of each client, a fresh one before a late one."""
+        """Return the updates that the closed round aggregates: one of each client, a fresh one before a late one."""
         return [*self.reported.values(), *(u for c, u in self.late.items() if c not in self.reported)]
 
 
 @dataclass(slots=True)
 class BufferFacts(RoundFacts):
-    """One fill of an asynchronous run's buffer, and the invitations that were given meanwhile."""
+    """The facts of one fill of an asynchronous run's buffer, with the invitations during it."""
 
     is_selecting: bool = False
-    filled: list[Update] = field(default_factory=list)  # as they came
+    filled: list[Update] = field(default_factory=list)  # in the order of their arrival
     is_overdue: bool = False
-    due: dict[ClientId, float] = field(default_factory=dict)  # each invitation's own deadline
-    moved: dict[ClientId, float] = field(default_factory=dict)  # by outages
+    due: dict[ClientId, float] = field(default_factory=dict)  # deadline of each invitation
+    moved: dict[ClientId, float] = field(default_factory=dict)  # extension of each deadline by outages
     num_draws: int = 0
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nobody was invited to it, and nothing is in."""
+        """Return whether no client has been invited, and the buffer is empty."""
         return not self.filled and not self.fates
 
     def contributions(self) -> list[Update]:
-        """What is in."""
+        """Return the updates in the buffer."""
         return self.filled
 
 
 @dataclass(slots=True)
-class Books:
-    """The state of a run."""
+class RunFacts:
+    """The facts of a run."""
 
     state: RunState = RunState.QUEUED
     version: int = 0
@@ -134,30 +134,35 @@ class Books:
     accepted: dict[tuple[ClientId, RoundId], Accepted] = field(default_factory=dict)
     carried: dict[ClientId, Update] = field(default_factory=dict)
     waiting: list[Update] = field(default_factory=list)  # for the next buffers of an asynchronous run
-    known: Known = field(default_factory=Known)
+    sampler_view: SamplerView = field(default_factory=SamplerView)
 
     @property
     def is_open(self) -> bool:
-        """Whether clients matter to it: it has begun, and not ended."""
+        """Return whether the run has begun and not ended, so that it has clients."""
         return self.has_begun and self.state not in TERMINAL
 
     def open(self, round_id: RoundId) -> RoundFacts | None:
-        """The round, if it is the open one."""
+        """Return the round, if it is the open one."""
         return self.round if self.round is not None and self.round.round_id == round_id else None
 
+    def invitation(self, client_id: ClientId, round_id: RoundId) -> RoundFacts | None:
+        """Return the round, if the client was invited to it and it is not forgotten."""
+        round_ = self.rounds.get(round_id)
+        return None if round_ is None or round_.is_forgotten or client_id not in round_.fates else round_
+
     def forget_old_rounds(self, *, most: int) -> None:
-        """A round opens: the last `most` are remembered, and those with an update that still waits for a commit."""
+        """Forget rounds when one opens, except the last `most` and those with an update that waits for a commit."""
         waiting = {update.round_id for update in self.carried.values()}
         for round_id in sorted(self.rounds)[:-most]:
             self.rounds[round_id].is_forgotten |= round_id not in waiting
 
     def forget_rounds_before(self, version: int) -> None:
-        """A buffer opens: the last three rounds are remembered, and those of which an update may still count."""
+        """Forget rounds when a buffer opens, except the last three and those whose updates may still count."""
         for round_id in sorted(self.rounds)[:-3]:
             self.rounds[round_id].is_forgotten |= self.rounds[round_id].base < version
 
     def carry(self, update: Update) -> None:
-        """Let an update count in the first commit that it can; of two by one client for one commit the newer stays."""
+        """Carry a late update to the first possible commit, for which a client's newer update replaces an older."""
         table, round_ = self.carried, self.round
         if round_ is not None and round_.close_reason is None and update.round_id < round_.round_id:
             table = round_.late
@@ -167,17 +172,17 @@ class Books:
             self.leave(superseded)
 
     def accept(self, update: Update, *, was_late: bool) -> None:
-        """The update's acceptance is on disk."""
+        """Record an update's acceptance, which is on disk."""
         self.accepted[update.client_id, update.round_id] = Accepted(update, was_late)
-        self.known.accepted(update)
+        self.sampler_view.accepted(update)
 
     def leave(self, update: Update) -> None:
-        """No model will hold the update."""
+        """Record that no model will contain the update."""
         self.accepted[update.client_id, update.round_id].is_left = True
 
     def adaptive_seconds(self, clients: Iterable[ClientId], policy: StragglerPolicy) -> float:
-        """The deadline of those that are needed, from what was measured."""
-        unknown, seconds = policy.deadline_max / policy.adaptive_margin, self.known.seconds
+        """Compute the adaptive deadline of a cohort from its clients' measured durations [s]."""
+        unknown, seconds = policy.deadline_max / policy.adaptive_margin, self.sampler_view.seconds
         expected = sorted(sum(seconds[c]) if c in seconds else unknown for c in clients)
         needed = expected[: policy.cohort_size][-1]
         return min(policy.deadline_max, max(policy.deadline_min, needed * policy.adaptive_margin))

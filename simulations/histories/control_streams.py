@@ -1,4 +1,4 @@
-"""Who is on the line of a simulated coordinator: its control streams, and the leases of those who are silent."""
+"""The control streams of a simulated coordinator, and the leases of silent clients."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,30 +22,30 @@ from atoll.simulations.histories.scheduling import Endpoint, World
 
 RUN = RunId("run")
 LOOKS_A_LEASE = 4
-"""How often it is looked for leases that are over, at the most."""
+"""Maximum number of checks for expired leases within one lease."""
 
 
 class Coordinator(Endpoint, Protocol):
-    """The process that the streams lead to."""
+    """The coordinator process that the streams belong to."""
 
     @property
     def now(self) -> float:
-        """The instant on its own clock."""
+        """The time on its own clock."""
 
     @property
     def running(self) -> RunMachine:
         """The run's machine, while the process is up."""
 
     def post(self, event: Event) -> None:
-        """Let the machine decide about an event."""
+        """Let the machine receive an event."""
 
 
-class Lines:
-    """The newest control stream of each client. It lives as long as one process of the coordinator."""
+class ControlStreams:
+    """The newest control stream of each client, for the lifetime of one coordinator process."""
 
     def __init__(self, world: World, coordinator: Coordinator) -> None:
         self._world, self._coordinator = world, coordinator
-        self._hub: dict[ClientId, Connection] = {}
+        self._streams: dict[ClientId, Connection] = {}
         self._watched: set[ClientId] = set()
         self._leases = Leases(world.scenario.server_lease)
         self._timer: float | None = None
@@ -57,37 +57,37 @@ class Lines:
     # ------------------------------------------------------------ out
 
     def send(self, client_id: ClientId, event: client.Event) -> None:
-        """To the client, when it is on the line."""
-        if (connection := self._hub.get(client_id)) is not None:
+        """Send an event to a client, if it is connected."""
+        if (connection := self._streams.get(client_id)) is not None:
             connection.to_agent(event)
 
-    def tell_everyone(self, event: client.Event) -> None:
-        """To whoever is on the line."""
-        for connection in self._hub.values():
+    def send_to_all(self, event: client.Event) -> None:
+        """Send an event to all connected clients."""
+        for connection in self._streams.values():
             connection.to_agent(event)
 
     def break_all(self) -> None:
-        """The process is gone."""
-        for connection in self._hub.values():
+        """Close all streams, because the process has crashed."""
+        for connection in self._streams.values():
             connection.close()
 
-    def everyone(self) -> Iterator[ClientJoined]:
-        """Introduce those who are on the line to a run that is reopened."""
-        for client_id, connection in sorted(self._hub.items()):
+    def introductions(self) -> Iterator[ClientJoined]:
+        """Yield the introduction of each connected client to a reopened run."""
+        for client_id, connection in sorted(self._streams.items()):
             yield ClientJoined(client_id, connection.session, connection.agent.profile)
 
     def unwatched(self, record: RoundRecord, training: Iterable[ClientId] = ()) -> list[ClientId]:
-        """Clients that a round waits for, or that train, although nobody would notice that they are gone."""
+        """Return the awaited or training clients without stream and lease, whose loss would go unnoticed."""
         waiting = {*training, *(client_id for client_id, row in record.clients.items() if row.fate is Fate.WAITING)}
-        return [client_id for client_id in waiting if client_id not in self._hub and client_id not in self._watched]
+        return [client_id for client_id in waiting if client_id not in self._streams and client_id not in self._watched]
 
     # ------------------------------------------------------------ in
 
     def hello(self, connection: Connection, joined: ClientJoined) -> None:
-        """A control stream was opened; the newest of a client counts."""
-        if (older := self._hub.get(joined.client_id)) is not None:
+        """Register an opened control stream, which replaces the client's older one."""
+        if (older := self._streams.get(joined.client_id)) is not None:
             older.close()
-        self._hub[joined.client_id] = connection
+        self._streams[joined.client_id] = connection
         self.heard_from(joined.client_id)
         connection.to_agent(client.Connected())
         if self._is_running:
@@ -96,9 +96,9 @@ class Lines:
             connection.to_agent(client.RunEnded(RUN))
 
     def heard(self, connection: Connection, message: client.Effect | None) -> None:
-        """A message on a control stream; None says goodbye. Of a stream that was replaced nothing is heard."""
+        """Receive a message (None: a goodbye) on a control stream; one that was replaced is ignored."""
         client_id = connection.agent.client_id
-        if self._hub.get(client_id) is not connection:
+        if self._streams.get(client_id) is not connection:
             return
         self.heard_from(client_id)
         match message:
@@ -110,18 +110,18 @@ class Lines:
                 self._lost(client_id, LossReason.LEFT)
 
     def ended(self, connection: Connection) -> None:
-        """The server noticed that a stream has ended; of one that was replaced nothing may change."""
+        """Take note of the end of a stream; the end of one that was replaced must not change anything."""
         client_id = connection.agent.client_id
-        is_newest = self._hub.get(client_id) is connection
+        is_newest = self._streams.get(client_id) is connection
         if is_newest:
-            del self._hub[client_id]
+            del self._streams[client_id]
         if (is_newest or self._world.rng.random() < 0.5) and self._is_running:
             self._coordinator.post(ClientDisconnected(client_id, connection.session))
 
     # ------------------------------------------------------------ leases
 
     def heard_from(self, client_id: ClientId) -> None:
-        """A sign of life."""
+        """Renew a client's lease after a sign of life."""
         self._leases.heard(client_id, self._coordinator.now)
         self._watched.add(client_id)
         self._arm_timer()
@@ -134,11 +134,11 @@ class Lines:
             self._world.after(max(soon, due - self._coordinator.now), self._watch, self._coordinator)
 
     def _watch(self) -> None:
-        """Whose heartbeats have come all the time is heard of now; the others' leases are over."""
+        """Renew the leases of clients whose heartbeats have arrived, and end those of all others that are over."""
         self._timer = None
         now, lease = self._coordinator.now, self._world.scenario.server_lease
         for client_id in self._leases.expired(now):
-            connection = self._hub.get(client_id)
+            connection = self._streams.get(client_id)
             silent = math.inf if connection is None else connection.silent_for
             if silent < lease:
                 self._leases.heard(client_id, now - silent)
@@ -149,7 +149,7 @@ class Lines:
     def _lost(self, client_id: ClientId, reason: LossReason) -> None:
         self._leases.forget(client_id)
         self._watched.discard(client_id)
-        if (connection := self._hub.pop(client_id, None)) is not None:
+        if (connection := self._streams.pop(client_id, None)) is not None:
             connection.close()
         if self._is_running and client_id in self._coordinator.running.ledger.membership.members:
             self._coordinator.post(ClientLost(client_id, reason))
