@@ -1,10 +1,10 @@
-"""Let mutmut mutate the machines' files and store a seeded choice of the mutants in `tests/generated_mutants.json`.
+"""The sample of mutmut's mutants of the machines' files, drawn by seed and stored in `tests/generated_mutants.json`.
 
     python -m tests.make_mutants --each 16
 
-mutmut's own runner copies the source to another folder and switches mutants by a trampoline; that does not follow the
-links by which `atoll` finds its rooms. So only its operators are used here (`mutmut.mutation.file_mutation`), and
-`tests/mutants.py` plants and judges the results. Texts and assertions are left alone: they are not rules.
+mutmut's own runner copies the source to another folder and switches mutants by a trampoline, which does not follow the
+links by which `atoll` finds its rooms. So only its operators are used (`mutmut.mutation.file_mutation`), and
+`tests/mutants.py` plants and judges the results. Texts and assertions are excluded, because they are not rules.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SEED = 7
 
 
 def mutated_sources(file: str) -> Iterator[str]:
-    """Every mutant of a file that mutmut knows, whole."""
+    """Yield the source of every mutant that mutmut makes of a file."""
     source = (ROOT / file).read_text()
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         Path("setup.cfg").write_text("[mutmut]\nsource_paths=.\n")  # mutmut insists on a project
@@ -52,7 +52,7 @@ def mutated_sources(file: str) -> Iterator[str]:
 
 
 def mutant_from(file: str, number: int, changed: str) -> Mutant:
-    """The changed lines, with as many around them as name the place."""
+    """Return a mutant with the changed lines, and with enough lines around them to identify the place."""
     before, after = (ROOT / file).read_text().splitlines(True), changed.splitlines(True)
     blocks = [
         op for op in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes() if op[0] != "equal"
@@ -68,7 +68,7 @@ def mutant_from(file: str, number: int, changed: str) -> Mutant:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.make_mutants", description=__doc__)
-    parser.add_argument("--each", type=int, default=16, help="how many of each file")
+    parser.add_argument("--each", type=int, default=16, help="number of mutants of each file")
     arguments = parser.parse_args()
     stored = []
     for file in FILES:

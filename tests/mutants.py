@@ -1,14 +1,14 @@
-"""Planted bugs: each is applied to a copy of the tree, never in place, and the suite must fail there.
+"""Planted bugs: each is applied to a copy of the tree, never in place, in which the suite must fail.
 
     python -m tests.mutants                    # all, as `make mutants`; writes docs/mutants.md
     python -m tests.mutants --only NAME        # one, with the output of what caught it
     python -m tests.mutants --list
 
-A simulator is finished when the mutants are dead, not when the seeds are green. There are two sources: `PLANTED`, by
-hand, each a mistake that somebody could make; and what the mutation tool mutmut made of the machines' files, a seeded
-choice of which is stored in `tests/generated_mutants.json` (see `tests/make_mutants.py`).
+A simulator is finished when it catches the mutants, not when all seeds pass. There are two sources: `PLANTED`,
+plausible mistakes made by hand; and a seeded sample of the mutants that the tool mutmut makes of the machines' files,
+stored in `tests/generated_mutants.json` (see `tests/make_mutants.py`).
 
-For another test to use:
+Use in another test:
 
     with tempfile.TemporaryDirectory() as directory:
         tree = tree_with(find("late update accepted"), Path(directory))
@@ -58,10 +58,10 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant."""
+    """The result of one mutant."""
 
     mutant: Mutant
-    caught_by: str  # empty: it survived
+    caught_by: str  # the seed or the test that failed; empty: none, the mutant survived
     seconds: float
 
 
@@ -110,7 +110,7 @@ PLANTED = (
         ROUNDS,
         "        if not expected:\n            reason",
         "        if False:\n            reason",
-        "a round waits for its deadline although nobody is left",
+        "a round waits for its deadline although no client can answer any more",
     ),
     Mutant(
         "enough is not enough",
@@ -124,21 +124,21 @@ PLANTED = (
         ROUNDS,
         "        return client.upload_begun_at is not None and deadline is not None and",
         "        return client.upload_begun_at is not None and deadline is not None or",
-        "the grace period also takes uploads that were begun after the deadline",
+        "the grace period also takes uploads that began after the deadline",
     ),
     Mutant(
         "grace waits without a chance",
         ROUNDS,
         "            return self._settle(now)  # only the uploads",
         "            return ()  # only the uploads",
-        "the grace period is waited out although the uploads under way cannot make the quorum",
+        "the grace period is waited out although the uploads in progress cannot make the quorum",
     ),
     Mutant(
         "linger ends with the deadline",
         ROUNDS,
         "        return limit if record.linger_by is None else min(record.linger_by, limit)",
         "        return limit if record.linger_by is None or self._in_grace else min(record.linger_by, limit)",
-        "in the grace period `linger` is not looked at",
+        "`linger` is ignored in the grace period",
     ),
     Mutant(
         "outage without end",
@@ -159,28 +159,28 @@ PLANTED = (
         OPEN_ROUND,
         "        if record.phase is Phase.AGGREGATING:\n            return (self._aggregate(),)\n        return ()",
         "        return ()",
-        "after a crash nobody folds the closed round",
+        "after a crash the closed round is not folded",
     ),
     Mutant(
         "lost before it was invited",
         ROUNDS,
         "            if reason := self.membership.lost_because(client_id):",
         '            if reason := "":',
-        "a client that was given up while the sampler was at work is waited for, and nobody watches for it",
+        "a client that was lost during the draw is waited for, without a lease",
     ),
     Mutant(
         "no second invitation",
         ROUNDS,
         "client.fate not in (Fate.WAITING, Fate.LOST):\n            return ()",
         "client.fate is not Fate.WAITING:\n            return ()",
-        "a client whose lease ran out and that is back is not invited again",
+        "a client that returns after the end of its lease is not invited again",
     ),
     Mutant(
         "released without telling",
         ROUNDS,
         "        return tuple(Release(c, self.record.round_id, reason, submit) for c in released)",
         "        return tuple(Release(c, self.record.round_id, reason, submit) for c in released[1:])",
-        "one straggler trains on for nothing",
+        "one straggler continues to train in vain",
     ),
     Mutant(
         "discount upside down",
@@ -215,7 +215,7 @@ PLANTED = (
         RUN,
         "        while (deadline := self.deadline) is not None and now >= deadline:",
         "        while isinstance(event, TimePassed) and (deadline := self.deadline) is not None and now >= deadline:",
-        "what arrives between the deadline and the driver's waking is still taken (the bug of the first sketch)",
+        "events between the deadline and the driver's wake-up are still in time (the bug of the first sketch)",
     ),
     Mutant(
         "retry counts twice",
@@ -229,7 +229,7 @@ PLANTED = (
         INTAKE,
         '        if policy.late == "discard":',
         "        if False:",
-        "an update that comes too late is carried although the policy is `discard`",
+        "an update that is too late is carried although the policy is `discard`",
     ),
     Mutant(
         "any age will do",
@@ -292,7 +292,7 @@ PLANTED = (
         RUN,
         "            ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now\n",
         "",
-        "a resumed run counts clients that went while it was stopped",
+        "a resumed run counts clients that left while it was stopped",
     ),
     Mutant(
         "old records dropped too early",
@@ -300,7 +300,7 @@ PLANTED = (
         "        ledger.past[round_.record.round_id] = round_.record\n        released",
         "        ledger.past[round_.record.round_id] = round_.record\n"
         "        ledger.forget_old_rounds(most=3)\n        released",
-        "the record that must say where a late update went is dropped before it is written",
+        "the record of a late update's fate is dropped before it is written",
     ),
     Mutant(
         "an older loss wins",
@@ -314,14 +314,14 @@ PLANTED = (
         MEMBERSHIP,
         "        if loss is not None:\n            member.loss, member.utility = loss, utility\n",
         "        member.loss, member.utility = loss, utility\n",
-        "a client whose newest update tells no loss counts as one that never told any",
+        "a client whose newest update reports no loss counts as one that never reported any",
     ),
     Mutant(
         "nobody is ever chosen",
         ROUNDS,
         "            self.membership.chosen(client_id)\n",
         "",
-        "Oort asks again and again for clients that never report",
+        "Oort invites clients that never report again and again",
     ),
     Mutant(
         "late updates teach nothing",
@@ -335,7 +335,7 @@ PLANTED = (
         RUN,
         "        self._pace(round_, commit)\n",
         "",
-        "Oort never waits for slower clients when the fast ones have no more to teach",
+        "Oort never waits for slower clients when the utility of the fast ones falls",
     ),
     Mutant(
         "the pacer counts a client twice",
@@ -349,14 +349,14 @@ PLANTED = (
         RUN,
         "used = [utility_of(update) for",
         "used = [float(update.num_examples) for",
-        "a commit is worth its number of examples, whatever their losses were",
+        "the utility of a commit is its number of examples, regardless of their losses",
     ),
     Mutant(
         "returning client told to stop",
         INTAKE,
         "        if self._open(round_id) and record.phase is Phase.COLLECTING:\n            return ()\n",
         "",
-        "a client that lost contact and is back is released from a round that still wants it",
+        "a client that reconnects is released from a round that still waits for it",
     ),
     Mutant(
         "unused without a reason",
@@ -384,7 +384,7 @@ PLANTED = (
         LEDGER,
         "self.leave_unused(update, why) if is_failed else self.carry(update)",
         "self.leave_unused(update, why) if is_failed else []",
-        "late updates vanish when the round that they were carried into is abandoned",
+        "late updates vanish when the round to which they were carried is abandoned",
     ),
     Mutant(
         "a failed aggregation is tried again with the same updates",
@@ -412,21 +412,21 @@ PLANTED = (
         LEASES,
         "if client_id in self._heard and (due := self._heard[client_id] + self.lease_s) > now:",
         "if client_id in self._heard and (due := self._heard[client_id]) > now:",
-        "a client that is heard all the time is given up",
+        "a client that sends heartbeats is lost",
     ),
     Mutant(
         "evaluation waits for the lost",
         EVALUATION,
         '            self.failures[client_id] = f"lost: {reason}"',
         "            pass",
-        "an evaluation waits for its deadline although nobody is left",
+        "an evaluation waits for its deadline although no client can answer any more",
     ),
     Mutant(
         "contact loss kills the job",
         SESSION,
         "                self.is_connected = False\n",
         "                self.is_connected, self.job = False, None\n",
-        "a client that loses contact drops what it trains",
+        "a client that loses contact stops its training",
     ),
     Mutant(
         "killed at the deadline",
@@ -440,14 +440,14 @@ PLANTED = (
         SESSION,
         "Stage.STOPPING, min(now, job.deadline) + self.rules.lease",
         "Stage.STOPPING, now + self.rules.lease",
-        "a worker that hangs and is released late outlives its deadline by two leases",
+        "a worker that hangs and is stopped late outlives its deadline by two leases",
     ),
     Mutant(
         "download given up on reconnect",
         SESSION,
         "                if self.job is not None:\n                    self.job.news_by = now + self.rules.lease\n",
         "",
-        "after an outage a client gives up before it has heard that the deadline has moved",
+        "after an outage a client gives up before it learns that the deadline has moved",
     ),
     Mutant(
         "spool dropped on a cut",
@@ -461,7 +461,7 @@ PLANTED = (
         SESSION,
         "            outgoing.is_active, outgoing.retry_at = False, now + wait\n",
         "            outgoing.retry_at = now\n",
-        "an upload that was cut counts as under way for ever",
+        "an upload that was cut counts as in progress for ever",
     ),
     Mutant(
         "trains again what lies in the spool",
@@ -475,21 +475,21 @@ PLANTED = (
         SESSION,
         "                return () if job.is_released else self._report(job.request, reason, detail)",
         "                return self._report(job.request, reason, detail)",
-        "a client reports a failure for a round that has released it",
+        "a client reports a failure to a round that has released it",
     ),
     Mutant(
         "release leaves the spool",
         SESSION,
         "        if key in self.outgoing and not submit:",
         "        if False:",
-        "an update that nobody wants stays in the spool",
+        "an update that is not wanted stays in the spool",
     ),
     Mutant(
         "the queue outlives the stream",
         SESSION,
         "                self.waiting.clear()  # what is still",
         "                pass  # what is still",
-        "a client begins a job that was withdrawn while it was away",
+        "a client begins a job that was withdrawn while it was disconnected",
     ),
     Mutant(
         "two jobs at once",
@@ -503,14 +503,14 @@ PLANTED = (
         INVITATIONS,
         "if not self.may_still_count(self._record(r))]\n        return tuple(e for c in sorted(stale)",
         "]\n        return tuple(e for c in sorted(stale)",
-        "in an asynchronous run whoever trains is told to stop when a version is committed",
+        "in an asynchronous run all training clients are released when a version is committed",
     ),
     Mutant(
         "alpha forgotten",
         BUFFER,
         '        row.scale *= self.policy.alpha if self.policy.mode == "fedasync" else 1.0\n',
         "",
-        "FedAsync takes the whole of a fresh client's model",
+        "FedAsync replaces the global model by a fresh client's",
     ),
     Mutant(
         "divided by the sum of the discounts",
@@ -531,7 +531,7 @@ PLANTED = (
         BUFFER,
         "        free = self.policy.concurrency - len(self.invitations)\n",
         "        free = self.policy.concurrency\n",
-        "each draw asks for as many as if nobody trained",
+        "each draw requests a full number of clients although some train",
     ),
     Mutant(
         "overdue buffer goes on asking",
@@ -552,7 +552,7 @@ PLANTED = (
         BUFFER,
         "        return self._close(CloseReason.FLUSHED, now) if self._has_quorum else super().stop(reason, now)\n",
         "        return super().stop(reason, now)\n",
-        "what is in the buffer when the run is stopped is lost although it makes the quorum",
+        "the updates in the buffer of a stopped run are lost although they make the quorum",
     ),
     Mutant(
         "asked twice for one version",
@@ -566,7 +566,7 @@ PLANTED = (
         INTAKE,
         "        if self.invitations.has_counted(update.client_id, update.base_version):",
         "        if False:",
-        "a client that was asked again after an abandoned round counts twice for one version",
+        "a client that was invited again after an abandoned round counts twice for one version",
     ),
     Mutant(
         "any age will do for a buffer",
@@ -580,7 +580,7 @@ PLANTED = (
         INTAKE,
         "        full = len(ledger.waiting) // self.rules.policy.num_wanted\n",
         "        full = 0\n",
-        "what waits behind whole buffers is too stale when its turn comes",
+        "an update that waits behind full buffers is too stale when it is folded",
     ),
     Mutant(
         "a slow client is never replaced",
@@ -601,98 +601,98 @@ PLANTED = (
         INVITATIONS,
         "        if row.fate is Fate.LOST and now < row.deadline and",
         "        if False and",
-        "a client that lost contact and is back in time is not told that it still trains",
+        "a client that reconnects in time does not get its invitation again",
     ),
     Mutant(
         "what was in an abandoned buffer is lost",
         LEDGER,
         "            self.waiting += updates\n",
         "",
-        "accepted updates vanish with a buffer that came to nothing",
+        "accepted updates vanish with an abandoned buffer",
     ),
     Mutant(
         "training beyond the end",
         RUN,
         "*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger",
         "*ledger",
-        "the run ends and its records say that clients still train",
+        "the run ends with records in which clients still train",
     ),
     Mutant(
         "asked to evaluate while it trains",
         RUN,
         " if not self.invitations.is_training(c))",
         ")",
-        "a client throws its training away because it is asked for a measure",
+        "a client discards its training because it is asked to evaluate",
     ),
     Mutant(
         "rounded down",
         CLOCK,
         "        return max(self._not_before, self._monotonic() + self._offset)",
         "        return self._monotonic() + self._offset",
-        "a sum of floats is a hair before the last instant of the journal, and the machine refuses to go backward",
+        "a rounded sum is before the last time in the journal, and the machine refuses to go backward",
     ),
     Mutant(
         "a round shortened by the clock",
         OPEN_ROUND,
         "        seconds = max(0.0, now - down_since)",
         "        seconds = now - down_since",
-        "a clock that was set back while the coordinator was down takes the time from the open round",
+        "a clock that was set back while the coordinator was down shortens the open round",
     ),
     Mutant(
         "an invitation shortened by the clock",
         INVITATIONS,
         "            extension = min(max(0.0, now - down_since), self._policy.outage_max - row.extended)",
         "            extension = min(now - down_since, self._policy.outage_max - row.extended)",
-        "the same for whoever trains in an asynchronous run",
+        "such a clock shortens the invitations of an asynchronous run",
     ),
     Mutant(
         "an evaluation shortened by the clock",
         RUN,
         "            down = min(max(0.0, now - event.down_since), self.rules.policy.outage_max)",
         "            down = min(now - event.down_since, self.rules.policy.outage_max)",
-        "the same for the clients' answers",
+        "such a clock shortens the time for the clients' answers",
     ),
     Mutant(
         "trained for twice",
         SESSION,
         "            if waiting.request.key in self.outgoing:\n                continue  # asked for again while",
         "            if False:\n                continue  # asked for again while",
-        "an invitation that comes a second time, while its job is wound up, makes a second update",
+        "an invitation that arrives a second time while its job ends makes a second update",
     ),
     Mutant(
         "a release does not reach the queue",
         SESSION,
         " is not None and waiting.request.key == key:\n            del self",
         " is not None and False:\n            del self",
-        "a client begins what was withdrawn while it was still busy",
+        "a client begins a job that was withdrawn while it was busy",
     ),
     Mutant(
         "invited by a run that has ended",
         INVITATIONS,
         "if not (self._policy.is_asynchronous and self._ledger.is_open):",
         "if not self._policy.is_asynchronous:",
-        "who comes back at the instant that a deadline ends the run is asked to train for it",
+        "a client that returns when a deadline ends the run is invited to it",
     ),
     Mutant(
         "a snapshot without what has changed",
         MEMBERSHIP,
         "            self.unwritten.changed.add(client_id)\n",
         "",
-        "a coordinator that comes up again has a client's session or times from long ago",
+        "a restarted coordinator has an old session or old times of a client",
     ),
     Mutant(
         "a page too few",
         PAGES,
         "            names = sorted(changed)",
         "            names = sorted(changed)[1:]",
-        "one of the members that have changed is not in the snapshot",
+        "one of the changed members is not in the snapshot",
     ),
     Mutant(
         "everyone is still there",
         MEMBERSHIP,
         "        self.start += 1  # sessions of an older start are void: no member is visited\n",
         "",
-        "after a restart the sessions of before count as standing",
+        "after a restart the earlier sessions count as open",
     ),
 )
 
@@ -711,13 +711,13 @@ def tree_with(mutant: Mutant | None, directory: Path) -> Path:
 
 
 def planted(mutant: Mutant, source: str) -> str:
-    """The source with the bug.
+    """Return the source with the bug.
 
     Raises:
-        ValueError: the place is not there any more, or not only once: the mutant must be written anew.
+        ValueError: the code to replace does not occur exactly once.
     """
     if (count := source.count(mutant.old)) != 1:
-        raise ValueError(f"mutant {mutant.name!r}: its place is {count} times in {mutant.file}, write it anew")
+        raise ValueError(f"mutant {mutant.name!r}: its code occurs {count} times in {mutant.file}; make it occur once")
     return source.replace(mutant.old, mutant.new)
 
 
@@ -733,20 +733,29 @@ def run_in(tree: Path, command: Sequence[str], *, timeout: float) -> "subprocess
 
 
 def find(name: str) -> Mutant:
-    """A mutant by its name."""
+    """Return a mutant by its name."""
     return next(mutant for mutant in (*PLANTED, *generated()) if mutant.name == name)
 
 
 def generated() -> list[Mutant]:
-    """The stored choice of what mutmut made."""
+    """Return the stored mutants of mutmut."""
     return [Mutant(**fields) for fields in json.loads(GENERATED.read_text())]
 
 
-# ---------------------------------------------------------------- what catches it
+# ---------------------------------------------------------------- the suite
 
 
 def outcome_of(mutant: Mutant | None, *, seeds: int = SEEDS, unit: bool = True) -> tuple[str, str]:
-    """What catches the bug (empty: nothing does), and what it said."""
+    """Plant a bug and run histories and unit tests.
+
+    Args:
+        mutant: the bug; None: the tree without a bug.
+        seeds: the number of histories.
+        unit: True if the unit tests run, too.
+
+    Returns:
+        The seed or the test that catches the bug (empty: none does), and its output.
+    """
     with tempfile.TemporaryDirectory(prefix="atoll-mutant-") as directory:
         tree = tree_with(mutant, Path(directory))
         histories = [sys.executable, "-m", "tests.simulations.histories.first_bad", str(seeds)]
@@ -766,7 +775,7 @@ def outcome_of(mutant: Mutant | None, *, seeds: int = SEEDS, unit: bool = True) 
 
 
 def try_all(mutants: Iterable[Mutant], *, jobs: int, seeds: int) -> list[Outcome]:
-    """Try each mutant and say at once what became of it."""
+    """Try each mutant, and print its result at once."""
 
     def attempt(mutant: Mutant) -> Outcome:
         begun = time.perf_counter()
@@ -835,21 +844,23 @@ EQUIVALENT = {
     "other.round_id >= update.round_id": "a client has at most one accepted update of a round, so the numbers differ",
     "retry_at: float = 1.0": "what an earlier process left is due at once when the stream stands: `Connected` sets it",
 }
-"""Mutants of mutmut that change nothing that anybody can notice: a part of what they write, and the reason."""
+"""Mutants of mutmut without any observable effect: a part of their code, and the reason."""
 
 
 def why_equivalent(mutant: Mutant) -> str:
-    """The reason; empty when the mutant should have been noticed."""
+    """Return the reason that a mutant has no observable effect; empty if it should be caught."""
     return next((reason for part, reason in EQUIVALENT.items() if part in mutant.new), "")
 
 
 def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Plant bugs; the suite must notice.")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this one, and show what caught it")
-    parser.add_argument("--list", action="store_true", help="name them and plant none")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at once")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="histories for each")
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description="Plant bugs, which the suite must catch."
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="one bug, with its output")
+    parser.add_argument("--list", action="store_true", help="list the bugs and plant none")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel trials")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of histories for each bug")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(f"{m.name:45} {m.file:22} {_one_line(m.what)[:100]}" for m in (*PLANTED, *generated())))
@@ -865,7 +876,7 @@ def main() -> int:
     REPORT.write_text(report(outcomes))
     survivors = [o.mutant for o in outcomes if not o.caught_by]
     names = ", ".join(mutant.name for mutant in survivors)
-    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} dead; survivors: {names or 'none'}")
+    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} caught; survivors: {names or 'none'}")
     return 0 if all(map(why_equivalent, survivors)) else 1
 
 
