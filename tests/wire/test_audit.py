@@ -64,9 +64,9 @@ async def test_a_reading_that_was_broken_off_is_no_success(tmp_path, monkeypatch
                 while len(outcomes := [event.outcome for event in events(tmp_path, "call")]) < 2 + READINGS_MAX:
                     await asyncio.sleep(0.05)
                     it.coordinator.audit.flush()
-        assert outcomes[0] == "OK"
-        assert outcomes[1].startswith("RESOURCE_EXHAUSTED: ")
-        assert [outcome.partition(":")[0] for outcome in outcomes[2:]] == ["CANCELLED"] * READINGS_MAX
+        # each is recorded when the server has ended it, the refused one perhaps after those that were broken off
+        codes = sorted(outcome.partition(":")[0] for outcome in outcomes)
+        assert codes == sorted(["OK", "RESOURCE_EXHAUSTED", *["CANCELLED"] * READINGS_MAX])
 
 
 @live

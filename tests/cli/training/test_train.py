@@ -62,7 +62,7 @@ def test_every_mistake_is_said_before_anything_is_started(
 
 
 def test_what_is_no_torch_task_or_not_there_is_refused(tmp_path: Path) -> None:
-    assert refused("train", ROOT / "examples/iris_sklearn.py:task")[0].endswith("with code of its own")
+    assert refused("train", ROOT / "examples/iris_sklearn.py:task")[0].endswith("`atoll train` takes a Task")
     assert refused("train", tmp_path / "none.py:task") == [f"there is no file {tmp_path / 'none.py'}"]
 
 
@@ -84,7 +84,7 @@ def test_it_trains_says_so_and_goes_on_unless_it_must_be_fresh(tmp_path: Path) -
     again = invoke("train", TASK, "--out", out, "--epochs", 3, *EVERY_STEP)
     assert again.exit_code == 0
     assert "tasks: finished after 21 steps (3 epochs" in again.stdout.replace("tasks:task", "tasks")
-    assert "going on from step 14" in again.stderr
+    assert "resuming from step 14" in again.stderr
     assert refused("train", TASK, "--out", out, *EVERY_STEP, "--set", "local.lr=0.5")[0].startswith(
         f"{out} holds a training with other settings: local.lr was 0.2, now 0.5"
     )
@@ -107,10 +107,13 @@ class Trainer:
 
     def __init__(self, task: str, out: Path, *options: str) -> None:
         self.log, self.errors = out / "log.jsonl", out.with_suffix(".err")
+        self.slowed_by = out.with_suffix(".slow")
+        self.slowed_by.touch()
         command = [sys.executable, "-m", "atoll", "train", task, "--out", str(out), "--json", *EVERY_STEP, *options]
+        variables = {"OMP_NUM_THREADS": "1", tasks.SLOWED_BY: str(self.slowed_by)}
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"OMP_NUM_THREADS": "1"}
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, env=os.environ | variables
             )
 
     def wait_for(self, step: int) -> None:
@@ -140,7 +143,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Any]:
         if trainer.process.poll() is None:
             for process in [*descendants(trainer.process.pid), trainer.process.pid]:
                 os.kill(process, signal.SIGKILL)
-            trainer.process.communicate()
+        trainer.process.communicate()
 
 
 def ranks_of(process: int) -> dict[int, int]:
@@ -157,6 +160,7 @@ def test_a_rank_that_is_killed_costs_nothing_but_time(start: Any, tmp_path: Path
     trainer = start(f"{TASKS}:slow", tmp_path / "killed", "--nproc", "2")
     trainer.wait_for(8)
     os.kill(ranks_of(trainer.process.pid)[1], signal.SIGKILL)
+    trainer.slowed_by.unlink()
     code, result = trainer.end()
     assert (code, result["why"], result["steps"]) == (0, "finished", 28), trainer.errors.read_text()
     begins = [event["step"] for event in events(trainer.log) if event["event"] == "begin"]
@@ -180,6 +184,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     trainer.wait_for(4)
     trainer.process.send_signal(number)
     code, result = trainer.end()
+    trainer.slowed_by.unlink()
     assert (code, result["why"]) == (130, "interrupted"), trainer.errors.read_text()
     steps = result["steps"]
     assert 4 <= steps < 28
@@ -192,12 +197,10 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 
 def test_a_rank_that_fails_ends_the_others_at_once_with_its_own_traceback(start: Any, tmp_path: Path) -> None:
     trainer = start(f"{TASKS}:failing", tmp_path / "out", "--nproc", "2")
-    trainer.wait_for(5)
-    began = time.monotonic()
-    code, result = trainer.end()
-    assert time.monotonic() - began < 20
+    code, result = trainer.end()  # within a fraction of the half hour for which a rank waits for another
     assert (code, result) == (1, None)
+    assert max(tasks.losses(tmp_path / "out")) in (4, 5)
     said = trainer.errors.read_text()
     assert "ArithmeticError: no loss on rank 1" in said
     assert said.count("Traceback") == 1, said
-    assert "going on from" not in said
+    assert "resuming from" not in said
