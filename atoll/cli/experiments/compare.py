@@ -1,4 +1,4 @@
-"""`atoll compare`: the same task federated and centralized, side by side."""
+"""`atoll compare`: train a task federated and centralized, and compare the two."""
 
 import sys
 from pathlib import Path
@@ -19,29 +19,48 @@ if TYPE_CHECKING:
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
 
-FEDERATED, CENTRALIZED, FOUND, PLOT = "federated", "centralized", "compare.json", "compare.png"
+FEDERATED, CENTRALIZED, RESULT, PLOT = "federated", "centralized", "compare.json", "compare.png"
 
 What = Annotated[
-    str, typer.Argument(metavar="TASK | RUN.toml", help="A task, or a simulated run's TOML, as `atoll simulate` takes.")
+    str,
+    typer.Argument(metavar="TASK | RUN.toml", help="A task, or the TOML of a simulated run, as for `atoll simulate`."),
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Of the federation; short for rounds.")]
+Rounds = Annotated[
+    int | None, typer.Option("--rounds", metavar="N", help="Rounds of the federated run; short for rounds.")
+]
 Clients = Annotated[
-    int | None, typer.Option("--clients", metavar="N", help="Of the federation, dealt evenly unless a kind is set.")
+    int | None,
+    typer.Option(
+        "--clients",
+        metavar="N",
+        help="Clients of the federated run, with an iid split of the data unless population.kind is set.",
+    ),
 ]
 Epochs = Annotated[
     int | None,
-    typer.Option("--epochs", metavar="N", help="Of the centralized training; by default as many as the federation's."),
+    typer.Option(
+        "--epochs",
+        metavar="N",
+        help="Epochs of the centralized training; by default the federated run's number of passes over all data.",
+    ),
 ]
 Metric = Annotated[
-    str | None, typer.Option("--metric", metavar="WHO/NAME", help="Such as server/accuracy; by default the first.")
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="GROUP/NAME",
+        help="The metric to compare, such as server/accuracy; by default the first one.",
+    ),
 ]
 Target = Annotated[
-    float | None, typer.Option("--target", metavar="X", help="Of the metric: also say what it took to get there.")
+    float | None,
+    typer.Option("--target", metavar="X", help="Value of the metric: also report the cost of reaching it."),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Where everything is kept; by default atoll-compare-NAME.")
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="The folder of both trainings; by default atoll-compare-NAME."),
 ]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Whether to draw compare.png into the folder.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw compare.png into the folder.")]
 
 
 def compare(
@@ -56,18 +75,18 @@ def compare(
     plot: Plot = True,
     json: options.Json = False,
 ) -> None:
-    """Train the same task federated (as `atoll simulate`) and centralized (as `atoll train`), and compare them: metric,
-    rounds or steps, bytes, virtual and real time.
+    """Train a task federated (as `atoll simulate`) and centralized (as `atoll train`), and compare them: metric, rounds
+    or steps, bytes, virtual and real time.
 
-    `--set train.*` and `plan.*` are for the centralized training, `local.*` for both, all others for the federation.
-    Each goes on where it was interrupted. Ctrl-C or SIGTERM ends it with 130.
+    `--set train.*` and `plan.*` apply to the centralized training, `local.*` to both, all other settings to the
+    federated run. Both continue after an interruption. Exit code 130 after Ctrl-C or SIGTERM.
     """
     from atoll.parallel.trainer.run import LOG
     from atoll.simulations.experiments.compare import centralized, epochs_of, federated, passes_of, pooled, rows, write
     from atoll.simulations.experiments.plots import main_metric
 
-    central = [one for one in overrides if one.startswith(("train.", "plan."))]
-    file, task = _asked(what, rounds, clients, [one for one in overrides if one not in central])
+    central = [override for override in overrides if override.startswith(("train.", "plan."))]
+    file, task = _load(what, rounds, clients, [override for override in overrides if override not in central])
     _check_metric(metric, file, task)
     folder = out or Path(f"atoll-compare-{file.name}")
     local = [f"local.{key}={_text(value)}" for key, value in file.local.items()]
@@ -82,7 +101,7 @@ def compare(
         centralized(request.folder / LOG, chosen, data_bytes=data.bytes),
     ]
     _check_measured(sides, report)
-    write(sides, target, folder / FOUND)
+    write(sides, target, folder / RESULT)
     if json:
         as_json({"metric": chosen, "target": target, "rows": rows(sides, target)})
     else:
@@ -91,26 +110,27 @@ def compare(
         _plot(sides, folder / PLOT)
 
 
-def _asked(what: str, rounds: int | None, clients: int | None, overrides: list[str]) -> "tuple[SimulationFile, Task]":
-    from atoll.cli.experiments.simulate import simulated
+def _load(what: str, rounds: int | None, clients: int | None, overrides: list[str]) -> "tuple[SimulationFile, Task]":
+    """Load the settings of the federated run, and its task, which must be a PyTorch task."""
+    from atoll.cli.experiments.simulate import load_simulation
     from atoll.cli.files import load_user_task
     from atoll.parallel.task.task import Task
 
-    file = simulated(what, overrides, rounds=rounds, clients=clients)
+    file = load_simulation(what, overrides, rounds=rounds, clients=clients)
     task = load_user_task(file.task)
     if not isinstance(task, Task):
-        raise CommandError(f"{file.task} is no PyTorch task: it trains from arrays to arrays, and only federated")
+        raise CommandError(f"{file.task} is an ArrayTask, which trains only federated; `atoll compare` takes a Task")
     return file, task
 
 
 def _check_metric(metric: str | None, file: "SimulationFile", task: "Task") -> None:
-    """Insist that both sides can measure it, as far as the settings tell: before they train, not after it."""
-    who = ["server"] * (task.test_data is not None and file.evaluation.server_every > 0)
-    who += ["clients"] * (file.evaluation.clients_every > 0)
-    known = [f"{group}/{name}" for group in who for name in ("loss", *task.metrics)]
+    """Check, as far as the settings tell, that both trainings measure the metric, before either begins."""
+    groups = ["server"] * (task.test_data is not None and file.evaluation.server_every > 0)
+    groups += ["clients"] * (file.evaluation.clients_every > 0)
+    known = [f"{group}/{name}" for group in groups for name in ("loss", *task.metrics)]
     if not known:
         raise CommandError(
-            "nothing is measured to compare by: give the task a test_data and leave evaluation.server_every, or set "
+            "no metric to compare by: give the task a test_data and leave evaluation.server_every above 0, or set "
             "evaluation.clients_every"
         )
     if metric is not None and metric not in known:
@@ -122,10 +142,10 @@ def _text(value: object) -> str:
 
 
 def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs: int) -> "Request":
-    """The centralized training, checked: before the federation begins, not an hour later."""
+    """Return the options of the centralized training, checked before the federated run begins."""
     from atoll.cli.training.request import Request, job_of
 
-    given = any(one.startswith(("train.epochs=", "train.steps=")) for one in overrides)
+    has_length = any(override.startswith(("train.epochs=", "train.steps=")) for override in overrides)
     request = Request(
         task=file.task,
         nproc=None,
@@ -133,7 +153,7 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
         zero=None,
         out=folder / CENTRALIZED,
         device=file.simulation.device,
-        overrides=[*overrides, *([] if given else [f"train.epochs={epochs}"])],
+        overrides=[*overrides, *([] if has_length else [f"train.epochs={epochs}"])],
         is_fresh=False,
     )
     job_of(request)
@@ -156,7 +176,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport"
     ):
         result = federation.run()
     if result["state"] == "interrupted":
-        note("the same command goes on from here")
+        note("interrupted; the same command resumes it")
         raise typer.Exit(INTERRUPTED)
     if result["state"] != "finished":
         raise CommandError(f"the federated run has {result['state']}: {result['cause']}")
@@ -165,25 +185,25 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport"
 
 def _train(request: "Request") -> None:
     from atoll.cli.training.control import INTERRUPTED, Fault
-    from atoll.cli.training.process import run_here
+    from atoll.cli.training.process import train_in_process
     from atoll.cli.training.request import job_of
 
     note("centralized")
-    outcome = run_here(job_of(request), request)
+    outcome = train_in_process(job_of(request), request)
     if isinstance(outcome, Fault):
         for line in outcome.lines:
             note(line)
         raise typer.Exit(outcome.code)
     if outcome.why == "interrupted":
-        note("the same command goes on from here")
+        note("interrupted; the same command resumes it")
         raise typer.Exit(INTERRUPTED)
 
 
 def _check_measured(sides: "list[Side]", report: "RunReport") -> None:
     if missing := [side.kind for side in sides if not side.points]:
         raise CommandError(
-            f"--metric: {sides[0].metric} was not measured {' nor '.join(missing)}; the federation has "
-            f"{', '.join(report.metrics) or 'none'}, and both need test data of the server or of the clients"
+            f"--metric: {sides[0].metric} was not measured in the {' and the '.join(missing)} training; the federated "
+            f"one has {', '.join(report.metrics) or 'none'}, and both need test data of the server or of the clients"
         )
 
 

@@ -1,4 +1,4 @@
-"""`atoll population`: who holds what, before a round is simulated."""
+"""`atoll population`: show how a task's data is split among the clients of a simulation."""
 
 import json as json_text
 from pathlib import Path
@@ -14,21 +14,24 @@ if TYPE_CHECKING:
     from atoll.simulations.populations.report import ClientSummary, Report
 
 LABEL_COLUMNS_MAX = 20
-"""With more labels, a row says how many different ones a client has."""
+"""The largest number of labels with a column each; with more, a row has the number of a client's distinct labels."""
 
 What = Annotated[
     str,
     typer.Argument(
         metavar="TASK",
-        help="The task, `module:attribute` or `path/to/file.py:attribute`; or a run's TOML, which has one.",
+        help="The task, `module:attribute` or `path/to/file.py:attribute`; or a run's TOML, which names one.",
     ),
 ]
 Config = Annotated[
-    Path | None, typer.Option("--config", metavar="TOML", help="The settings of a run, with its table \\[population].")
+    Path | None,
+    typer.Option("--config", metavar="TOML", help="A run's TOML with a table \\[population]; TASK replaces its task."),
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE", help="Also draw it: a bar for each client, cut by label (PNG, SVG or PDF)."),
+    typer.Option(
+        "--plot", metavar="FILE", help="Also draw a stacked bar of label counts for each client (PNG, SVG or PDF)."
+    ),
 ]
 Rows = Annotated[
     int,
@@ -36,7 +39,7 @@ Rows = Annotated[
         "--rows",
         metavar="N",
         callback=options.between(0),
-        help="How many clients the table shows; --json has all of them.",
+        help="Number of clients in the table; --json has all clients.",
     ),
 ]
 
@@ -49,9 +52,9 @@ def population(
     rows: Rows = 20,
     json: options.Json = False,
 ) -> None:
-    """Show who holds what: the task's data dealt as `population.*` says, its sizes and labels client by client.
+    """Show the split of a task's data among clients by the settings `population.*`: examples and labels of each client.
 
-    Nothing is trained. `atoll settings simulation` lists the kinds; `docs/populations.md` explains them.
+    Nothing is trained. `atoll settings simulation` lists the kinds of splits; `docs/populations.md` explains them.
     """
     from atoll.simulations.populations.plot import NoPlots
     from atoll.simulations.populations.plot import plot as draw
@@ -71,11 +74,11 @@ def population(
 
 
 def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
-    """The report on the population that the arguments name.
+    """Return the report on the population that the arguments name.
 
     Raises:
-        CommandError: it is a task without data of its own.
-        ConfigError: with everything that is wrong with the settings, or why there is no such split.
+        CommandError: the task is an ArrayTask, whose data cannot be split.
+        ConfigError: all mistakes in the settings, or the reason why the split is impossible.
         RunFailed: the task's own code failed.
     """
     from atoll.cli.experiments.task_failures import task_failures_in_one_line
@@ -86,14 +89,16 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     from atoll.simulations.populations.report import report
 
     if config is not None and is_toml(task):
-        raise CommandError(f"--config {config}: {task} is a run's TOML already; name a task, or one of the two")
+        raise CommandError(f"--config {config}: {task} is a run's TOML already: name a task, or only one of the files")
     if config is None:
         file = load_run(task, overrides, kind=SimulationFile)
     else:
         file = load_run(str(config), [f"task={json_text.dumps(task)}", *overrides], kind=SimulationFile)
     found = load_user_task(file.task)
     if not isinstance(found, Task):
-        raise CommandError(f"{file.task}: reads its data itself (ArrayTask), so that nobody else can deal them")
+        raise CommandError(
+            f"{file.task} is an ArrayTask, which reads its data itself; only the data of a Task is split"
+        )
     with task_failures_in_one_line():
         return report(populate(file.population, found, file.seed))
 
@@ -119,15 +124,15 @@ def _say(report: "Report", num_rows: int) -> None:
     all_labels = () if labels is None else labels.labels
     columns = [str(label) for label in all_labels] if len(all_labels) <= LABEL_COLUMNS_MAX else []
     extra = {"test": report.test_examples > 0, "different labels": bool(all_labels and not columns)}
-    extra["features"] = any(held.features for held in report.clients)
+    extra["features"] = any(client.features for client in report.clients)
     heads = ["client", "examples", *(name for name, there in extra.items() if there), *columns]
-    table(heads, [_row(held, extra, columns) for held in report.clients[:num_rows]], empty="")
+    table(heads, [_row(client, extra, columns) for client in report.clients[:num_rows]], empty="")
     if (more := report.num_clients - num_rows) > 0:
         note(f"and {more} more: --rows {report.num_clients}, or --json")
 
 
-def _row(held: "ClientSummary", extra: dict[str, bool], columns: list[str]) -> list[object]:
-    labels = held.labels or {}
-    told = {"test": held.test_examples, "different labels": len(labels), "features": held.features}
+def _row(client: "ClientSummary", extra: dict[str, bool], columns: list[str]) -> list[object]:
+    labels = client.labels or {}
+    values = {"test": client.test_examples, "different labels": len(labels), "features": client.features}
     counts = [labels.get(label) for label in columns]
-    return [held.client, held.examples, *(told[name] for name, there in extra.items() if there), *counts]
+    return [client.client, client.examples, *(values[name] for name, there in extra.items() if there), *counts]

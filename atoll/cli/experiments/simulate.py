@@ -1,4 +1,4 @@
-"""`atoll simulate`: a whole federation on this machine, under virtual time."""
+"""`atoll simulate`: simulate a whole federation on this machine, under virtual time."""
 
 import signal
 import sys
@@ -22,42 +22,53 @@ if TYPE_CHECKING:
     from atoll.simulations.federation.federation import Federation
 
 INTERRUPTED = 130
+"""The exit code after a signal."""
+
 NUM_SEEDS = 1000
-"""Histories that are judged when nobody says how many."""
+"""The default of --seeds."""
 
 What = Annotated[
     str | None,
     typer.Argument(
         metavar="[TASK | RUN.toml]",
-        help="A task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults, or a run's TOML: "
-        "that of a deployed run, which may also have the tables population, devices, attack and simulation.",
+        help="A task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults, or a run's TOML, as "
+        "for a deployed run; it may also have the tables population, devices, attack and simulation.",
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Where everything is kept; by default atoll-sim-NAME.")
+    Path | None, typer.Option("--out", metavar="DIR", help="The folder of the run; by default atoll-sim-NAME.")
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Short for rounds.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Rounds of the run; short for rounds.")]
 Clients = Annotated[
     int | None,
-    typer.Option("--clients", metavar="N", help="Short for population.clients; alone it deals the data evenly."),
+    typer.Option(
+        "--clients",
+        metavar="N",
+        help="Simulated clients, with an iid split of the data unless population.kind is set; short for "
+        "population.clients.",
+    ),
 ]
-Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Short for simulation.engine.")]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="Engine of the local training; short for simulation.engine."),
+]
 TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also draw every number of each round into DIR/tensorboard.")
+    bool, typer.Option("--tensorboard", help="Also log each round to TensorBoard: DIR/tensorboard.")
 ]
 Faults = Annotated[
     str | None,
     typer.Option(
         "--faults",
         metavar="PRESET",
-        help="Train nothing: judge histories in which everything goes wrong, a seed each (docs/faults.md).",
+        help="Train nothing: judge seeded histories with injected faults; docs/faults.md lists the presets.",
     ),
 ]
 Seeds = Annotated[
-    int | None, typer.Option("--seeds", metavar="N", help="With --faults: so many histories; by default 1000.")
+    int | None, typer.Option("--seeds", metavar="N", help="With --faults: number of histories; by default 1000.")
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="Short for seed; with --faults: show the history of this one.")
+    int | None,
+    typer.Option("--seed", metavar="N", help="Seed of the run; short for seed. With --faults: show its history."),
 ]
 Jobs = Annotated[
     int | None,
@@ -65,11 +76,12 @@ Jobs = Annotated[
         "--jobs",
         metavar="N",
         callback=options.between(0),
-        help="With --faults: processes; by default 0, one for each core.",
+        help="With --faults: number of processes; by default 0, one for each core.",
     ),
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh/--resume", help="Insist on a folder without a run, instead of going on with it.")
+    bool,
+    typer.Option("--fresh/--resume", help="Refuse a folder that has a run already, instead of resuming the run."),
 ]
 
 
@@ -89,16 +101,14 @@ def simulate(
     check: options.Check = False,
     json: options.Json = False,
 ) -> None:
-    """Simulate a federation: the coordinator's and the clients' own logic, real training, virtual time.
+    """Simulate a federation: the state machines of coordinator and clients, real training, virtual time.
 
-    It goes on with what an interrupted run has left in its folder, from the end of a round. Ctrl-C or SIGTERM ends it
-    with 130. A mistake in what was asked for ends with 2, a run that fails with 1. With --faults the machines of both
-    sides are tried instead, in as many seeded histories of crashes, cuts and full disks as you like.
+    An interrupted run resumes from the end of its last round. Exit code 1: the run failed; 2: a mistake in the
+    arguments or settings; 130: Ctrl-C or SIGTERM. With --faults nothing is trained: the state machines run through
+    seeded histories of crashes, lost connections and full disks, which are checked against the guarantees.
     """
     if faults is not None:
-        from atoll.simulations.histories.command import judge_histories
-
-        beside = {
+        not_for_faults = {
             what or "": what is not None,
             "--rounds": rounds is not None,
             "--clients": clients is not None,
@@ -109,20 +119,11 @@ def simulate(
             "--tensorboard": tensorboard,
             "--check": check,
         }
-        wrong = []
-        if named := [name for name, is_given in beside.items() if is_given]:
-            wrong.append(f"--faults tries the machines without a task: leave out {', '.join(named)}")
-        if seed is not None and seeds is not None:
-            wrong.append("--seed shows one history, --seeds judges many: leave one of them out")
-        if seed is not None and jobs is not None:
-            wrong.append("--seed shows one history, in this process: leave --jobs out")
-        if wrong:
-            raise CommandError(*wrong)
-        count = NUM_SEEDS if seeds is None else seeds
-        raise typer.Exit(judge_histories(faults, seeds=count, seed=seed, jobs=jobs or 0, as_json=json))
-    of_faults = [name for name, value in (("--seeds", seeds), ("--jobs", jobs)) if value is not None]
-    if of_faults:
-        raise CommandError(*(f"{name} is of --faults: leave it out, or name a preset" for name in of_faults))
+        refused = [name for name, is_given in not_for_faults.items() if is_given]
+        raise typer.Exit(_judge_histories(faults, seeds, seed, jobs, refused=refused, json=json))
+    only_for_faults = [name for name, value in (("--seeds", seeds), ("--jobs", jobs)) if value is not None]
+    if only_for_faults:
+        raise CommandError(*(f"{name} needs --faults PRESET: add it, or leave {name} out" for name in only_for_faults))
     if what is None:
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
     _simulate(
@@ -132,9 +133,31 @@ def simulate(
     )
 
 
+def _judge_histories(
+    preset: str, seeds: int | None, seed: int | None, jobs: int | None, *, refused: list[str], json: bool
+) -> int:
+    """Judge seeded histories, or show one; return the exit code.
+
+    Raises:
+        CommandError: options that contradict each other, or those in `refused`, which --faults does not take.
+    """
+    from atoll.simulations.histories.command import judge_histories
+
+    mistakes = []
+    if refused:
+        mistakes.append(f"--faults trains no task: leave out {', '.join(refused)}")
+    if seed is not None and seeds is not None:
+        mistakes.append("--seed shows one history, --seeds judges many: leave one of them out")
+    if seed is not None and jobs is not None:
+        mistakes.append("--seed shows one history, in this process: leave --jobs out")
+    if mistakes:
+        raise CommandError(*mistakes)
+    return judge_histories(preset, seeds=NUM_SEEDS if seeds is None else seeds, seed=seed, jobs=jobs or 0, as_json=json)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What else was asked for."""
+    """The options of `atoll simulate` beside the settings."""
 
     rounds: int | None
     clients: int | None
@@ -146,7 +169,7 @@ class Request:
     json: bool
 
 
-def _simulate(what: str, overrides: list[str], asked: Request) -> None:
+def _simulate(what: str, overrides: list[str], request: Request) -> None:
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.cli.experiments.task_failures import task_failures_in_one_line
     from atoll.cli.files import load_user_task
@@ -157,28 +180,28 @@ def _simulate(what: str, overrides: list[str], asked: Request) -> None:
     from atoll.simulations.federation.setting import setting_of
 
     end_with_the_sweep()
-    file = simulated(what, overrides, rounds=asked.rounds, clients=asked.clients, engine=asked.engine)
+    file = load_simulation(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)
     task = load_user_task(file.task)
-    if asked.check:
+    if request.check:
         with task_failures_in_one_line():
             setting_of(file, task)
         say(effective(file).rstrip("\n"))
         return
-    folder = asked.out or Path(f"atoll-sim-{file.name}")
-    logs = [_tensorboard(folder / "tensorboard")] if asked.tensorboard else []
+    folder = request.out or Path(f"atoll-sim-{file.name}")
+    logs = [_tensorboard(folder / "tensorboard")] if request.tensorboard else []
     with (
         task_failures_in_one_line(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
         opened(
-            file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=asked.fresh, tell=note
+            file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=request.fresh, tell=note
         ) as federation,
         with_signals(federation),
     ):
         result = federation.run()
-    if asked.json:
+    if request.json:
         as_json(result)
     else:
-        _conclude(result, folder, progress.failures)
+        _say_result(result, folder, progress.failures)
     if result["state"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result["state"] == "finished" else 1)
@@ -193,24 +216,24 @@ def _tensorboard(folder: Path) -> "Log":
         raise CommandError(f"--tensorboard: {error}") from error
 
 
-def simulated(
+def load_simulation(
     what: str, overrides: list[str], *, rounds: int | None, clients: int | None, engine: str | None = None
 ) -> "SimulationFile":
-    """The settings of a simulated run; the options are short for some of them.
+    """Load the settings of a simulated run; the keyword arguments are short forms of some settings.
 
     Raises:
-        ConfigError: with everything that is wrong.
+        ConfigError: all mistakes in the settings.
     """
     from atoll.cli.files import load_run, overriding
     from atoll.simulations.federation.config import SimulationFile
 
-    dealt = {"population__kind": "iid"} if clients is not None and not _names_a_kind(what, overrides) else {}
-    short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **dealt)
+    kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
+    short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **kind)
     return load_run(what, short, kind=SimulationFile)
 
 
-def _names_a_kind(what: str, overrides: list[str]) -> bool:
-    """Whether the population's kind is said elsewhere."""
+def _sets_kind(what: str, overrides: list[str]) -> bool:
+    """Return whether the TOML or an override sets population.kind."""
     import tomllib
 
     if any(override.partition("=")[0].strip() == "population.kind" for override in overrides):
@@ -220,12 +243,12 @@ def _names_a_kind(what: str, overrides: list[str]) -> bool:
     try:
         return "kind" in tomllib.loads(Path(what).read_text("utf-8")).get("population", {})
     except (OSError, ValueError, RecursionError, AttributeError):
-        return False  # loading it says what is wrong
+        return False  # loading the file reports it
 
 
 @contextmanager
 def with_signals(federation: "Federation") -> Iterator[None]:
-    """Ctrl-C and SIGTERM let the run return soon; a second one of either ends the process at once."""
+    """Interrupt the run on SIGINT or SIGTERM; a second signal ends the process at once."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         federation.interrupt()
@@ -242,9 +265,9 @@ def with_signals(federation: "Federation") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _conclude(result: dict[str, Any], folder: Path, failures: str) -> None:
+def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
     say(
-        f"{result['state']}: {result['cause'] or 'not at its end yet'}; version {result['version']} after "
+        f"{result['state']}: {result['cause'] or 'rounds are left'}; version {result['version']} after "
         f"{result['rounds']} rounds, {seconds(result['virtual_s'])} of virtual time in {seconds(result['real_s'])}"
     )
     say(
@@ -254,6 +277,6 @@ def _conclude(result: dict[str, Any], folder: Path, failures: str) -> None:
     if failures:
         say(f"{failures} (all reasons: {folder / 'rounds.jsonl'})")
     if result["state"] == "interrupted":
-        say(f"the same command goes on from here: {folder}")
+        say(f"the same command resumes the run: {folder}")
     else:
         say(f"everything is in {folder}")

@@ -1,4 +1,4 @@
-"""`atoll sweep`: every combination of a grid of settings as a simulated run, and a table and plots of all of them."""
+"""`atoll sweep`: simulate every combination of a grid of settings, and compare the runs in a table and plots."""
 
 import signal
 import sys
@@ -27,25 +27,38 @@ What = Annotated[
     Path, typer.Argument(metavar="GRID", help="A run's TOML with a table \\[grid]; docs/experiments.md has an example.")
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Where the cells are; by default atoll-sweep-NAME.")
+    Path | None, typer.Option("--out", metavar="DIR", help="The folder of all cells; by default atoll-sweep-NAME.")
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", metavar="N", callback=options.between(1), help="Runs at once; by default sweep.jobs."),
+    typer.Option(
+        "--jobs", metavar="N", callback=options.between(1), help="Number of runs at a time; by default sweep.jobs."
+    ),
 ]
 Metric = Annotated[
-    str | None, typer.Option("--metric", metavar="WHO/NAME", help="Such as server/accuracy; by default sweep.metric.")
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="GROUP/NAME",
+        help="The metric of the table, such as server/accuracy; by default sweep.metric.",
+    ),
 ]
-Target = Annotated[float | None, typer.Option("--target", metavar="X", help="Of the metric; by default sweep.target.")]
+Target = Annotated[
+    float | None,
+    typer.Option("--target", metavar="X", help="Value of the metric to reach; by default sweep.target."),
+]
 Columns = Annotated[
-    str | None, typer.Option("--columns", metavar="A,B", help="Of the table; by default sweep.columns.")
+    str | None,
+    typer.Option(
+        "--columns", metavar="A,B", help="Columns of the table, separated by commas; by default sweep.columns."
+    ),
 ]
-Show = Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")]
+Show = Annotated[bool, typer.Option("--show", help="Run nothing; show the results so far.")]
 Check = Annotated[
-    bool, typer.Option("--check", help="Run nothing: check every cell as `atoll simulate --check` does, and list them.")
+    bool, typer.Option("--check", help="Run nothing; check every cell as `atoll simulate --check`, and list the cells.")
 ]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Whether to draw PNG files into DIR/plots.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into DIR/plots.")]
 
 
 def sweep(
@@ -62,10 +75,10 @@ def sweep(
     plot: Plot = True,
     json: options.Json = False,
 ) -> None:
-    """Simulate every combination of a grid of settings, several at once, and compare them in a table and in plots.
+    """Simulate every combination of a grid of settings, several at a time, and compare them in a table and in plots.
 
-    Finished cells are not run again and interrupted ones go on, so the same command finishes a sweep that was cut off.
-    It ends with 1 when a cell has failed, with 130 after Ctrl-C or SIGTERM.
+    The same command completes an interrupted sweep: finished cells are not run again, interrupted ones resume. Exit
+    code 1: a cell has failed; 130: Ctrl-C or SIGTERM.
     """
     from atoll.simulations.experiments.grid import read_grid
     from atoll.simulations.experiments.sweep import Progress
@@ -87,7 +100,7 @@ def sweep(
     found = list(_found(grid, folder, progress.states))
     reports = [report for _, report, _ in found if report is not None]
     if not reports:
-        raise CommandError(f"{folder}: no cell has a report yet; the last words of each are in its log.txt")
+        raise CommandError(f"{folder}: no cell has a report yet; see log.txt in the folder of each cell")
     if asked_for is not None:
         asked_for.is_measured(reports, is_over=all(state == "finished" for _, _, state in found))
     from atoll.simulations.experiments.plots import main_metric
@@ -105,7 +118,7 @@ def sweep(
 
 
 def _wanted(metric: str | None, grid: "Grid") -> "RequestedMetric | None":
-    """The metric that somebody has asked for."""
+    """Return the metric of --metric or of the grid's file; None: neither names one."""
     from atoll.simulations.experiments.requested_metric import RequestedMetric
 
     if metric is not None:
@@ -120,32 +133,32 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked_for: "RequestedMetric | No
     def reports(progress: "Progress") -> "list[RunReport]":
         return [report for _, report, _ in _found(grid, folder, progress.states) if report is not None]
 
-    watching = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))
-    looking = MetricWatch(asked_for, reports) if asked_for is not None else None
+    shown = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))
+    metric_watch = MetricWatch(asked_for, reports) if asked_for is not None else None
 
     def watch(progress: "Progress") -> None:
-        watching.see(progress)
-        if looking is not None:
-            looking.see(progress)
+        shown.see(progress)
+        if metric_watch is not None:
+            metric_watch.see(progress)
 
     try:
-        with _told_to_stop():
+        with _sigterm_as_interrupt():
             return run_cells(grid, folder, jobs=jobs, watch=watch)
     except KeyboardInterrupt:
-        note("interrupted; the same command goes on from here")
+        note("interrupted; the same command resumes it")
         raise typer.Exit(130) from None
     finally:
-        watching.close()
+        shown.close()
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does: the runs are ended first."""
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM into a KeyboardInterrupt, which ends the running cells first."""
 
-    def told(_number: int, _frame: object) -> None:
+    def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, told)
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
@@ -172,15 +185,15 @@ def _unfinished(grid: "Grid", folder: Path) -> "list[Cell]":
 
 
 def _check(grid: "Grid", cells: "Sequence[Cell]", asked_for: "RequestedMetric | None") -> None:
-    """What can be known before the first cell runs.
+    """Check everything that can be checked before the first cell runs.
 
     Args:
-        grid: of the cells.
-        cells: those to be tried with their task: others have run.
-        asked_for: the metric; None: nobody has named one.
+        grid: the grid of the cells.
+        cells: the cells to try with their task; the others have finished.
+        asked_for: the metric; None: none is named.
 
     Raises:
-        ConfigError: with all that is wrong.
+        ConfigError: all mistakes.
     """
     from atoll.protocol.settings import ConfigError, or_faults
     from atoll.simulations.experiments.sweep import check_cells
@@ -199,23 +212,23 @@ def _check(grid: "Grid", cells: "Sequence[Cell]", asked_for: "RequestedMetric | 
 
 
 def _task_of(grid: "Grid") -> "Task | ArrayTask":
-    """All cells have the same; it lies where the grid's file says."""
-    from atoll.cli.experiments.simulate import simulated
+    """Load the task, the same in all cells, by its path from the grid's folder."""
+    from atoll.cli.experiments.simulate import load_simulation
     from atoll.cli.files import load_user_task
     from atoll.simulations.experiments.sweep import overrides
 
     with chdir(grid.folder):
         one = grid.cells[0]
-        return load_user_task(simulated(one.task, overrides(one), rounds=None, clients=None).task)
+        return load_user_task(load_simulation(one.task, overrides(one), rounds=None, clients=None).task)
 
 
 def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") -> None:
-    """As `atoll simulate --check` does with each of them, from the grid's folder.
+    """Check the cells as `atoll simulate --check` does, from the grid's folder.
 
     Raises:
-        ConfigError: with all faults of all cells.
+        ConfigError: all mistakes of all cells.
     """
-    from atoll.cli.experiments.simulate import simulated
+    from atoll.cli.experiments.simulate import load_simulation
     from atoll.cli.experiments.task_failures import task_failures_in_one_line
     from atoll.protocol.settings import ConfigError
     from atoll.simulations.experiments.sweep import check_cells, overrides
@@ -223,7 +236,7 @@ def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") 
 
     def check(cell: "Cell") -> None:
         try:
-            file = simulated(cell.task, overrides(cell), rounds=None, clients=None)
+            file = load_simulation(cell.task, overrides(cell), rounds=None, clients=None)
             with task_failures_in_one_line():
                 setting_of(file, task)
         except CommandError as error:
@@ -254,7 +267,7 @@ def _say_rows(lines: "Sequence[Row]", names: Sequence[str], metric: str, markdow
 
 
 def _plot(grid: "Grid", found: "Sequence[tuple[Cell, RunReport | None, str]]", folder: Path, metric: str) -> None:
-    """Of the cells that are averaged, the first stands for all."""
+    """Draw the plots; of cells that the table averages, only the first is drawn."""
     from atoll.simulations.experiments.plots import NoMatplotlib, plots
 
     first: dict[object, RunReport] = {}
@@ -266,5 +279,5 @@ def _plot(grid: "Grid", found: "Sequence[tuple[Cell, RunReport | None, str]]", f
     except NoMatplotlib as error:
         note(str(error))
         return
-    one = " (of each row its first run)" if len(first) < len(found) else ""
-    note(f"plots are in {folder}{one}")
+    selection = " (only the first run of each row)" if len(first) < len(found) else ""
+    note(f"plots are in {folder}{selection}")

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: how many cells have ended, which rounds the others are in, and the time left."""
+"""The progress of a sweep: finished cells, the rounds of running cells, and the time left."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ from atoll.simulations.experiments.sweep import Progress as Sweep
 
 
 class SweepProgress:
-    """Told where the sweep is, as often as one likes.
+    """A progress bar on a terminal, one line for each cell that ends elsewhere.
 
     Args:
-        stream: where it goes; if it is a terminal, the line lives.
+        stream: the output; if it is a terminal, a progress bar is drawn on it.
         say: prints one line.
-        grid: of the cells.
-        last: (a cell's folder) -> the last words of its process.
-        clock: monotonic seconds.
+        grid: the grid of the cells.
+        last: (a cell's folder) -> the last line of its process's output.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -35,42 +35,44 @@ class SweepProgress:
     ) -> None:
         self._say, self._last, self._clock, self._began = say, last, clock, clock()
         self._names = {cell.folder: cell.name for cell in grid.cells}
-        self._told: dict[str, str] = {}
-        self._found = 0
+        self._shown: dict[str, str] = {}
+        self._finished_before = 0
         self._bar = _bar(stream) if stream.isatty() else None
         if self._bar is not None:
             self._task = self._bar.add_task("", total=len(self._names))
             self._bar.start()
 
     def see(self, sweep: Sweep) -> None:
-        """Say what is new."""
-        if not self._told:
-            self._found = sweep.count("finished")
-            if self._found:
-                self._tell(f"{self._found} of {len(self._names)} cells are finished already")
+        """Show what has changed since the last call."""
+        if not self._shown:
+            self._finished_before = sweep.count("finished")
+            if self._finished_before:
+                self._print(f"{self._finished_before} of {len(self._names)} cells are finished already")
         for folder, state in sweep.states.items():
-            was = self._told.get(folder)
-            if was != state and state in ("finished", "failed") and was is not None:
-                what = f": {self._last(folder)}" if state == "failed" else ""
-                self._tell(f"{self._names[folder]}: {state}{what}")
-        self._told = dict(sweep.states)
+            before = self._shown.get(folder)
+            if before != state and state in ("finished", "failed") and before is not None:
+                reason = f": {self._last(folder)}" if state == "failed" else ""
+                self._print(f"{self._names[folder]}: {state}{reason}")
+        self._shown = dict(sweep.states)
         if self._bar is not None:
             ended = sweep.count("finished") + sweep.count("failed")
-            going = ", ".join(f"{self._names[name]}: round {rounds}" for name, rounds in sweep.rounds.items())
+            running = ", ".join(f"{self._names[name]}: round {rounds}" for name, rounds in sweep.rounds.items())
             left = seconds(self.seconds_left(ended))
-            self._bar.update(self._task, completed=ended, description=f"{left} left  {going}")
+            self._bar.update(self._task, completed=ended, description=f"{left} left  {running}")
 
     def seconds_left(self, ended: int) -> float | None:
-        """Until the last cell ends, if the rest takes as long as those that have ended here; None before the first."""
-        here = ended - self._found
-        return (self._clock() - self._began) / here * (len(self._names) - ended) if here else None
+        """Return the seconds until the last cell ends: cells left x mean time of the cells that have ended since the
+        start; None before the first one has.
+        """
+        since_start = ended - self._finished_before
+        return (self._clock() - self._began) / since_start * (len(self._names) - ended) if since_start else None
 
     def close(self) -> None:
-        """The sweep has ended, or is interrupted."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
@@ -78,11 +80,11 @@ class SweepProgress:
 
 
 class MetricWatch:
-    """Looks whether the metric that was asked for is measured, until a round has told.
+    """A check, as soon as the first round has ended, that the runs measure the metric.
 
     Args:
         wanted: the metric.
-        read: (where the sweep is) -> the runs so far.
+        read: (state of the sweep) -> the reports of its runs so far.
     """
 
     def __init__(self, wanted: RequestedMetric, read: Callable[[Sweep], Sequence[RunReport]]) -> None:
@@ -90,10 +92,10 @@ class MetricWatch:
         self._is_known, self._seen = False, 0
 
     def see(self, sweep: Sweep) -> None:
-        """Look, when a round has ended since.
+        """Check again if a round has ended since the last call, until the metric is found.
 
         Raises:
-            ConfigError: the metric is not measured.
+            ConfigError: the runs do not measure the metric.
         """
         ended = sum(sweep.rounds.values()) + sweep.count("finished")
         if not self._is_known and ended != self._seen:

@@ -1,9 +1,9 @@
-"""What the launcher and its ranks tell each other, through a folder of this machine.
+"""Signals between the launcher of a training and its ranks, as files in a folder of this machine.
 
-    stop          made by the launcher: save, and end
-    fault.json    made by the first rank that fails by itself: why; it would fail again, so nobody restarts it
+    stop          made by the launcher: the ranks save and end
+    fault.json    made by the first rank that fails by itself: the reason. It would fail again, so no rank is restarted
 
-A rank also stops when its launcher is gone.
+A rank also stops when its launcher's process is gone.
 """
 
 import json
@@ -14,26 +14,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 INTERRUPTED = 130
-"""What the command ends with after a signal."""
+"""The exit code of the command after a signal."""
 
 FOLDER, LAUNCHER = "ATOLL_TRAIN_CONTROL", "ATOLL_TRAIN_LAUNCHER"
+"""The environment variables with the folder and with the launcher's process id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a rank cannot go on."""
+    """The reason why a rank cannot continue."""
 
     code: int
-    """What the command ends with."""
+    """The exit code of the command."""
     lines: tuple[str, ...]
-    """Of the message, or of a traceback."""
+    """The lines of the message, or of a traceback."""
 
 
 class Control:
-    """One folder.
+    """The control files of one training.
 
     Args:
-        folder: that both sides know.
+        folder: the folder that launcher and ranks share.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,26 +43,26 @@ class Control:
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which the ranks find the folder and their launcher, this process."""
+        """The environment of the ranks, with the folder and their launcher, this process."""
         return {FOLDER: str(self.folder), LAUNCHER: str(os.getpid())}
 
-    def tell_to_stop(self) -> None:
-        """As the launcher."""
+    def request_stop(self) -> None:
+        """Ask the ranks to save and end; called by the launcher."""
         self._stop.touch()
 
-    def is_told_to_stop(self) -> bool:
-        """As a rank."""
+    def is_stop_requested(self) -> bool:
+        """Return whether the launcher has asked the ranks to end; called by a rank."""
         return self._stop.exists()
 
     def fail(self, fault: Fault) -> None:
-        """As a rank; the first one's fault is kept."""
+        """Record a rank's fault; only the first fault of a training is stored."""
         part = self.folder / f"fault.{os.getpid()}"
         part.write_text(json.dumps(asdict(fault)), "utf-8")
         with suppress(FileExistsError):
             os.link(part, self._fault)
 
     def fault(self) -> Fault | None:
-        """As the launcher: why a rank has failed, if one has."""
+        """Return the fault of the first rank that failed, if any; called by the launcher."""
         try:
             found = json.loads(self._fault.read_text("utf-8"))
         except FileNotFoundError:
@@ -70,18 +71,18 @@ class Control:
 
 
 def control_of(environ: Mapping[str, str]) -> Control | None:
-    """That of the launcher which has started this rank; None when it was not ours."""
+    """Return the control files of the `atoll train` that has started this rank; None: another launcher, or none."""
     return Control(Path(environ[FOLDER])) if FOLDER in environ else None
 
 
 def is_launched() -> bool:
-    """Whether this process is a rank of our own launcher, which speaks for it."""
+    """Return whether this process is a rank that `atoll train` has started, and that prints for it."""
     return control_of(os.environ) is not None
 
 
 def stop_requested(control: Control, launcher: int) -> Callable[[], bool]:
-    """Whether a rank is told to stop, or has lost its launcher."""
-    return lambda: control.is_told_to_stop() or not _is_alive(launcher)
+    """Return a function that tells a rank to stop: its launcher has asked for it, or is gone."""
+    return lambda: control.is_stop_requested() or not _is_alive(launcher)
 
 
 def _is_alive(process: int) -> bool:

@@ -1,4 +1,4 @@
-"""Several ranks on this machine, started, restarted and ended by torchrun."""
+"""The launch of several training ranks on this machine, which torchrun starts, restarts and ends."""
 
 import json
 import os
@@ -15,15 +15,17 @@ from atoll.cli.training.request import Request
 from atoll.parallel.trainer.run import RESULT, Result
 
 POLL_S = 0.1
+"""Seconds between two looks for a fault of a rank."""
+
 END_S = 5.0
-"""Ranks that are told to end without saving have so long."""
+"""Seconds between SIGTERM and SIGKILL, when the ranks end without saving."""
 
 
 def launch(request: Request, *, max_restarts: int) -> Result | Fault:
-    """Train in as many ranks as are asked for, and wait for them.
+    """Train in `request.nproc` ranks, and wait for them.
 
-    When a rank dies, all are started again and go on from the newest checkpoint. The first SIGINT or SIGTERM lets them
-    save and end, a second one ends them.
+    When a rank dies, all ranks restart from the newest checkpoint, at most `max_restarts` times. The first SIGINT or
+    SIGTERM lets them save and end; a second one ends them at once.
     """
     assert request.nproc is not None
     result = request.folder / RESULT
@@ -40,27 +42,29 @@ def launch(request: Request, *, max_restarts: int) -> Result | Fault:
         environment = os.environ | _environment(request.nproc) | control.environment
         signals = 0
 
-        def told(_number: int, _frame: object) -> None:
+        def on_signal(_number: int, _frame: object) -> None:
             nonlocal signals
             signals += 1
-            control.tell_to_stop()
+            control.request_stop()
             if signals > 1:
                 process.terminate()
 
         process = subprocess.Popen(command, env=environment, start_new_session=True)
-        with _on_signals(told):
+        with _handling_signals(on_signal):
             code = _wait(process, control)
         if fault := control.fault():
             return fault
     if code == 0 and result.exists():
         return Result(**json.loads(result.read_text("utf-8")))
     if signals:
-        return Fault(INTERRUPTED, ("atoll: ended before it was saved",))
-    return Fault(1, (f"atoll: ranks have died more than {max_restarts} times; what they said is above",))
+        return Fault(INTERRUPTED, ("atoll: the training ended before it was saved",))
+    return Fault(
+        1, (f"atoll: ranks have died more than {max_restarts} times (--max-restarts); see their output above",)
+    )
 
 
 def _wait(process: "subprocess.Popen[bytes]", control: Control) -> int:
-    """Until all ranks have ended. One that has failed by itself would do so again: then all are ended."""
+    """Wait until all ranks have ended. After a rank's own fault, which would repeat, end them all."""
     try:
         while True:
             try:
@@ -83,21 +87,24 @@ def _end(process: "subprocess.Popen[bytes]") -> int:
 
 
 @contextmanager
-def _on_signals(told: Callable[[int, object], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+def _handling_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def _environment(num_ranks: int) -> dict[str, str]:
-    """What the ranks need: loopback alone, their share of the cores, and a store that is new after each restart."""
+    """Return the environment of the ranks: loopback only, a share of the cores each, a new store after each restart.
+
+    A variable that the user has set stays.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = {"OMP_NUM_THREADS": str(max(1, cores // num_ranks))}
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     wanted |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    # gloo would meet the dead ranks' addresses in the shared store
+    # with a shared store, gloo would find the addresses of the dead ranks in it
     wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return {name: value for name, value in wanted.items() if name not in os.environ}

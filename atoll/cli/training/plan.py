@@ -1,4 +1,4 @@
-"""`atoll plan`: the meshes that could train a model on a cluster, what each would cost, and which one and why."""
+"""`atoll plan`: compare the meshes on which a model can be trained on a cluster, and explain the fastest one."""
 
 import dataclasses
 import tomllib
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from atoll.parallel.planner.shape import ModelShape
 
 TABLES = ("model", "cluster", "training")
+"""The tables of a TOML that `atoll plan` reads."""
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
         help="A preset (gpt2-xl, bert-large, turing-nlg, gpt3, llama-1b, llama-8b), numbers "
-        "(layers=32,hidden=4096,heads=32,vocab=32000), a preset with numbers over it (llama-8b,sequence=4096), "
+        "(layers=32,hidden=4096,heads=32,vocab=32000), a preset with other numbers (llama-8b,sequence=4096), "
         "or a TOML with the tables model, cluster and training.",
     ),
 ]
@@ -37,27 +38,35 @@ Machines = Annotated[
     typer.Option(
         "--cluster",
         metavar="CLUSTER",
-        help="A preset (a100-80, h100-80, h200-141, cpu: one node each) with numbers over it: h100-80,nodes=8; "
-        "or nodes, per_node, memory, flops, flops_fp32, inside, across.",
+        help="A preset (a100-80, h100-80, h200-141, cpu: one node each), or one with other numbers: "
+        "h100-80,nodes=8; or nodes, per_node, memory (bytes), flops and flops_fp32 (FLOP/s), inside and across "
+        "(bytes/s, in a node and between nodes); by default h100-80.",
     ),
 ]
-Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Sequences of one step, on all devices.")]
+Batch = Annotated[
+    int | None,
+    typer.Option("--batch", metavar="N", help="Sequences in one step, over all devices; by default 8 a device."),
+]
 MeshText = Annotated[
-    str | None, typer.Option("--mesh", metavar="MESH", help="Only this mesh, such as pp=4,dp=4,tp=4; by default all.")
+    str | None,
+    typer.Option("--mesh", metavar="MESH", help="Only this mesh, such as pp=4,dp=4,tp=4; by default all meshes."),
 ]
 Precision = Annotated[
-    str | None, typer.Option("--precision", metavar="bf16|fp32", help="What products compute in; by default bf16.")
+    str | None,
+    typer.Option("--precision", metavar="bf16|fp32", help="Precision of matrix products; by default bf16."),
 ]
 Optimizer = Annotated[
     str | None,
-    typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, novograd, adam, adamw or lamb; by default adamw."),
+    typer.Option(
+        "--optimizer", metavar="NAME", help="Optimizer: sgd, momentum, novograd, adam, adamw or lamb; by default adamw."
+    ),
 ]
 Counted = Annotated[
     str | None,
     typer.Option(
         "--count",
         metavar="engine|lecture|zero-paper",
-        help="How memory is counted: as this engine holds it, or by a convention of the literature.",
+        help="Accounting of memory: that of this engine, or a convention of the literature; by default engine.",
     ),
 ]
 DryRuns = Annotated[
@@ -65,11 +74,11 @@ DryRuns = Annotated[
     typer.Option(
         "--dry-run",
         metavar="RANK,...",
-        help="Also build these ranks of the first plan with the engine itself, on tensors without memory and without a "
-        "network, run a step, and show what it holds and sends beside what was predicted.",
+        help="Also build these ranks of the fastest plan with the engine, on meta tensors and without a network, run "
+        "one step, and show its memory and traffic beside the prediction.",
     ),
 ]
-Top = Annotated[int, typer.Option("--top", metavar="N", callback=options.between(1), help="How many meshes to show.")]
+Top = Annotated[int, typer.Option("--top", metavar="N", callback=options.between(1), help="Number of meshes to show.")]
 
 
 def plan(
@@ -84,15 +93,15 @@ def plan(
     top: Top = 8,
     json: options.Json = False,
 ) -> None:
-    """List the meshes that can train a model on a cluster: memory, traffic, bubble and step time, and why the first is
-    the first.
+    """List the meshes on which a model can be trained on a cluster, the fastest first, with memory, traffic, pipeline
+    bubble and step time of each, and explain the order.
 
-    Nothing is started and no device is needed. `docs/planning.md` explains every number.
+    Nothing is started, and no GPU is needed. `docs/planning.md` explains every number.
     """
     from atoll.parallel.planner.search import search, why
 
     given = {"batch": batch, "precision": precision, "optimizer": optimizer, "counted": count}
-    shape, machines, wanted = asked_for(model, cluster, {name: value for name, value in given.items() if value})
+    shape, machines, wanted = parse_arguments(model, cluster, {name: value for name, value in given.items() if value})
     ranks = _ranks(dry_run, machines.world)
     try:
         only = None if mesh is None else _mesh(mesh)
@@ -101,16 +110,17 @@ def plan(
         raise CommandError(*str(error).splitlines()) from error
     if not found.ranked:
         raise CommandError(
-            "no mesh can train this", *(f"{count} x {kind}: {one}" for kind, count, one in found.refused)
+            "no mesh of this cluster can train the model",
+            *(f"{count} x {kind}: {example}" for kind, count, example in found.refused),
         )
     checked = [(rank, *_dry_run(shape, found.ranked[0].candidate, rank)) for rank in ranks]
     if json:
-        as_json(_plain(shape, machines, wanted, found, checked, top))
+        as_json(_document(shape, machines, wanted, found, checked, top))
         return
-    _say_asked(model, shape, machines, wanted)
+    _say_arguments(model, shape, machines, wanted)
     _say_ranked(found, top)
     best = found.ranked[0]
-    say("\nThe first of them")
+    say("\nThe fastest plan")
     for sentence in [_in_words(best.candidate), *why(shape, machines, found)]:
         say(f"  {sentence}")
     _say_costs(shape, machines, best)
@@ -118,14 +128,14 @@ def plan(
         _say_dry_run(rank, run, predicted_for, candidate)
 
 
-# ---------------------------------------------------------------- what was asked for
+# ---------------------------------------------------------------- the arguments
 
 
-def asked_for(model: str, cluster: str | None, training: dict[str, Any]) -> "tuple[ModelShape, Cluster, Wanted]":
-    """The model, the cluster and the training that the arguments name; options win over the tables of a TOML.
+def parse_arguments(model: str, cluster: str | None, training: dict[str, Any]) -> "tuple[ModelShape, Cluster, Wanted]":
+    """Return the model, the cluster and the training that the arguments name; options override the tables of a TOML.
 
     Raises:
-        CommandError: with everything that is wrong.
+        CommandError: all mistakes.
     """
     from atoll.parallel.planner.cluster import CLUSTERS, Cluster
     from atoll.parallel.planner.search import Wanted
@@ -193,10 +203,10 @@ def _ranks(text: str, world: int) -> list[int]:
     return [int(word) for word in words]
 
 
-# ---------------------------------------------------------------- for a person
+# ---------------------------------------------------------------- text output
 
 
-def _say_asked(name: str, shape: "ModelShape", cluster: "Cluster", wanted: "Wanted") -> None:
+def _say_arguments(name: str, shape: "ModelShape", cluster: "Cluster", wanted: "Wanted") -> None:
     say(
         f"{name}: {shape.parameters / 1e9:.4g} B parameters, {shape.layers} blocks of width {shape.hidden}\n"
         f"{cluster.world} devices ({cluster.nodes} x {cluster.per_node}) of {printable_size(round(cluster.memory))}, "
@@ -216,13 +226,13 @@ def _say_ranked(found: "Found", top: int) -> None:
         empty="",
     )
     if len(found.ranked) > 1:
-        say("\nWhy not the others")
+        say("\nWhy the other meshes rank lower")
         for number, one in enumerate(found.ranked[1:top], 2):
             say(f"  {number}: {lost(one, best)}")
     if len(found.ranked) > top:
-        say(f"  and {len(found.ranked) - top} meshes more that fit (--top)")
+        say(f"  and {len(found.ranked) - top} more meshes that fit (--top)")
     for kind, count, example in found.refused:
-        say(f"  {count} {'mesh' if count == 1 else 'meshes'} cannot be: {kind} ({example})")
+        say(f"  {count} {'mesh is' if count == 1 else 'meshes are'} impossible: {kind} ({example})")
 
 
 def _row(number: int, found: "Prediction") -> Sequence[object]:
@@ -237,13 +247,17 @@ def _row(number: int, found: "Prediction") -> Sequence[object]:
 
 def _in_words(candidate: "Candidate") -> str:
     plan = candidate.plan
-    per = f", {plan.stages} stages on a rank" if plan.stages > 1 else ""
-    pipeline = f"schedule {plan.schedule}{per}, " if plan.mesh.pp > 1 else ""
-    sharing = (
-        "DDP" if plan.is_ddp else f"ZeRO-{plan.zero_stage}" if plan.mesh.dp_shard > 1 else "nothing sharded over data"
+    stages = f", {plan.stages} stages on a rank" if plan.stages > 1 else ""
+    pipeline = f"schedule {plan.schedule}{stages}, " if plan.mesh.pp > 1 else ""
+    data_parallelism = (
+        "DDP"
+        if plan.is_ddp
+        else f"ZeRO-{plan.zero_stage}"
+        if plan.mesh.dp_shard > 1
+        else "no sharding over data-parallel ranks"
     )
     return (
-        f"{plan.mesh}: {sharing}, {pipeline}{plan.microbatches} micro-batches of {candidate.microbatch}, "
+        f"{plan.mesh}: {data_parallelism}, {pipeline}{plan.microbatches} micro-batches of {candidate.microbatch}, "
         f"recomputes {plan.recompute}."
     )
 
@@ -252,14 +266,14 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
     from atoll.parallel.planner.candidate import crosses
     from atoll.parallel.planner.prediction import seconds, sent_by
 
-    say("\nMemory of the rank that needs most")
+    say("\nMemory of the rank with the largest need")
     terms = {field.name: getattr(best.memory, field.name) for field in dataclasses.fields(best.memory)}
     table(
         ["term", "bytes"],
         [(name, printable_size(round(value))) for name, value in {**terms, "total": best.memory.total}.items()],
         empty="",
     )
-    say("\nWhat the first rank of the first stage sends in a step")
+    say("\nTraffic of the first rank of the first stage in a step")
     table(
         ["axis", "link", "kind", "of", "calls", "sent", "time", "behind"],
         [
@@ -270,7 +284,7 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
             )
             for item in sent_by(shape, best.candidate, 0)
         ],
-        empty="nothing: one device",
+        empty="no traffic: one device",
     )
     say("\nTime of a step")
     times = {field.name: getattr(best.times, field.name) for field in dataclasses.fields(best.times)}
@@ -281,17 +295,19 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
 
 
 def _dry_run(shape: "ModelShape", candidate: "Candidate", rank: int) -> "tuple[DryRun, ModelShape, Candidate]":
-    """The run, and for what: of another model than a Llama-style decoder for the decoder of its sizes, and DDP as
-    `fully_shard` with copies.
+    """Return the dry run of a rank, with the model and the candidate that it was made for.
+
+    The engine builds Llama-style decoders only, so another model is replaced by the decoder of its sizes. DDP is
+    replaced by `fully_shard` with replicas, as DDP's buckets need tensors with memory.
     """
     from atoll.parallel.planner.dry_run import apart
     from atoll.parallel.planner.shape import as_decoder
 
     decoder = as_decoder(shape)
     if decoder != shape:
-        note("dry run: of the Llama-style decoder with these sizes, which the engine can build")
+        note("dry run: of the Llama-style decoder with these sizes, as the engine builds no other model")
     if candidate.plan.is_ddp:
-        note("dry run: with fully_shard and copies, for DDP's own buckets do not run on tensors without memory")
+        note("dry run: with fully_shard and replicas, as DDP's buckets do not run on meta tensors")
         candidate = dataclasses.replace(candidate, plan=dataclasses.replace(candidate.plan, zero=1))
     try:
         return apart(decoder, candidate, rank), decoder, candidate
@@ -300,7 +316,7 @@ def _dry_run(shape: "ModelShape", candidate: "Candidate", rank: int) -> "tuple[D
 
 
 def compared(run: "DryRun", shape: "ModelShape", candidate: "Candidate") -> list[dict[str, Any]]:
-    """What a dry run has measured beside what the formulas say: bytes of the state, and every kind of collective."""
+    """Return the measurements of a dry run beside the predictions: bytes of the state, and each kind of collective."""
     from atoll.parallel.planner.memory import memory
     from atoll.parallel.planner.traffic import totals
 
@@ -310,10 +326,10 @@ def compared(run: "DryRun", shape: "ModelShape", candidate: "Candidate") -> list
         for name in ("parameters", "gradients", "optimizer")
     ]
     rows.append({"what": "peak", "measured": run.peak, "predicted": round(expected.total), "is_estimate": True})
-    counted, said = run.counted(), totals(shape, candidate, run.rank)
-    for axis, kind in sorted(counted.keys() | said.keys()):
-        calls, num_bytes = counted.get((axis, kind), (0, 0))
-        expected_calls, expected_bytes = said.get((axis, kind), (0, 0))
+    measured, predicted = run.counted(), totals(shape, candidate, run.rank)
+    for axis, kind in sorted(measured.keys() | predicted.keys()):
+        calls, num_bytes = measured.get((axis, kind), (0, 0))
+        expected_calls, expected_bytes = predicted.get((axis, kind), (0, 0))
         what = f"{axis} {kind}"
         rows.append({"what": f"{what}, calls", "measured": calls, "predicted": expected_calls, "is_estimate": False})
         rows.append({"what": what, "measured": num_bytes, "predicted": expected_bytes, "is_estimate": False})
@@ -321,7 +337,7 @@ def compared(run: "DryRun", shape: "ModelShape", candidate: "Candidate") -> list
 
 
 def _say_dry_run(rank: int, run: "DryRun", shape: "ModelShape", candidate: "Candidate") -> None:
-    say(f"\nDry run of rank {rank}: one step of the engine itself")
+    say(f"\nDry run of rank {rank}: one step of the engine")
     table(
         ["", "measured", "predicted", ""],
         [
@@ -337,7 +353,7 @@ def _say_dry_run(rank: int, run: "DryRun", shape: "ModelShape", candidate: "Cand
         ],
         empty="",
     )
-    say("\nWhat can hide its collectives: computation that neither waits for them nor they for it")
+    say("\nComputation that can hide its collectives: neither waits for the other")
     rows = [(*key, calls, hidden, f"{share:.1%}") for key, (calls, hidden, share) in run.hidden().items()]
     table(["axis", "kind", "calls", "can be hidden", "of the step, each"], rows, empty="no collectives")
 
@@ -348,10 +364,10 @@ def _verdict(row: dict[str, Any]) -> str:
     return "equal" if row["measured"] == row["predicted"] else "DIFFERENT"
 
 
-# ---------------------------------------------------------------- for a script
+# ---------------------------------------------------------------- JSON output
 
 
-def _plain(
+def _document(
     shape: "ModelShape",
     cluster: "Cluster",
     wanted: "Wanted",

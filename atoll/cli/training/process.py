@@ -1,4 +1,4 @@
-"""This process as a rank of a training, or as all of it."""
+"""The training in this process, which is one rank of it or the whole of it."""
 
 import os
 import signal
@@ -24,79 +24,80 @@ from atoll.parallel.trainer.saver import RunDiffers
 from atoll.parallel.world import read_world
 
 REFUSED = (JobRefused, TaskBroken, RunDiffers, CheckpointMismatch, CheckpointBroken)
-"""What the operator can mend."""
+"""The operator's mistakes, with exit code 2."""
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Where torchrun wants to read of an error."""
+"""The environment variable of the file from which torchrun reads a rank's error."""
 
 FAILED = (NotFinite, CheckpointFailed)
-"""What the training has come to, in words that need no traceback."""
+"""Failures of the training whose message needs no traceback, with exit code 1."""
 
 
-def run_here(job: Job, request: Request) -> Result | Fault:
-    """Train in this process: alone, or as the rank that a launcher has made it."""
+def train_in_process(job: Job, request: Request) -> Result | Fault:
+    """Train in this process: alone, or as the rank that a launcher's environment variables name."""
     control = control_of(os.environ)
     try:
-        with _told_to_stop(control) as is_told:
-            return _recorded(job, request, is_told) if ERROR_FILE in os.environ else _train(job, request, is_told)
+        with _stop_request(control) as is_stopping:
+            train_rank = _recorded if ERROR_FILE in os.environ else _train
+            return train_rank(job, request, is_stopping)
     except Exception as error:
         fault = _fault_of(error)
         if control is not None and is_lost_peer(error):
-            note(f"rank {read_world().rank} has lost another: {fault.lines[-1].partition('. ')[0]}")
+            note(f"rank {read_world().rank} has lost another rank: {fault.lines[-1].partition('. ')[0]}")
         elif control is not None:
             control.fail(fault)
         return fault
 
 
-def _recorded(job: Job, request: Request, is_told: Callable[[], bool]) -> Result:
-    """Under torchrun, which tells what has failed first."""
-    result = record(_train)(job, request, is_told)
+def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
+    """Train under torchrun, and write an error where torchrun looks for the rank that failed first."""
+    result = record(_train)(job, request, is_stopping)
     assert result is not None
     return result
 
 
-def _train(job: Job, request: Request, is_told: Callable[[], bool]) -> Result:
+def _train(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
     world, folder = read_world(), request.folder
-    report: Report = _nobody
+    report: Report = _ignore
     if world.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = tensorboard(folder / TENSORBOARD) if has_tensorboard() else _without_tensorboard
-        reports = [json_log(folder / LOG), progress(sys.stderr, note), drawn]
-        report = to_all(*reports)
+        plots = tensorboard(folder / TENSORBOARD) if has_tensorboard() else _without_tensorboard
+        report = to_all(json_log(folder / LOG), progress(sys.stderr, note), plots)
     here = Surroundings(
         world=world,
         device=device_of(request),
         folder=folder,
         clock=time.monotonic,
-        is_told_to_stop=is_told,
+        is_told_to_stop=is_stopping,
         report=report,
     )
     return train(job, here)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether another rank's end is the reason, as far as a backend's words tell."""
+    """Return whether the loss of another rank caused the error, judged by its type and the backend's message."""
     words = str(error).lower()
     return isinstance(error, dist.DistError) or any(word in words for word in ("gloo", "nccl", "connection", "peer"))
 
 
 @contextmanager
-def _told_to_stop(control: Control | None) -> Iterator[Callable[[], bool]]:
-    """By our launcher through its folder; else by a signal. A second one ends the process as it always would.
+def _stop_request(control: Control | None) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether the training is to stop: by the launcher's file, else by a signal.
 
-    Under our launcher signals keep their meaning, so that a rank that waits for a dead one can be ended at once.
+    The second signal has its default effect. Under `atoll train --nproc` the first one has it, too, so that a rank that
+    waits for a dead rank ends at once.
     """
     if control is not None:
         yield stop_requested(control, int(os.environ[LAUNCHER]))
         return
     signals = 0
 
-    def told(number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         nonlocal signals
         signals += 1
         signal.signal(number, before[number])
 
-    before = {int(number): signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {int(number): signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: signals > 0
     finally:
@@ -114,10 +115,10 @@ def _fault_of(error: Exception) -> Fault:
 
 
 def _without_tensorboard(event: Event) -> None:
-    """Say once that it is not there."""
+    """Note at the beginning of a training that TensorBoard is not installed."""
     if event["event"] == "begin" and event["step"] == 0:
         note("no TensorBoard files: the package is not installed (pip install 'atoll[tensorboard]')")
 
 
-def _nobody(_event: object) -> None:
-    """What a rank reports that does not speak for all."""
+def _ignore(_event: object) -> None:
+    """Ignore an event: only the first rank reports."""

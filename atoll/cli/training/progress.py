@@ -1,4 +1,4 @@
-"""What a person sees of a training: a line that lives where there is a terminal, a line now and then elsewhere."""
+"""The progress of a training: a progress bar on a terminal, elsewhere at most one line a second."""
 
 from collections.abc import Callable
 from typing import TextIO
@@ -11,28 +11,28 @@ from atoll.parallel.trainer.logs import Event, Report
 from atoll.protocol.printable import printable_size
 
 EVERY_S = 1.0
-"""Where there is no terminal, steps are told of no oftener."""
+"""Least seconds between two lines about steps, where the output is not a terminal."""
 
 
 def progress(stream: TextIO, say: Callable[[str], None]) -> Report:
-    """A report for a person.
+    """Return a function that shows the events of a training.
 
     Args:
-        stream: where it goes; if it is a terminal, the line lives.
-        say: prints one line there otherwise.
+        stream: the output; if it is a terminal, a progress bar is drawn on it.
+        say: prints one line, where the output is not a terminal.
     """
-    return _Live(stream).report if stream.isatty() else _lines(say)
+    return _ProgressBar(stream).report if stream.isatty() else _lines(say)
 
 
 def _lines(say: Callable[[str], None]) -> Report:
-    total, told_at = 0, -EVERY_S
+    total, shown_at = 0, -EVERY_S
 
     def report(event: Event) -> None:
-        nonlocal total, told_at
+        nonlocal total, shown_at
         total = event.get("steps", total)
         if event["event"] == "step":
-            if event["seconds"] - told_at >= EVERY_S:
-                told_at = event["seconds"]
+            if event["seconds"] - shown_at >= EVERY_S:
+                shown_at = event["seconds"]
                 say(f"step {event['step']}/{total}  {speed(event)}")
         elif text := about(event):
             say(text)
@@ -40,7 +40,7 @@ def _lines(say: Callable[[str], None]) -> Report:
     return report
 
 
-class _Live:
+class _ProgressBar:
     def __init__(self, stream: TextIO) -> None:
         self._bar = Progress(
             TextColumn("step"),
@@ -65,7 +65,7 @@ class _Live:
 
 
 def speed(event: Event) -> str:
-    """What a step has shown."""
+    """Return a step's loss, rate, memory and time left, with MFU and critical batch size where they are measured."""
     rate = f"{event['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in event else f"{event['examples_per_s']:,.0f}/s"
     parts = [f"loss {event['loss']:.4f}", rate, printable_size(event["memory_bytes"])]
     if "mfu" in event:
@@ -76,9 +76,9 @@ def speed(event: Event) -> str:
 
 
 def about(event: Event) -> str | None:
-    """One line on what is no step; None where there is nothing to say."""
+    """Return the line for a resumption or an evaluation; None for other events."""
     if event["event"] == "begin" and event["step"]:
-        return f"going on from step {event['step']}"
+        return f"resuming from step {event['step']}"
     if event["event"] == "evaluation":
         values = {name: value for name, value in event.items() if name not in ("event", "step", "epoch")}
         return f"step {event['step']}, epoch {event['epoch']:.4g}: {shown(values)}" if values else None
@@ -86,5 +86,5 @@ def about(event: Event) -> str | None:
 
 
 def shown(values: dict[str, float | None]) -> str:
-    """Metrics in one line."""
+    """Return metrics as one line."""
     return ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in values.items())

@@ -1,4 +1,4 @@
-"""What the command line asks for, as a job; every mistake in it is said at once, before anything is started."""
+"""The options of `atoll train`, checked and turned into a job; all mistakes are reported before anything starts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +18,12 @@ from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.world import read_world
 
 SECTIONS = ("local", "train", "plan")
+"""The first parts of the keys that --set takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The options of `atoll train`, as they were given."""
+    """The options of `atoll train` as given."""
 
     task: str
     nproc: int | None
@@ -35,28 +36,30 @@ class Request:
 
     @property
     def folder(self) -> Path:
-        """Where the training lies."""
+        """The folder of the training."""
         return self.out or Path(f"atoll-train-{task_name(self.task).removesuffix(':task').replace(':', '-')}")
 
     @property
     def for_a_rank(self) -> list[str]:
-        """The same as the command line of one of its ranks."""
+        """The arguments of `atoll train` for one rank of this training."""
         options = {"--mesh": self.mesh, "--zero": self.zero, "--out": self.folder, "--device": self.device}
         given = [f"{name}={value}" for name, value in options.items() if value is not None]
         return [self.task, *given, *(f"--set={override}" for override in self.overrides)]
 
 
 def job_of(request: Request) -> Job:
-    """The job, checked as far as it can be without the data.
+    """Return the job, checked as far as possible without loading the data.
 
     Raises:
-        CommandError: with everything that is wrong.
+        CommandError: all mistakes.
     """
     if fault := missing_file(request.task):
         raise CommandError(fault)
     task = load_user_task(request.task)
     if not isinstance(task, Task):
-        raise CommandError(f"{request.task} is no PyTorch task: it trains from arrays to arrays, with code of its own")
+        raise CommandError(
+            f"{request.task} is an ArrayTask, which trains with its own code; `atoll train` takes a Task"
+        )
     faults: list[str] = []
     given = _by_section(request.overrides, faults)
     config, local = TrainConfig(), task.local
@@ -80,15 +83,15 @@ def job_of(request: Request) -> Job:
 
 
 def world_size(request: Request) -> int:
-    """Ranks that there will be: those of the launcher that has started us, or those that we are to start."""
+    """Return the number of ranks: those to start here, or those of the launcher that has started this process."""
     return request.nproc or read_world().size
 
 
 def check_place(request: Request) -> None:
-    """Insist that the ranks can be started here, and that the folder is what it is said to be.
+    """Check that the ranks can start here: their number, the device, and an empty folder with --fresh.
 
     Raises:
-        CommandError: with everything that is wrong.
+        CommandError: all mistakes.
     """
     faults = []
     if request.nproc is not None and request.nproc < 1:
@@ -98,7 +101,8 @@ def check_place(request: Request) -> None:
     if request.device not in ("auto", "cpu", "cuda"):
         faults.append(f"--device: must be auto, cpu or cuda, got {request.device!r}")
     elif device_of(request) == "cuda" and torch.cuda.device_count() < (request.nproc or 1):
-        faults.append(f"--device: {request.nproc or 1} ranks need as many GPUs, there are {torch.cuda.device_count()}")
+        num_ranks = request.nproc or 1
+        faults.append(f"--device: {num_ranks} ranks need {num_ranks} GPUs, there are {torch.cuda.device_count()}")
     if request.is_fresh and request.folder.exists() and any(request.folder.iterdir()):
         faults.append(f"--fresh: {request.folder} is not empty; delete it, or choose another folder with --out")
     if faults:
@@ -106,18 +110,19 @@ def check_place(request: Request) -> None:
 
 
 def device_of(request: Request) -> str:
-    """cpu or cuda."""
+    """Return the kind of device, cpu or cuda; `auto` is cuda where there is a GPU."""
     if request.device != "auto":
         return request.device
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _by_section(overrides: Sequence[str], faults: list[str]) -> Mapping[str, dict[str, Any]]:
+    """Return the overrides by section, and append to `faults` those of no section."""
     found: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for override in overrides:
-        name, is_there, value = override.partition("=")
+        name, equals, value = override.partition("=")
         section, _, key = name.strip().partition(".")
-        if not is_there or not key:
+        if not equals or not key:
             faults.append(f"--set: got {override!r}; allowed: key=value, with a key such as train.epochs")
         elif section not in found:
             faults.append(f"--set: {name.strip()}: unknown key (known: {', '.join(f'{s}.*' for s in SECTIONS)})")
@@ -127,7 +132,7 @@ def _by_section(overrides: Sequence[str], faults: list[str]) -> Mapping[str, dic
 
 
 def _plan(request: Request, given: Mapping[str, Any], faults: list[str]) -> Plan | None:
-    """The plan; `dp` stands for whole copies (DDP), unless ZeRO shares them out."""
+    """Return the parallel plan, where `dp` is dp_replicate (DDP), or dp_shard with ZeRO; None: it has mistakes."""
     zero = {} if request.zero is None else {"zero": request.zero}
     settings = {**given, **zero}
     are_copies = str(settings.get("zero", "none")) in ("none", "0")

@@ -1,4 +1,4 @@
-"""`python -m atoll.cli.training.torchrun`: torchrun, silent about what our ranks tell in their own words."""
+"""`python -m atoll.cli.training.torchrun`: torchrun without its own report of failed ranks, which Atoll's replaces."""
 
 import logging
 import sys
@@ -8,8 +8,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
 
-def quietly(arguments: list[str]) -> int:
-    """Run torchrun; 0 when every rank ended well."""
+def run_quietly(arguments: list[str]) -> int:
+    """Run torchrun; return 0 if every rank has ended with 0, else 1."""
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     try:
         main(arguments)
@@ -19,4 +19,4 @@ def quietly(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(quietly(sys.argv[1:]))
+    sys.exit(run_quietly(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`atoll train`: the pooled data of all sites, centralized, in one process or on a mesh."""
+"""`atoll train`: train centrally on the pooled data of all sites, in one process or on a mesh."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,9 @@ What = Annotated[
 Nproc = Annotated[
     int | None,
     typer.Option(
-        "--nproc", metavar="N", help="Ranks to start on this machine; without it, or under `torchrun`, none is started."
+        "--nproc",
+        metavar="N",
+        help="Ranks to start on this machine; without it, train in this process, as one rank under `torchrun`.",
     ),
 ]
 MeshText = Annotated[
@@ -26,25 +28,34 @@ MeshText = Annotated[
     typer.Option(
         "--mesh",
         metavar="AXES",
-        help="Degrees of the axes pp, dp_replicate, dp_shard and tp, such as dp=2,tp=2; dp stands for dp_replicate, "
-        "with ZeRO for dp_shard. By default all ranks are dp.",
+        help="Degrees of the axes pp, dp_replicate, dp_shard and tp, as in dp=2,tp=2; dp is dp_replicate, or dp_shard "
+        "with ZeRO. By default dp is the number of ranks.",
     ),
 ]
 Zero = Annotated[int | None, typer.Option("--zero", metavar="STAGE", help="ZeRO stage 1, 2 or 3; short for plan.zero.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", metavar="N", help="Short for train.epochs.")]
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Short for train.steps.")]
+Epochs = Annotated[
+    int | None, typer.Option("--epochs", metavar="N", help="Passes over the data; short for train.epochs.")
+]
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Optimizer steps; short for train.steps.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Where everything is kept; by default atoll-train-NAME."),
+    typer.Option("--out", metavar="DIR", help="The folder of the training; by default atoll-train-NAME."),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="KIND", help="cpu, cuda or auto.")]
+Device = Annotated[
+    str,
+    typer.Option("--device", metavar="KIND", help="Kind of device: cpu, cuda, or auto (cuda where there is a GPU)."),
+]
 Fresh = Annotated[
     bool,
-    typer.Option("--fresh/--resume", help="Insist on an empty folder, instead of going on from its newest checkpoint."),
+    typer.Option(
+        "--fresh/--resume", help="Refuse a folder that is not empty, instead of resuming from its checkpoint."
+    ),
 ]
 Restarts = Annotated[
     int,
-    typer.Option("--max-restarts", metavar="N", help="So often all ranks are started again when one dies (--nproc)."),
+    typer.Option(
+        "--max-restarts", metavar="N", help="Times that all ranks restart after one has died; only with --nproc."
+    ),
 ]
 
 
@@ -62,10 +73,10 @@ def train(
     max_restarts: Restarts = 3,
     json: options.Json = False,
 ) -> None:
-    """Train centrally: the same task on the pooled data of all its sites, in one process or on a mesh.
+    """Train a task centrally, on the pooled data of all its sites, in one process or on a mesh.
 
-    It goes on from the newest checkpoint in its folder. Ctrl-C or SIGTERM saves and ends with 130; the same command
-    then goes on. A mistake in what was asked for ends with 2, a training that fails with 1.
+    The training resumes from the newest checkpoint in its folder. Ctrl-C or SIGTERM saves it. Exit code 1: the training
+    failed; 2: a mistake in the arguments or settings; 130: Ctrl-C or SIGTERM.
     """
     from atoll.cli.training.request import Request, check_place, job_of
 
@@ -87,14 +98,14 @@ def train(
 
         outcome = launch(request, max_restarts=max_restarts)
     else:
-        from atoll.cli.training.process import run_here
+        from atoll.cli.training.process import train_in_process
 
-        outcome = run_here(job, request)
-    raise typer.Exit(_conclude(outcome, request.folder, json))
+        outcome = train_in_process(job, request)
+    raise typer.Exit(_report(outcome, request.folder, json))
 
 
-def _conclude(outcome: "Result | Fault", folder: Path, json: bool) -> int:
-    """Say what has become of it, unless whoever has started us does so; the exit code."""
+def _report(outcome: "Result | Fault", folder: Path, json: bool) -> int:
+    """Print the outcome, unless a launcher of Atoll's prints it, and return the exit code."""
     from atoll.cli.training.control import INTERRUPTED, Fault, is_launched
     from atoll.cli.training.progress import shown
     from atoll.parallel.world import read_world
@@ -114,6 +125,10 @@ def _conclude(outcome: "Result | Fault", folder: Path, json: bool) -> int:
             )
             if outcome.metrics:
                 say(shown(outcome.metrics))
-            say(f"everything is in {folder}" if outcome.why != "interrupted" else "the same command goes on from here")
-    is_alone = world.size == 1 and not is_launched()  # a launcher would take it for a failure
+            say(
+                f"everything is in {folder}"
+                if outcome.why != "interrupted"
+                else "the same command resumes the training"
+            )
+    is_alone = world.size == 1 and not is_launched()  # a launcher would take the exit code for a failure
     return INTERRUPTED if outcome.why == "interrupted" and is_alone else 0

@@ -56,7 +56,7 @@ def test_a_metric_that_nobody_measures_is_refused_before_anything_runs(tmp_path:
     both = refused(*asked, "--set", "evaluation.clients_every=1", "--metric", "f1")
     assert both[0].endswith("allowed: server/loss, server/accuracy, clients/loss, clients/accuracy")
     (nothing,) = refused(*asked, "--set", "evaluation.server_every=0")
-    assert nothing.startswith("nothing is measured to compare by")
+    assert nothing.startswith("no metric to compare by")
     assert not out.exists()
 
 
@@ -65,4 +65,4 @@ def test_a_metric_that_turns_out_not_to_be_measured_is_named(tmp_path: Path) -> 
     result = invoke("compare", TASK, *SMALL, *FAST, *settings, "--out", tmp_path / "o", "--metric", "clients/loss")
     assert result.exit_code == 2
     said = result.stderr.splitlines()[-1]
-    assert said.startswith("atoll: --metric: clients/loss was not measured federated")
+    assert said.startswith("atoll: --metric: clients/loss was not measured in the federated and the centralized training")

@@ -62,14 +62,14 @@ def test_what_is_wrong_is_said_in_lines(tmp_path: Path) -> None:
         "shards_per_client, sigma, change, strength, min_examples, seed)",
     ]
     assert refused("population", DIGITS, "--set", "population.kind=dirichlet", "--set", "population.sigma=1.0") == [
-        "population: sigma is no option of dirichlet (allowed: clients, alpha, balanced)",
-        "population: dirichlet needs clients, alpha",
+        "population: sigma is no option of dirichlet (allowed: alpha, balanced, clients)",
+        "population: dirichlet needs alpha, clients",
     ]
     assert refused("population", DIGITS, *SHARDS, "--set", "population.clients=2000") == [
         "population: 2000 clients need 2000 examples, and there are 1299"
     ]
     assert refused("population", f"{TINY}:task") == [
-        f"{TINY}:task: reads its data itself (ArrayTask), so that nobody else can deal them"
+        f"{TINY}:task is an ArrayTask, which reads its data itself; only the data of a Task is split"
     ]
     fault, *_ = refused("population", DIGITS, "--plot", tmp_path / "who.doc")
     assert fault.startswith(f"{tmp_path}/who.doc: Format 'doc' is not supported")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.docs import commands
-from atoll.cli.experiments.task_failures import sentence
+from atoll.cli.experiments.task_failures import one_line
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, said, shown
 
@@ -69,7 +69,7 @@ def test_a_killed_worker_ends_the_run_with_one_sentence() -> None:
 
 
 def test_a_text_without_a_traceback_is_a_sentence_already() -> None:
-    assert sentence("worker process 3\nended") == "worker process 3 ended"
+    assert one_line("worker process 3\nended") == "worker process 3 ended"
 
 
 def test_why_a_client_failed_is_said_and_written_down(folder: Path) -> None:
@@ -78,7 +78,7 @@ def test_why_a_client_failed_is_said_and_written_down(folder: Path) -> None:
     assert result.exit_code == 1
     reason = "not_finite: the update has NaN or infinite values in 0.bias"
     assert f"1 failed ({reason}" in result.stderr
-    assert f"1 client has failed; {reason}" in result.stdout
+    assert f"1 failure of clients: {reason}" in result.stdout
     (line,) = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
     assert line["fates"]["b"] == "failed"
     assert list(line["failures"]) == ["b"]
@@ -142,7 +142,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 def test_judging_histories_takes_no_settings_of_a_run(folder: Path) -> None:
     (fault,) = refused("simulate", "--faults", "none", "--rounds", 3, "--engine", "ray", "--out", folder / "out")
-    assert fault == "--faults tries the machines without a task: leave out --rounds, --engine, --out"
+    assert fault == "--faults trains no task: leave out --rounds, --engine, --out"
     assert refused("simulate", "a:b", "--faults", "none")[0].endswith("leave out a:b")
     assert shown("simulate", "--faults", "none", "--seed", 3)["wrong"] == []
 
@@ -154,7 +154,7 @@ def test_one_history_or_many_are_asked_for(folder: Path) -> None:
     one = refused("simulate", "--faults", "none", "--seed", 3, "--jobs", 2)
     assert one == ["--seed shows one history, in this process: leave --jobs out"]
     assert refused("simulate", "a:b", "--seeds", 5, "--jobs", 2) == [
-        f"{name} is of --faults: leave it out, or name a preset" for name in ("--seeds", "--jobs")
+        f"{name} needs --faults PRESET: add it, or leave {name} out" for name in ("--seeds", "--jobs")
     ]
 
 

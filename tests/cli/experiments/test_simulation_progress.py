@@ -50,7 +50,7 @@ def test_the_most_frequent_reason_of_failures_is_said_of_a_round_and_of_the_run(
     progress.round(line(1, failed=3, failures=odd))
     assert said[0].endswith("10/13 reported, 2 stragglers, 1 lost, 3 failed (not_finite: in w and v)")
     progress.round(line(2, failed=1, failures={"c": "not_finite: in v"}))
-    assert progress.failures == "4 times a client has failed; 3 times for not_finite: in w and v"
+    assert progress.failures == "4 failures of clients: 3 x not_finite: in w and v"
 
 
 def test_a_long_reason_is_cut_in_the_line_of_its_round() -> None:

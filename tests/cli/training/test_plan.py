@@ -21,15 +21,15 @@ def test_the_plans_are_shown_with_their_costs_and_reasons() -> None:
     assert second.startswith("1  ")
     titles = [part.splitlines()[0] for part in rest[1:]]
     assert titles == [
-        "Why not the others",
-        "The first of them",
-        "Memory of the rank that needs most",
-        "What the first rank of the first stage sends in a step",
+        "Why the other meshes rank lower",
+        "The fastest plan",
+        "Memory of the rank with the largest need",
+        "Traffic of the first rank of the first stage in a step",
         "Time of a step",
     ]
     assert "2794 GB, 22.0 times the 126.9 GB of one device" in text
     assert "tensor parallelism would cross nodes (tp=16 with 8 devices in a node)" in text
-    assert max(map(len, text.split("\n\nThe first")[0].splitlines())) <= 120
+    assert max(map(len, text.split("\n\nThe fastest")[0].splitlines())) <= 120
 
 
 def test_the_lecture_s_figures_are_those_of_its_convention() -> None:
@@ -80,7 +80,7 @@ def test_a_dry_run_stands_beside_the_prediction() -> None:
     assert {row["what"] for row in exact} >= {"parameters", "gradients", "optimizer", "tp all_gather, calls"}
     assert all(row["measured"] == row["predicted"] for row in exact)
     text = said(*arguments)
-    assert "Dry run of rank 3: one step of the engine itself" in text
+    assert "Dry run of rank 3: one step of the engine" in text
     assert "DIFFERENT" not in text
 
 
@@ -103,5 +103,5 @@ def test_every_mistake_is_said_at_once(tmp_path: Path) -> None:
 
 def test_what_cannot_be_trained_is_refused_with_the_reasons() -> None:
     first, *reasons = refused("plan", "gpt3", "--cluster", "h100-80")
-    assert first == "no mesh can train this"
+    assert first == "no mesh of this cluster can train the model"
     assert any("more memory than the 72 GB" in reason for reason in reasons)
