@@ -2,6 +2,6 @@
 training and folds.
 
 Imports: `attacks`, `devices`, `engines`, `populations`; `server` (rounds, selection, settings, the fold, the files of
-versions, the journal's codec), `client` (the session, limits of its state), `parallel` (the task, the worker's benches),
-`aggregation`, `protocol`.
+versions, the journal's codec), `client` (the session, limits of its state), `parallel` (the task, the worker's
+benches), `aggregation`, `protocol`.
 """
