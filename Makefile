@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TORCH := torch==2.13.0
 
 PEERS := .venv-peers/.installed
-BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation
+BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation ranks
 
 .PHONY: setup peers demo test test-fast coverage test-parallel test-cuda check format constraints proto docs bench soak fuzz papers mutants clean
 
@@ -73,6 +73,7 @@ proto: setup
 
 docs: setup
 	$(BIN)/python -m atoll.cli.docs
+	$(BIN)/python -m benchmarks.plots
 
 bench: setup
 	@for name in $(or $(NAME),$(BENCHMARKS)); do $(BIN)/python -m benchmarks.$$name || exit 1; done
