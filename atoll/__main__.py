@@ -1,4 +1,4 @@
-"""`python -m atoll`, and `torchrun ... -m atoll train TASK`: the program `atoll` where it has to be a module."""
+"""The program `atoll` as a module: `python -m atoll`, and `torchrun ... -m atoll train TASK`."""
 
 from atoll.cli.main import run
 

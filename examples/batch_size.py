@@ -1,10 +1,10 @@
-"""What a larger batch costs and saves on digits: steps and examples to a target, noise scale, sharpness of the minima.
+"""The effect of the batch size on digits: steps and examples to a target, noise scale, and sharpness of the minima.
 
-For each batch size the digits task is trained on the pooled data of all its owners until the test accuracy reaches the
-target for the first time. The learning rate is tuned for each batch on a grid (Shallue et al. 2018 ask for all settings
-to be tuned anew; here only the rate is, the momentum stays), or follows a rule from the best rate of one batch. Then
-the smallest and the largest batch are trained to the same training loss, and the sharpness of their minima is measured
-(Keskar et al. 2016). The last line is the whole result as JSON.
+For each batch size the digits task is trained on the pooled data of all its sites until the test accuracy first reaches
+the target. The learning rate is tuned for each batch size on a grid, or scaled by a rule from the best rate of the base
+batch; the momentum stays (Shallue et al. 2018 ask for all settings to be tuned anew). Then the smallest and the largest
+batch are trained to the same training loss, and the sharpness of their minima is measured (Keskar et al. 2016). The
+last line is the whole result as JSON.
 
     python -m examples.batch_size
     python -m examples.batch_size --batches 16,64,256 --target 0.95 --optimizer lars --rule linear
@@ -33,16 +33,19 @@ from atoll.parallel.optimizers.sharpness import sharpness
 from examples import digits
 
 LIKELY = {"sgd": 0.02, "adam": 0.002, "adamw": 0.002, "lars": 2.0, "larc": 0.08, "lamb": 0.01, "novograd": 0.02}
-"""For each optimizer, a rate in the middle of its grid, likely to be good with a batch of 8."""
+"""A learning rate for each optimizer that is likely to be good with a batch of 8, in the middle of the grid."""
 
 WARMUP_STEPS = 5
 EPSILONS = (1e-3, 5e-4)
-LOOK_EVERY = 10  # steps between two looks at the loss of all training examples
+"""Sizes of the neighbourhoods in which the sharpness is measured."""
+
+LOOK_EVERY = 10
+"""Steps between two evaluations of the loss of all training examples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The pooled training examples of all owners, and the server's test set."""
+    """The pooled training examples of all sites, and the server's test set."""
 
     images: Tensor
     digits: Tensor
@@ -52,7 +55,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What is asked for."""
+    """The settings of the sweep, from the command line."""
 
     optimizer: str
     batches: tuple[int, ...]
@@ -66,13 +69,13 @@ class Sweep:
 
     @property
     def grid(self) -> tuple[float, ...]:
-        """The learning rates that are tried."""
+        """The learning rates to try."""
         return tuple(LIKELY[self.optimizer] * 2.0**power for power in range(-2, 6))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One batch size: how soon it reached the target, at the best rate; None where it never did."""
+    """The cost of reaching the target with one batch size at its best rate; None: it was never reached."""
 
     batch: int
     lr: float | None
@@ -83,27 +86,28 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """Where one training ended."""
+    """The end of one training, with the sharpness of the minimum there."""
 
     trained: str
+    """The kind of training, as in the table."""
     batch: int
     lr: float
     steps: int
     train_loss: float
     test_accuracy: float
     sharpness: tuple[float, ...]
-    """For each of EPSILONS."""
+    """The sharpness for each of EPSILONS."""
 
 
 def load() -> Data:
-    """All owners' training splits, one after the other."""
+    """Return the training splits of all sites, concatenated, and the server's test set."""
     sites = [digits.load_site(site, "train")[:] for site in digits.SITES]
     images, targets = (torch.cat(parts) for parts in zip(*sites, strict=True))
     return Data(images, targets, *digits.load_test()[:])
 
 
 def train(data: Data, optimizer_name: str, batch: int, lr: float, seed: int) -> Iterator[nn.Module]:
-    """The model after each step, without end; an epoch has a new order and drops its rest."""
+    """Yield the model after each step, without end. Each epoch has a new order and drops an incomplete last batch."""
     torch.manual_seed(seed)
     model = digits.make_model()
     momentum = 0.9 if "momentum" in OPTIONS[optimizer_name] else None
@@ -123,16 +127,19 @@ def train(data: Data, optimizer_name: str, batch: int, lr: float, seed: int) -> 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Data) -> float:
-    """On the test set."""
+    """Return the accuracy on the test set."""
     return float((model(data.test_images).argmax(dim=1) == data.test_digits).float().mean())
 
 
 def steps_to_target(data: Data, sweep: Sweep, batch: int, lr: float, seed: int, limit: int) -> int | None:
-    """The first step after which the target is met, looked at every step, later every 4 %; None if not by `limit`."""
-    looked = 0
+    """Return the first evaluated step that meets the target; None: not by step `limit`.
+
+    Every step is evaluated at first, later one each time that the number of steps has grown by 4 %.
+    """
+    evaluated = 0
     for step, model in enumerate(train(data, sweep.optimizer, batch, lr, seed), start=1):
-        if step >= looked * 1.04 or step == limit:
-            looked = step
+        if step >= evaluated * 1.04 or step == limit:
+            evaluated = step
             if accuracy(model, data) >= sweep.target:
                 return step
         if step >= limit:
@@ -141,7 +148,10 @@ def steps_to_target(data: Data, sweep: Sweep, batch: int, lr: float, seed: int, 
 
 
 def best(data: Data, sweep: Sweep, batch: int, rates: Sequence[float]) -> Row:
-    """The rate with the fewest steps, by the median over the seeds; a run that cannot win any more is left."""
+    """Return the row of the rate with the fewest steps, by the median over the seeds.
+
+    A training ends as soon as it has taken more steps than the best rate so far.
+    """
     best_lr, needed = None, math.inf
     for lr in rates:
         limit = int(min(sweep.max_steps, sweep.max_epochs * len(data.digits) // batch, needed))
@@ -155,30 +165,37 @@ def best(data: Data, sweep: Sweep, batch: int, rates: Sequence[float]) -> Row:
 
 
 def run_sweep(data: Data, sweep: Sweep) -> list[Row]:
-    """One row for each batch size."""
+    """Return one row for each batch size.
+
+    Raises:
+        SystemExit: no rate reaches the target with the base batch of a scaling rule.
+    """
     if sweep.rule == "tuned":
         return [best(data, sweep, batch, _likely_first(sweep, batch)) for batch in sweep.batches]
     base = best(data, sweep, sweep.base_batch, _likely_first(sweep, sweep.base_batch))
     if base.lr is None:
-        raise SystemExit(f"no rate of {sweep.grid} reaches {sweep.target} with the base batch {sweep.base_batch}")
+        raise SystemExit(
+            f"no rate of {sweep.grid} reaches {sweep.target} with the base batch {sweep.base_batch}: lower --target, "
+            "or raise --max-epochs or --max-steps"
+        )
     scaled = {batch: scaled_lr(base.lr, batch, sweep.base_batch, sweep.rule) for batch in sweep.batches}
     return [best(data, sweep, batch, (lr,)) for batch, lr in scaled.items()]
 
 
 def _likely_first(sweep: Sweep, batch: int) -> list[float]:
-    """The grid, from the likeliest rate outwards, so that the others are soon seen to lose."""
+    """Return the grid from the likeliest rate outwards, so that the trainings with other rates end early."""
     likely = scaled_lr(LIKELY[sweep.optimizer], batch, 8, "sqrt")
     return sorted(sweep.grid, key=lambda lr: abs(math.log(lr / likely)))
 
 
 def measure_noise(data: Data, sweep: Sweep, batch: int, lr: float, steps: int) -> dict[str, float | None]:
-    """B_simple in a training with one batch size: of the first fifth of its steps, of the last, and of all."""
+    """Return the noise scale B_simple of a training, in the first fifth of its steps, the last fifth, and all."""
     scales = {"first_fifth": NoiseScale(0.999), "last_fifth": NoiseScale(0.999), "all": NoiseScale(0.999)}
     generator = torch.Generator().manual_seed(0)
     for step, model in enumerate(itertools.islice(train(data, sweep.optimizer, batch, lr, seed=0), steps)):
         micro = torch.randperm(len(data.digits), generator=generator)[:256].view(16, 16)
         gradients = [_gradient(model, data, indices) for indices in micro]
-        small = statistics.fmean(float(total_norm(one)) ** 2 for one in gradients)
+        small = statistics.fmean(float(total_norm(gradient)) ** 2 for gradient in gradients)
         mean = [torch.stack(parts).mean(dim=0) for parts in zip(*gradients, strict=True)]
         found = estimate(small_batch=16, small_squared=small, big_batch=256, big_squared=float(total_norm(mean)) ** 2)
         scales["all"].add(found)
@@ -195,7 +212,7 @@ def _gradient(model: nn.Module, data: Data, indices: Tensor) -> tuple[Tensor, ..
 
 
 def minimum(data: Data, sweep: Sweep, trained: str, batch: int, lr: float) -> Minimum:
-    """Train to the wanted training loss, or for as many steps as the sweep allows, and measure the sharpness there."""
+    """Train to the training loss `sweep.train_loss`, for at most `sweep.max_steps`, and measure the sharpness there."""
 
     def loss() -> Tensor:
         return nn.functional.cross_entropy(model(data.images), data.digits)
@@ -209,7 +226,7 @@ def minimum(data: Data, sweep: Sweep, trained: str, batch: int, lr: float) -> Mi
 
 
 def measure_minima(data: Data, sweep: Sweep, rows: list[Row]) -> list[Minimum]:
-    """The smallest batch, and the largest at its own rate and, if that is another, at the small one's."""
+    """Return the minima of the smallest batch, and of the largest at its own rate and at that of the smallest."""
     reached = [(row.batch, row.lr) for row in rows if row.lr is not None]
     if len(reached) < 2:
         return []
@@ -221,7 +238,7 @@ def measure_minima(data: Data, sweep: Sweep, rows: list[Row]) -> list[Minimum]:
 
 
 def critical(rows: list[Row]) -> dict[str, Any]:
-    """The fitted law, or why there is none."""
+    """Return the fitted law of the critical batch size, or the reason why there is none."""
     try:
         law = fit_critical_batch({row.batch: row.steps for row in rows if row.steps is not None})
     except ValueError as error:
@@ -230,11 +247,11 @@ def critical(rows: list[Row]) -> dict[str, Any]:
 
 
 def measure(sweep: Sweep) -> dict[str, Any]:
-    """Everything, as it goes into the JSON."""
+    """Measure everything, and return the result as the JSON has it."""
     began, data = time.monotonic(), load()
     if max(sweep.batches) > len(data.digits):
         raise SystemExit(
-            f"the largest batch {max(sweep.batches)} is more than the {len(data.digits)} training examples"
+            f"--batches: {max(sweep.batches)} is more than the {len(data.digits)} training examples: leave it out"
         )
     rows = run_sweep(data, sweep)
     middle = next((row for row in rows if row.batch >= sweep.base_batch and row.lr is not None), None)
@@ -255,7 +272,7 @@ def measure(sweep: Sweep) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The result as tables."""
+    """Print the result as tables."""
     settings = result["settings"]
     say(f"{settings['optimizer']}, rate {settings['rule']} on {', '.join(f'{lr:g}' for lr in settings['grid'])}")
     say(f"{result['examples']} training examples; target: {settings['target']:.0%} of the test set\n")
@@ -282,23 +299,23 @@ def _rounded(scale: float | None) -> str:
 
 
 def main() -> None:
-    """Read the command line, measure, print."""
+    """Read the command line, measure, and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--batches", default="16,32,64,128,256,512", help="batch sizes, with commas")
+    parser.add_argument("--batches", default="16,32,64,128,256,512", help="batch sizes, separated by commas")
     parser.add_argument("--target", type=float, default=0.95, help="test accuracy to reach")
     parser.add_argument("--optimizer", choices=LIKELY, default="sgd", help="sgd, lars and larc with a momentum of 0.9")
-    parser.add_argument("--rule", choices=["tuned", "linear", "sqrt"], default="tuned", help="how the rate is chosen")
-    parser.add_argument("--base-batch", type=int, default=32, help="whose best rate a rule scales")
-    parser.add_argument("--max-epochs", type=int, default=100, help="of one training")
-    parser.add_argument("--max-steps", type=int, default=1500, help="of one training")
-    parser.add_argument("--seeds", type=int, default=1, help="trainings per rate, whose median counts")
-    parser.add_argument("--train-loss", type=float, default=0.02, help="where the sharpness is measured")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
+    parser.add_argument("--rule", choices=["tuned", "linear", "sqrt"], default="tuned", help="choice of the rate")
+    parser.add_argument("--base-batch", type=int, default=32, help="batch size whose best rate a rule scales")
+    parser.add_argument("--max-epochs", type=int, default=100, help="largest number of epochs of one training")
+    parser.add_argument("--max-steps", type=int, default=1500, help="largest number of steps of one training")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings for each rate, of which the median counts")
+    parser.add_argument("--train-loss", type=float, default=0.02, help="training loss at which sharpness is measured")
+    parser.add_argument("--json", action="store_true", help="print only the JSON")
     given = parser.parse_args()
     try:
         batches = tuple(sorted({int(batch) for batch in given.batches.split(",")}))
     except ValueError:
-        parser.error(f"--batches: whole numbers with commas, got {given.batches!r}")
+        parser.error(f"--batches: got {given.batches!r}; allowed: whole numbers separated by commas")
     if min(batches) < 1 or min(given.max_epochs, given.max_steps, given.seeds, given.base_batch) < 1:
         parser.error("batches, --base-batch, --max-epochs, --max-steps and --seeds must be at least 1")
     names = ("optimizer", "target", "rule", "base_batch", "max_epochs", "max_steps", "seeds", "train_loss")

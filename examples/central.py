@@ -1,4 +1,4 @@
-"""The plain centralized training of a task on the pooled data of all its sites, to compare a federated run with.
+"""Centralized training of a task on the pooled data of all its sites, as a baseline for a federated run.
 
 Run it as `python -m examples.central examples/digits.py:task --epochs 24`.
 """
@@ -15,12 +15,15 @@ from atoll.parallel.task import metrics
 
 
 def train_centrally(task: Task, epochs: int, seed: int) -> float:
-    """The accuracy on the server's test data after so many epochs.
+    """Train for `epochs` epochs, and return the accuracy on the server's test data.
 
-    A federated run of R rounds with E local epochs each takes as many steps as R x E epochs here.
+    R rounds of federated training with E local epochs take the steps of R x E epochs here.
+
+    Raises:
+        ValueError: the task has no test data.
     """
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # so small a model gains nothing from more, and on a busy machine they wait for each other
+    torch.set_num_threads(1)  # more threads do not speed up so small a model, and wait for each other on a busy machine
     model = task.model()
     pooled: ConcatDataset[Any] = ConcatDataset([task.data(site, "train") for site in task.sites])
     batches = DataLoader(pooled, batch_size=task.local.batch_size or len(pooled), shuffle=True)
@@ -31,7 +34,7 @@ def train_centrally(task: Task, epochs: int, seed: int) -> float:
             task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     if task.test_data is None:
-        raise ValueError("the task has no test_data to measure the accuracy on")
+        raise ValueError("the task has no test_data, on which the accuracy is measured")
     accuracy = metrics.values(task.metrics, evaluate(task, model, task.test_data()))["accuracy"]
     if accuracy is None:
         raise ValueError("the task's test_data is empty")
@@ -39,7 +42,7 @@ def train_centrally(task: Task, epochs: int, seed: int) -> float:
 
 
 def main() -> None:
-    """Train and print one number."""
+    """Train, and print the accuracy."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("task", help="module:attribute or path/to/file.py:attribute")
     parser.add_argument("--epochs", type=int, default=24)
@@ -47,7 +50,7 @@ def main() -> None:
     arguments = parser.parse_args()
     task = load_task(arguments.task)
     if not isinstance(task, Task):
-        parser.error("only a PyTorch task can be trained centrally")
+        parser.error(f"{arguments.task} is an ArrayTask, which trains only federated: name a Task")
     accuracy = train_centrally(task, arguments.epochs, arguments.seed)
     print(f"accuracy {accuracy:.4f} after {arguments.epochs} centralized epochs")
 

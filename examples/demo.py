@@ -1,9 +1,9 @@
-"""`make demo`: a federation of real processes on this machine, and what it takes for it to lose something.
+"""`make demo`: a federation of real processes on this machine, in which processes are killed and no update is lost.
 
-A coordinator and five agents are started as separate processes; each agent enrols with a join code, and mutual TLS is
-between them. One agent is a straggler, one is killed and comes back,
-and the coordinator itself is killed (SIGKILL) while it holds accepted updates of an open round and another is half
-uploaded; it is started again and the run carries on in the same round. With --no-chaos nobody is killed.
+A coordinator and five agents run as separate processes, connected by mutual TLS; each agent enrols with a join code.
+One agent is a straggler, and one is killed and restarted. The coordinator is killed (SIGKILL) while it has accepted
+updates of an open round and another update is partly uploaded; after its restart the run continues in the same round.
+With --no-chaos no process is killed.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Processes:
 
     @property
     def state(self) -> Path:
-        """Of the coordinator."""
+        """The state directory of the coordinator."""
         return self.folder / "coordinator"
 
     def start(self, name: str, *command: str, **environment: str) -> None:
@@ -60,16 +60,16 @@ class Processes:
             )
 
     def start_coordinator(self) -> None:
-        """Start, or start again: the state directory says which."""
+        """Start the coordinator, or restart it: its state directory has the run."""
         ports = ("--set", f"coordinator.listen={self.address}", "--set", "coordinator.enrol=127.0.0.1:0")
         self.start("coordinator", "coordinator", str(HERE / "demo.toml"), "--state", str(self.state), *ports)
 
     def invite(self, site: str) -> str:
-        """A join code, as `atoll client invite` prints it."""
+        """Return a join code, as `atoll client invite` prints it."""
         return admin.invite(self.state, Role.CLIENT, site, lifetime_s=LIMIT_S).join_code
 
     def start_agent(self, site: str, *join: str) -> None:
-        """Start the agent of one owner; again, when it is a member already."""
+        """Start the agent of a site; `join` has the join code for its first start."""
         limit = ["--set", f"upload_limit={UPLOAD_LIMIT}"] if site == SLOW_LINE else []
         environment = {"ATOLL_DEMO_SLOW_S": "0.2"} if site == STRAGGLER else {}
         self.start(
@@ -81,19 +81,23 @@ class Processes:
         )
 
     def check(self) -> None:
-        """A process that ends by itself with an error ends the demo, with its last words."""
+        """Check that no process has ended with an error.
+
+        Raises:
+            SystemExit: one has; with the end of its log.
+        """
         for name, process in self.running.items():
             if process.poll() not in (None, 0, -signal.SIGKILL):
                 tail = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
                 raise SystemExit(f"{name} ended with exit code {process.returncode}:\n" + "\n".join(tail))
 
     def kill(self, name: str) -> None:
-        """kill -9, by pid: no time to say goodbye or to flush anything."""
+        """Send SIGKILL, which leaves the process no time to flush anything, and wait for its end."""
         self.running[name].send_signal(signal.SIGKILL)
         self.running[name].wait()
 
     def stop(self) -> None:
-        """Ask everybody to end, then insist."""
+        """End all processes by SIGTERM, and after 5 s by SIGKILL."""
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():
@@ -103,8 +107,8 @@ class Processes:
 
 
 @dataclass
-class Scene:
-    """What the audience sees: the rounds, and what was done to the actors."""
+class Display:
+    """The rounds of the run, read from the state directory, and remarks on what the demo has done."""
 
     state: Path
     remarks: list[str] = field(default_factory=list)
@@ -115,11 +119,11 @@ class Scene:
     run_id: str = ""
 
     def remark(self, text: str) -> None:
-        """Tell the audience."""
+        """Add a remark, with the seconds since the start."""
         self.remarks.append(f"{time.monotonic() - self.begun:5.1f} s  {text}")
 
-    def look(self) -> None:
-        """Read the state directory, which works whether the coordinator lives or not."""
+    def read(self) -> None:
+        """Read the state directory, with or without a running coordinator."""
         with suppress(OSError, LookupError):
             history = History(self.state)
             run = history.run("digits")
@@ -132,19 +136,19 @@ class Scene:
 
     @property
     def open_round(self) -> RoundRecord | None:
-        """The round that is being collected."""
+        """The round that is collecting updates, if any."""
         last = self.records[-1] if self.records else None
         return last if last is not None and last.phase is Phase.COLLECTING else None
 
-    def picture(self) -> Group:
-        """The table of rounds, and the remarks under it."""
-        table = Table(title=f"Federation of {len(SITES)} owners ({self.run_state})", title_justify="left")
+    def render(self) -> Group:
+        """Return the table of rounds with the newest remarks under it."""
+        table = Table(title=f"Federation of {len(SITES)} sites ({self.run_state})", title_justify="left")
         for column in ("round", "state", "reported", "late, lost, failed", "accuracy", "seconds"):
             table.add_column(column, justify="right" if column in ("round", "accuracy", "seconds") else "left")
         for record in self.records:
             table.add_row(*_row(record, self.accuracy))
         legend = (
-            "harbor(35%): it knew the deadline, stopped in time after that share of its steps, and sent what it had"
+            "harbor(35%): the client stopped before the deadline after 35 % of its steps, and sent a partial update"
         )
         return Group(table, Text(legend, style="dim"), *(Text(remark) for remark in self.remarks[-12:]))
 
@@ -167,64 +171,67 @@ def _others(record: RoundRecord) -> Iterator[tuple[str, ClientRecord]]:
 
 def _missing(client: str, record: ClientRecord) -> str:
     was_away = record.disconnected_at is not None or record.num_reconnects > 0
-    why = record.reason or ("was away" if was_away else "")
+    why = record.reason or ("was disconnected" if was_away else "")
     return f"{client}: {record.fate}" + (f" ({why})" if why else "")
 
 
-# ---------------------------------------------------------------- the plot
+# ---------------------------------------------------------------- the faults
 
 
-def kill_agent(scene: Scene, processes: Processes) -> Iterator[None]:
-    """Kill an agent in the middle of a round; it comes back after a second and its round is not lost."""
-    while (record := scene.open_round) is None or record.round_id < KILL_AGENT_IN:
+def kill_agent(display: Display, processes: Processes) -> Iterator[None]:
+    """Kill an agent in the middle of a round, and restart it after a second; it continues its work on the round."""
+    while (record := display.open_round) is None or record.round_id < KILL_AGENT_IN:
         yield
     processes.kill(VICTIM)
-    scene.remark(f"kill -9 of the agent {VICTIM} in round {record.round_id}")
+    display.remark(f"kill -9 of the agent {VICTIM} in round {record.round_id}")
     until = time.monotonic() + 1.0
     while time.monotonic() < until:
         yield
     processes.start_agent(VICTIM)
-    scene.remark(f"the agent {VICTIM} is started again: it finds its round, and what it had finished, in its spool")
+    display.remark(f"the agent {VICTIM} is restarted: it finds its round, and any finished update, in its spool")
 
 
 @dataclass
 class Outage:
-    """What was true when the coordinator was killed; it must still be true afterwards."""
+    """The state of the open round when the coordinator was killed, which must survive."""
 
     round_id: int = 0
-    kept: dict[str, str] = field(default_factory=dict)
-    half: str = ""
+    accepted: dict[str, str] = field(default_factory=dict)
+    """The digest of each accepted update, by client."""
+    uploaded: str = ""
+    """The uploaded share of a further update."""
 
 
-def kill_coordinator(scene: Scene, processes: Processes, outage: Outage) -> Iterator[None]:
-    """Kill the coordinator when it holds an accepted update and another is between a fifth and four fifths sent."""
+def kill_coordinator(display: Display, processes: Processes, outage: Outage) -> Iterator[None]:
+    """Kill the coordinator when it has accepted an update and has received 20 % to 80 % of another one."""
     while True:
-        record = scene.open_round
+        record = display.open_round
         if record is not None and record.round_id >= KILL_COORDINATOR_IN and record.num_reported:
-            half = _half_uploaded(scene.state / "runs" / scene.run_id / "incoming")
-            if half:
+            uploaded = _partly_uploaded(display.state / "runs" / display.run_id / "incoming")
+            if uploaded:
                 break
         yield
     processes.kill("coordinator")
-    scene.look()  # what is on disk is what counts
-    assert scene.open_round is not None, "the coordinator was killed too late"
-    outage.round_id, outage.half = scene.open_round.round_id, half
-    outage.kept = {c: r.digest or "" for c, r in scene.open_round.with_fate(Fate.REPORTED)}
-    scene.remark(
-        f"kill -9 of the coordinator in round {outage.round_id}: it held the updates of {', '.join(outage.kept)}, "
-        f"and another was {half} uploaded"
+    display.read()  # only the state on disk survives
+    assert display.open_round is not None, "the coordinator was killed too late"
+    outage.round_id, outage.uploaded = display.open_round.round_id, uploaded
+    outage.accepted = {c: r.digest or "" for c, r in display.open_round.with_fate(Fate.REPORTED)}
+    display.remark(
+        f"kill -9 of the coordinator in round {outage.round_id}: it had accepted the updates of "
+        f"{', '.join(outage.accepted)}, and {uploaded} of another was uploaded"
     )
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
         yield
     processes.start_coordinator()
-    scene.remark("the coordinator is started again")
-    while not (_record(scene, outage.round_id) or scene.records[-1]).outages:
+    display.remark("the coordinator is restarted")
+    while not (_record(display, outage.round_id) or display.records[-1]).outages:
         yield
-    scene.remark(f"it goes on in round {outage.round_id} with the updates of {', '.join(outage.kept)}")
+    display.remark(f"it continues round {outage.round_id} with the updates of {', '.join(outage.accepted)}")
 
 
-def _half_uploaded(incoming: Path) -> str:
+def _partly_uploaded(incoming: Path) -> str:
+    """Return the received share of an update of which 20 % to 80 % are uploaded; empty: there is none."""
     with suppress(OSError):
         whole = (incoming.parent / "versions" / "000000.safetensors").stat().st_size
         for path in incoming.glob("*.bin"):
@@ -234,133 +241,137 @@ def _half_uploaded(incoming: Path) -> str:
     return ""
 
 
-def _record(scene: Scene, round_id: int) -> RoundRecord | None:
-    return next((r for r in scene.records if r.round_id == round_id), None)
+def _record(display: Display, round_id: int) -> RoundRecord | None:
+    return next((r for r in display.records if r.round_id == round_id), None)
 
 
-def promises_kept(scene: Scene, outage: Outage) -> list[str]:
-    """What the demo claims, checked against the records; empty when all of it is true."""
+def broken_promises(display: Display, outage: Outage) -> list[str]:
+    """Check the demo's promises against the records, and return those that are broken."""
     broken = []
-    if scene.run_state is not RunState.FINISHED:
-        broken.append(f"the run is {scene.run_state}, not finished")
-    if sum(r.phase is Phase.COMMITTED for r in scene.records) < 10:
+    if display.run_state is not RunState.FINISHED:
+        broken.append(f"the run is {display.run_state}, not finished")
+    if sum(r.phase is Phase.COMMITTED for r in display.records) < 10:
         broken.append("fewer than ten rounds were committed")
     if outage.round_id:
-        record = _record(scene, outage.round_id)
+        record = _record(display, outage.round_id)
         if record is None or record.phase is not Phase.COMMITTED:
             broken.append(f"round {outage.round_id}, in which the coordinator was killed, was not committed")
-        elif lost := [c for c, digest in outage.kept.items() if record.clients[c].digest != digest]:
+        elif lost := [c for c, digest in outage.accepted.items() if record.clients[c].digest != digest]:
             broken.append(f"the updates of {', '.join(lost)} were lost with the coordinator")
     return broken
 
 
-# ---------------------------------------------------------------- the stage
+# ---------------------------------------------------------------- the run
 
 
-def play(scene: Scene, processes: Processes, outage: Outage, *, chaos: bool, show: Callable[[Group], None]) -> None:
-    """Run the federation to its end while the plot unfolds."""
+def run_federation(
+    display: Display, processes: Processes, outage: Outage, *, chaos: bool, show: Callable[[Group], None]
+) -> None:
+    """Run the federation to its end; with `chaos` the faults happen on the way."""
     processes.start_coordinator()
-    scene.remark(f"$ atoll coordinator examples/demo.toml --state {processes.state}")
+    display.remark(f"$ atoll coordinator examples/demo.toml --state {processes.state}")
     for site in SITES:
         processes.start_agent(site, "--join", processes.invite(site))
-    scene.remark(f"$ atoll client invite {SITES[0]} --state {processes.state}")
-    scene.remark(f"$ atoll agent examples/digits.py:task --site {SITES[0]} --join CODE   # and so at every site")
-    scene.remark("each owner has a certificate now: all that is said travels over mutual TLS")
-    scene.remark(
+    display.remark(f"$ atoll client invite {SITES[0]} --state {processes.state}")
+    display.remark(f"$ atoll agent examples/digits.py:task --site {SITES[0]} --join CODE   # the same at every site")
+    display.remark("each site has a certificate now: all connections use mutual TLS")
+    display.remark(
         f"a coordinator on {processes.address} and five agents: {STRAGGLER} has a slow disk, {SLOW_LINE} a slow line"
     )
-    plots = [kill_agent(scene, processes), kill_coordinator(scene, processes, outage)] if chaos else []
-    while scene.run_state in (RunState.QUEUED, RunState.RUNNING):
-        if time.monotonic() - scene.begun > LIMIT_S:
-            scene.remark(
-                f"the demo takes more than {LIMIT_S:g} s: something is wrong; see the logs in {processes.folder}"
+    faults = [kill_agent(display, processes), kill_coordinator(display, processes, outage)] if chaos else []
+    while display.run_state in (RunState.QUEUED, RunState.RUNNING):
+        if time.monotonic() - display.begun > LIMIT_S:
+            display.remark(
+                f"the demo has taken more than {LIMIT_S:g} s and is stopped: see the logs in {processes.folder}"
             )
             return
-        scene.look()
+        display.read()
         processes.check()
-        plots = [plot for plot in plots if next(plot, "over") != "over"]
-        show(scene.picture())
+        faults = [fault for fault in faults if next(fault, "over") != "over"]
+        show(display.render())
         time.sleep(0.05)
 
 
-def epilogue(scene: Scene, console: Console, outage: Outage) -> int:
-    """The accuracy beside the centralized one, where the model lies, and whether the promises were kept."""
-    scene.look()
-    versions = [r.version for r in scene.records if r.version is not None]
+def conclude(display: Display, console: Console, outage: Outage) -> int:
+    """Print the federated and the centralized accuracy, the model's path and broken promises; return the exit code."""
+    display.read()
+    versions = [r.version for r in display.records if r.version is not None]
     console.print("training the same model centrally on the pooled data, for comparison ...")
     from examples.central import train_centrally
     from examples.digits import task
 
     central = train_centrally(task, epochs=len(versions) * task.local.epochs, seed=7)
-    model = scene.state / "runs" / scene.run_id / "versions" / f"{max(versions, default=0):06d}.safetensors"
+    model = display.state / "runs" / display.run_id / "versions" / f"{max(versions, default=0):06d}.safetensors"
     console.print(
-        f"accuracy on the server's test data: federated {scene.accuracy.get(max(versions, default=0), 0):.4f}, "
+        f"accuracy on the server's test data: federated {display.accuracy.get(max(versions, default=0), 0):.4f}, "
         f"centralized {central:.4f}"
     )
     console.print(f"the model: {model}", soft_wrap=True)
     console.print(
-        f"why a round ended as it did: atoll round show {outage.round_id or 1} --state {scene.state}", soft_wrap=True
+        f"the reason for a round's end: atoll round show {outage.round_id or 1} --state {display.state}", soft_wrap=True
     )
-    broken = promises_kept(scene, outage)
+    broken = broken_promises(display, outage)
     for promise in broken:
         console.print(f"[red]promise broken:[/red] {promise}")
     if outage.round_id and not broken:
         console.print(
-            f"nothing was lost: round {outage.round_id} kept the updates of {', '.join(outage.kept)} "
-            "through the coordinator's death"
+            f"nothing was lost: round {outage.round_id} was committed with the updates of "
+            f"{', '.join(outage.accepted)}, which the coordinator had accepted before it was killed"
         )
     return 1 if broken else 0
 
 
 def free_address() -> str:
-    """A loopback address that nobody uses, the same one for the coordinator's second life."""
+    """Return an unused loopback address, which the coordinator has again after its restart."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def main() -> int:
-    """Play it."""
+    """Run the demo, and return the exit code."""
     parser = argparse.ArgumentParser(prog="make demo", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--no-chaos", action="store_true", help="nobody is killed")
-    parser.add_argument("--out", type=Path, default=Path("demo-run"), help="where everything is written")
+    parser.add_argument("--no-chaos", action="store_true", help="kill no process")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-run"), help="the folder to write; an older one is deleted"
+    )
     arguments = parser.parse_args()
     shutil.rmtree(arguments.out, ignore_errors=True)
     arguments.out.mkdir(parents=True)
     console, outage = Console(width=None if sys.stdout.isatty() else 132), Outage()
-    scene = Scene(arguments.out.resolve() / "coordinator")
+    display = Display(arguments.out.resolve() / "coordinator")
     processes = Processes(arguments.out.resolve(), free_address())
     try:
         if console.is_terminal:
             with Live(console=console, refresh_per_second=8, vertical_overflow="visible") as live:
-                play(scene, processes, outage, chaos=not arguments.no_chaos, show=live.update)
-                live.update(scene.picture())
+                run_federation(display, processes, outage, chaos=not arguments.no_chaos, show=live.update)
+                live.update(display.render())
         else:
-            play(scene, processes, outage, chaos=not arguments.no_chaos, show=_Printer(scene, console))
-            console.print(scene.picture())
+            run_federation(display, processes, outage, chaos=not arguments.no_chaos, show=_Printer(display, console))
+            console.print(display.render())
     finally:
         processes.stop()
-    code = epilogue(scene, console, outage)
-    console.print(f"{time.monotonic() - scene.begun:.0f} s in all")
+    code = conclude(display, console, outage)
+    console.print(f"{time.monotonic() - display.begun:.0f} s in all")
     return code
 
 
 @dataclass
 class _Printer:
-    """Where there is no terminal: one line for each round that ends, and each remark once."""
+    """The output without a terminal: one line for each round that ends, and each remark once."""
 
-    scene: Scene
+    display: Display
     console: Console
     num_rounds: int = 0
     num_remarks: int = 0
 
-    def __call__(self, picture: Group) -> None:
-        for remark in self.scene.remarks[self.num_remarks :]:
+    def __call__(self, _rendered: Group) -> None:
+        for remark in self.display.remarks[self.num_remarks :]:
             self.console.print(remark)
-        self.num_remarks = len(self.scene.remarks)
-        ended = [r for r in self.scene.records if r.ended_at]
+        self.num_remarks = len(self.display.remarks)
+        ended = [r for r in self.display.records if r.ended_at]
         for record in ended[self.num_rounds :]:
-            number, state, reported, missing, _, seconds = _row(record, self.scene.accuracy)
+            number, state, reported, missing, _, seconds = _row(record, self.display.accuracy)
             self.console.print(
                 f"         round {number} {state} in {seconds} s: {reported}" + f"; {missing}" * bool(missing)
             )

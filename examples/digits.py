@@ -1,14 +1,14 @@
-"""Handwritten digits of five owners who write differently often: the example that the README and the demo run.
+"""Handwritten digits at five sites with unequal shares of each digit: the task of the demo.
 
 The data is scikit-learn's digits (1,797 images of 8 x 8 pixels, shipped with the library). A fifth of each digit is the
-server's test set; the rest belongs to five owners in unequal shares of each digit (Dirichlet with α = 0.5), and each
-owner holds back a tenth of its own as a test split. Everything is the same on every machine.
+server's test set; the rest is split among five sites, each digit by a Dirichlet draw with α = 0.5, and each site holds
+back a tenth of its examples as a test split. The split is the same on every machine.
 
     atoll coordinator examples/digits.toml
-    atoll agent examples/digits.py:task --site north --join 127.0.0.1:7070      and so on for the other four
+    atoll agent examples/digits.py:task --site north --join CODE      and the same at the other four sites
 
-To see what a straggler does, start one owner's agent with the environment variable ATOLL_DEMO_SLOW_S=0.5: its data
-then lies on a slow disk, and every batch takes half a second to read.
+To make a site a straggler, start its agent with the environment variable ATOLL_DEMO_SLOW_S=0.5: every batch then takes
+half a second to read, as from a slow disk.
 """
 
 import os
@@ -31,7 +31,7 @@ Split = tuple[torch.Tensor, torch.Tensor]
 
 
 class SlowDisk(Dataset[Split]):
-    """The same examples, read from a disk that needs `delay_s` for each batch."""
+    """Examples from a slow disk, which takes `delay_s` seconds for each batch."""
 
     def __init__(self, images: torch.Tensor, digits: torch.Tensor, *, delay_s: float) -> None:
         self.images, self.digits, self.delay_s = images, digits, delay_s
@@ -49,7 +49,7 @@ class SlowDisk(Dataset[Split]):
 
 @cache
 def owners() -> dict[str, np.ndarray]:
-    """Which examples belong to whom, by name; those of "server" are the test set."""
+    """Return the indices of the examples of each site; those of "server" are the test set."""
     rng = np.random.default_rng(SEED)
     digits = load_digits().target
     shares: dict[str, list[np.ndarray]] = {name: [] for name in ["server", *SITES]}
@@ -64,14 +64,14 @@ def owners() -> dict[str, np.ndarray]:
 
 
 def examples(indices: np.ndarray) -> Split:
-    """Images (n, 1, 8, 8) in [0, 1], and the digits (n,) that they show."""
+    """Return images (n, 1, 8, 8) in [0, 1], and the digits (n,) that they show."""
     digits = load_digits()
     images = torch.from_numpy(digits.images[indices, np.newaxis] / 16).float()
     return images, torch.from_numpy(digits.target[indices])
 
 
 def load_site(site: str, split: str) -> SlowDisk | TensorDataset:
-    """The data of one owner: a tenth is its test split."""
+    """Return a split of a site's data; a tenth of it is the test split."""
     indices = owners()[site]
     num_test = len(indices) // 10
     images, targets = examples(indices[:num_test] if split == "test" else indices[num_test:])
@@ -82,12 +82,12 @@ def load_site(site: str, split: str) -> SlowDisk | TensorDataset:
 
 
 def load_test() -> TensorDataset:
-    """The server's test set."""
+    """Return the server's test set."""
     return TensorDataset(*examples(owners()["server"]))
 
 
 def make_model() -> nn.Module:
-    """A small convolutional net of 283,786 parameters: 1.1 MB, so that a slow line shows."""
+    """Return a convolutional net of 283,786 parameters, whose 1.1 MB take a noticeable time on a slow line."""
     return nn.Sequential(
         nn.Conv2d(1, 32, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -102,7 +102,7 @@ def make_model() -> nn.Module:
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """How many are right, of how many."""
+    """Return the numbers of correct outputs and of all."""
     return (outputs.argmax(dim=1) == targets).sum(), len(targets)
 
 

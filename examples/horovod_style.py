@@ -1,8 +1,8 @@
-"""Handwritten digits, trained in the style of Horovod: one process's loop, and five lines that make it data parallel.
+"""Data-parallel training in the style of Horovod: the loop of one process, and five lines that make it parallel.
 
     torchrun --nproc-per-node 2 -m examples.horovod_style       or     python -m examples.horovod_style
 
-Each rank takes its share of every batch, so any number of ranks that divides the batch ends with the same accuracy.
+Each rank takes its share of every batch, so the accuracy is the same for any number of ranks that divides the batch.
 """
 
 import argparse
@@ -20,13 +20,13 @@ BATCH_SIZE = 48
 
 
 def make_model() -> nn.Module:
-    """64 pixels to 10 digits."""
+    """Return a small network: 64 pixels in, 10 digits out."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def train(epochs: int, compression: str = "none") -> tuple[nn.Module, float]:
-    """The model, the same on every rank, and its share of right answers on the test set."""
-    torch.manual_seed(hvd.rank())  # each rank has other weights, until rank 0's are everybody's
+    """Train for `epochs` epochs; return the model, equal on all ranks, and its accuracy on the test set."""
+    torch.manual_seed(hvd.rank())  # each rank has other weights until the broadcast from rank 0
     model = make_model()
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -34,7 +34,7 @@ def train(epochs: int, compression: str = "none") -> tuple[nn.Module, float]:
     optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), compression=compression)
 
     images, targets = examples(np.concatenate([owners()[site] for site in SITES]))
-    order = torch.Generator().manual_seed(0)  # one for all: the ranks agree on the batches
+    order = torch.Generator().manual_seed(0)  # one seed for all ranks, so that they agree on the batches
     for _ in range(epochs):
         whole = torch.randperm(len(targets), generator=order)
         for batch in whole[: len(whole) // BATCH_SIZE * BATCH_SIZE].split(BATCH_SIZE):
@@ -46,7 +46,7 @@ def train(epochs: int, compression: str = "none") -> tuple[nn.Module, float]:
 
 
 def accuracy(model: nn.Module) -> float:
-    """Each rank looks at its share of the test set."""
+    """Return the accuracy on the test set, of which each rank evaluates a share."""
     images, targets = examples(owners()["server"][hvd.rank() :: hvd.size()])
     with torch.no_grad():
         right = (model(images).argmax(dim=1) == targets).sum()
@@ -55,15 +55,15 @@ def accuracy(model: nn.Module) -> float:
 
 
 def main() -> None:
-    """Train and print one number."""
+    """Train, and print the accuracy."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--compression", default="none", choices=hvd.WIRES)
-    parser.add_argument("--save", type=Path, help="where rank 0 writes the model (safetensors)")
+    parser.add_argument("--save", type=Path, help="the safetensors file that rank 0 writes")
     arguments = parser.parse_args()
     hvd.init()
     if BATCH_SIZE % hvd.size():
-        parser.error(f"{hvd.size()} ranks do not divide a batch of {BATCH_SIZE}")
+        parser.error(f"{hvd.size()} ranks do not divide a batch of {BATCH_SIZE}: choose a number of ranks that does")
     model, share = train(arguments.epochs, arguments.compression)
     if hvd.rank() == 0:
         print(f"accuracy {share:.4f} after {arguments.epochs} epochs on {hvd.size()} ranks", flush=True)

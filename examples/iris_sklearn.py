@@ -1,6 +1,6 @@
-"""Not PyTorch at all: scikit-learn's SGDClassifier on the iris flowers of three gardens.
+"""A task without PyTorch: scikit-learn's SGDClassifier on the iris flowers of three gardens.
 
-A client is any object that turns (global parameters, instructions) into (update, num_examples, statistics).
+An ArrayTask is any object with these methods: arrays of parameters come in, and an update as arrays goes out.
 
     atoll coordinator examples/iris.toml
 """
@@ -17,26 +17,26 @@ from atoll import Instructions, Trained
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 SHARES = {"lowland": (25, 8, 7), "valley": (8, 24, 8), "hill": (7, 8, 25)}
-"""How many flowers of each kind grow in each garden; the ten of each kind that are left are the server's."""
+"""The numbers of flowers of each kind in each garden; the remaining ten of each kind are the server's."""
 
 STARTS = np.cumsum([(0, 0, 0), *SHARES.values()], axis=0)
-"""Of each kind, the first flower of each garden, and at last of the server."""
+"""The number of the first flower, by garden and kind; the last row is the server's."""
 
 CENTER, SCALE = np.array([5.8, 3.0, 3.8, 1.2]), np.array([0.8, 0.4, 1.8, 0.8])
-"""What everybody knows of irises [cm], so that no garden has to tell its own means."""
+"""Constants that standardize the features [cm], agreed beforehand, so that no garden reveals its own means."""
 
 
 class IrisTask:
-    """Logistic regression, each kind against the others."""
+    """Logistic regression, one kind against the others."""
 
     sites = tuple(SHARES)
 
     def initial(self, seed: int) -> Arrays:
-        """Zeros: the problem is convex."""
+        """Return zeros, as the problem is convex."""
         return {"coef": np.zeros((3, 4), np.float32), "intercept": np.zeros(3, np.float32)}
 
     def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
-        """A few passes over one garden's flowers, fewer when the time is over."""
+        """Train for some epochs on one garden's flowers, and for fewer when the deadline has passed."""
         flowers, kinds = garden(instructions.site)
         epochs = int(instructions.local.get("epochs", 5))
         model = SGDClassifier(
@@ -55,7 +55,7 @@ class IrisTask:
         return Trained(update, len(kinds), measure(model, flowers, kinds), work=done / epochs)
 
     def evaluate(self, parameters: Arrays, *, split: str, site: str | None) -> dict[str, tuple[float, ...]] | None:
-        """Statistics on a garden's own flowers, or on the server's; the gardens hold no test flowers back."""
+        """Return statistics on a garden's flowers, or on the server's; None: the gardens have no test split."""
         if split == "test":
             return None
         flowers, kinds = server() if site is None else garden(site)
@@ -65,29 +65,29 @@ class IrisTask:
         return measure(model, flowers, kinds)
 
     def num_examples(self, site: str) -> int:
-        """Flowers in a garden."""
+        """Return the number of flowers in a garden."""
         return sum(SHARES[site])
 
 
 def garden(site: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The flowers (n, 4) of one garden and their kinds (n,)."""
+    """Return the flowers (n, 4) of one garden and their kinds (n,)."""
     return flowers_from(STARTS[list(SHARES).index(site)], SHARES[site])
 
 
 def server() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The flowers that no garden has."""
+    """Return the flowers that no garden has, and their kinds."""
     return flowers_from(STARTS[-1], 50 - STARTS[-1])
 
 
 def flowers_from(first: Any, count: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Of each kind k, `count[k]` flowers from number `first[k]` on; the data set has 50 of each in a row."""
+    """Return `count[k]` flowers of each kind k from number `first[k]` on; the data set has 50 of each kind in a row."""
     iris = load_iris()
     chosen = np.concatenate([50 * kind + first[kind] + np.arange(count[kind]) for kind in range(3)])
     return (iris.data[chosen] - CENTER) / SCALE, iris.target[chosen]
 
 
 def measure(model: Any, flowers: Any, kinds: Any) -> dict[str, tuple[float, ...]]:
-    """Sufficient statistics: (sum of losses, flowers) and (right ones, flowers)."""
+    """Return sufficient statistics: (sum of losses, flowers) and (correct predictions, flowers)."""
     loss = log_loss(kinds, model.predict_proba(flowers), labels=[0, 1, 2], normalize=False)
     right = np.sum(model.predict(flowers) == kinds)
     return {"loss": (float(loss), len(kinds)), "accuracy": (float(right), len(kinds))}

@@ -1,8 +1,8 @@
-"""MNIST with the two models of McMahan et al. 2017: the experiments that everybody compares with.
+"""MNIST with the two models of McMahan et al. 2017, the usual baseline of federated learning.
 
-The data is published in one piece, so that all of it belongs to one owner, and a population deals it to many:
+The data is published in one piece, so it belongs to one site here, and a population splits it among many clients:
 
-    export ATOLL_DATA=...         # the folder in which mnist/ lies, with the four IDX files (docs/data.md)
+    export ATOLL_DATA=...         # the folder with mnist/, which has the four IDX files (docs/data.md)
     atoll population examples/mnist.py:task --set population.kind=shards --set population.clients=100
     atoll simulate examples/mnist.py:task --set population.kind=shards --set population.clients=100 \\
         --set round.cohort_size=10 --rounds 100
@@ -27,22 +27,22 @@ from atoll.parallel.data.public.owned import Splits
 
 @cache
 def mnist() -> Splits:
-    """60,000 and 10,000 images (n, 1, 28, 28) in [0, 1], digits (n,)."""
+    """Return 60,000 training and 10,000 test images (n, 1, 28, 28) in [0, 1], with their digits (n,)."""
     return read_mnist(data_folder("mnist"))
 
 
 def load_all(site: str, split: str) -> TensorDataset | None:
-    """The training images. The test images are the server's, as in the paper."""
+    """Return the training images; the test images are the server's, as in the paper."""
     return mnist().train if split == "train" else None
 
 
 def load_test() -> TensorDataset:
-    """The server's test set."""
+    """Return the server's test set."""
     return mnist().test
 
 
 def make_2nn() -> nn.Module:
-    """A multilayer perceptron with two hidden layers of 200 units and ReLU."""
+    """Return a multilayer perceptron with two hidden layers of 200 units and ReLU."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(784, 200),
@@ -54,7 +54,7 @@ def make_2nn() -> nn.Module:
 
 
 def make_cnn() -> nn.Module:
-    """Two convolutions of 5 x 5 with 32 and 64 channels, each followed by pooling of 2 x 2; 512 units and ReLU."""
+    """Return two convolutions of 5 x 5 with 32 and 64 channels, each with 2 x 2 pooling, and 512 units with ReLU."""
     return nn.Sequential(
         nn.Conv2d(1, 32, kernel_size=5, padding="same"),
         nn.ReLU(),
@@ -70,7 +70,7 @@ def make_cnn() -> nn.Module:
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """How many are right, of how many."""
+    """Return the numbers of correct outputs and of all."""
     return (outputs.argmax(dim=1) == targets).sum(), len(targets)
 
 

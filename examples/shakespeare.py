@@ -1,12 +1,12 @@
-"""The next character in Shakespeare's plays; every speaking role is an owner, with the size and the words of its own.
+"""Prediction of the next character in Shakespeare's plays, where each speaking role is a site.
 
-    export ATOLL_DATA=...         # the folder in which tinyshakespeare/input.txt lies (docs/data.md)
+    export ATOLL_DATA=...         # the folder with tinyshakespeare/input.txt (docs/data.md)
     atoll population examples/shakespeare.py:task
 
 Source:
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, section
-    3: an embedding of 8, two LSTM layers of 256, windows of 80 characters. Theirs are the complete works: read those
-    with the same function from Project Gutenberg's pg100.txt.
+    3: an embedding of 8, two LSTM layers of 256, windows of 80 characters. The paper uses the complete works, which
+    the same function reads from Project Gutenberg's pg100.txt.
 """
 
 from typing import Any
@@ -19,14 +19,15 @@ from atoll.parallel.data.public.folder import data_folder
 from atoll.parallel.data.public.shakespeare import read_shakespeare
 
 ROLES = read_shakespeare(data_folder("tinyshakespeare") / "input.txt", sequence=80)
-"""Windows of 80 characters of every role with at least two lines: of its first 80 % to train on, of the others to test.
-It is read with this file, for the names of the sites are in it."""
+"""Windows of 80 characters of every role with at least two lines; the first 80 % of its text are for training, the rest
+for testing. The text is read when this module is loaded, as it has the names of the sites.
+"""
 
 CHARACTERS = len(ROLES.characters)
 
 
 class NextCharacter(nn.Module):
-    """Characters (B, S) to logits of the next ones (B, S, V)."""
+    """An LSTM from characters (B, S) to logits of the next characters (B, S, V)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,24 +36,24 @@ class NextCharacter(nn.Module):
         self.head = nn.Linear(256, CHARACTERS)
 
     def forward(self, characters: torch.Tensor) -> torch.Tensor:
-        """The logits."""
+        """Return the logits of the next characters."""
         hidden, _ = self.lstm(self.embedding(characters))
         logits: torch.Tensor = self.head(hidden)
         return logits
 
 
 def load_test() -> Any:
-    """What all roles hold back, for the server."""
+    """Return the test splits of all roles, as the server's test set."""
     return ROLES.pooled("test")
 
 
 def loss(logits: torch.Tensor, characters: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy over the characters, without the filling of a role's last window."""
+    """Return the mean cross entropy over the characters, without the padding of a role's last window."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), characters.flatten(), ignore_index=-100)
 
 
 def accuracy(logits: torch.Tensor, characters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many of the next characters are right, of how many."""
+    """Return the numbers of correct next characters and of all, without padding."""
     counts = characters >= 0
     return ((logits.argmax(dim=-1) == characters) & counts).sum(), counts.sum()
 

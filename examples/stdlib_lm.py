@@ -1,10 +1,10 @@
-"""A small language model of bytes, on the sources of Python's own standard library (`stdlib_text`).
+"""A small language model of bytes, trained on the sources of Python's standard library (`stdlib_text`).
 
     atoll train examples/stdlib_lm.py:task
     atoll train examples/stdlib_lm.py:task --nproc 2 --mesh tp=2
 
-The loss begins at ln 264 = 5.6, what a model knows that knows nothing, and is below 2 after the one epoch of the
-default; in bits, loss / ln 2, a byte then costs less than three of its eight.
+The loss begins at ln 264 = 5.6, that of a uniform guess, and is below 2 after the default of one epoch: loss / ln 2 is
+then less than three bits a byte.
 """
 
 import stdlib_text
@@ -15,24 +15,24 @@ from atoll import Local, Task
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 
 IGNORED = -100
-"""Targets that do not count: the first byte of a file."""
+"""The target of positions without a loss: the first byte of each file."""
 
 CONFIG = DecoderConfig(vocab=264, dim=128, layers=3, heads=4, sequence=stdlib_text.SEQUENCE)
-"""257 tokens, rounded up to a multiple of 8, so that tp=8 can cut them."""
+"""The decoder's sizes; the 257 tokens are rounded up to a multiple of 8, so that tp=8 can shard them."""
 
 
 def make_model() -> Decoder:
-    """0.7 million parameters."""
+    """Return a decoder of 0.7 million parameters."""
     return Decoder(CONFIG)
 
 
 def loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy over the tokens that count: (B, S, V), (B, S) -> ()."""
+    """Return the mean cross entropy over the tokens with a target: (B, S, V), (B, S) -> ()."""
     return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=IGNORED)
 
 
 def accuracy(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many of the next bytes are right, of how many."""
+    """Return the numbers of correct next bytes and of all with a target."""
     counts = tokens != IGNORED
     return ((logits.argmax(dim=-1) == tokens) & counts).sum(), counts.sum()
 

@@ -1,8 +1,8 @@
-"""A small text that every Python brings along: the sources of its own standard library, byte by byte.
+"""A small text that every Python includes: the sources of its standard library, byte by byte.
 
-The files of `sysconfig.get_paths()["stdlib"]` come in the order of their names, as far as a limit allows, without tests
-and without what was installed later. Every tenth belongs to the server's test set; the others are dealt to two owners,
-and each holds back a tenth of its own as a test split. The same Python gives the same text.
+The files of `sysconfig.get_paths()["stdlib"]` are read in the order of their names up to a limit, without tests and
+installed packages. Every tenth file belongs to the server's test set; the others are split between two sites, and each
+site holds back a tenth of its files as a test split. The same Python gives the same text.
 """
 
 import os
@@ -24,10 +24,10 @@ LEFT_OUT = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test"
 
 @cache
 def files(bytes_max: int = BYTES_MAX) -> tuple[Path, ...]:
-    """The sources, in the order of their names, until one would exceed the limit [bytes].
+    """Return the sources in the order of their names, up to `bytes_max` bytes in all.
 
     Raises:
-        FileNotFoundError: this Python has come without them, or the limit is below the first.
+        FileNotFoundError: this Python has no sources, or the first one exceeds the limit.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     chosen = []
@@ -37,25 +37,25 @@ def files(bytes_max: int = BYTES_MAX) -> tuple[Path, ...]:
             break
         chosen.append(path)
     if not chosen:
-        raise FileNotFoundError(f"{root}: none of the standard library's sources within the limit")
+        raise FileNotFoundError(f"{root}: no source of the standard library within the limit: raise bytes_max")
     return tuple(chosen)
 
 
 def _sources(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(set(folders) - LEFT_OUT)  # what is not among them is not walked
+        folders[:] = sorted(set(folders) - LEFT_OUT)  # os.walk skips the others
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def load_site(site: str, split: str) -> TokenWindows:
-    """The windows of one owner's sources."""
-    others = [path for place, path in enumerate(files()) if place % 10]
-    own = others[SITES.index(site) :: len(SITES)]
-    return _windows([path for place, path in enumerate(own) if (place % 10 == 0) == (split == "test")])
+    """Return the windows of one split of a site's files."""
+    of_sites = [path for place, path in enumerate(files()) if place % 10]
+    of_site = of_sites[SITES.index(site) :: len(SITES)]
+    return _windows([path for place, path in enumerate(of_site) if (place % 10 == 0) == (split == "test")])
 
 
 def load_test() -> TokenWindows:
-    """The windows of the sources that the server holds."""
+    """Return the windows of the server's files."""
     return _windows(list(files()[::10]))
 
 

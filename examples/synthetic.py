@@ -1,9 +1,9 @@
-"""Synthetic(α, β) of FedProx: 30 devices whose models (α) and data (β) differ, and softmax regression.
+"""FedProx's Synthetic(α, β): softmax regression on 30 devices whose models (α) and data (β) differ.
 
     atoll simulate examples/synthetic.py:task --rounds 50 --set round.cohort_size=10
 
-Device k draws B_k ~ N(0, β), u_k ~ N(0, α), its own W_k, b_k ~ N(u_k, 1) and v_k ~ N(B_k, 1); its examples are
-x ~ N(v_k, diag(j^-1.2)) with the label argmax(W_k x + b_k). `iid` has one W, b and v = 0 for all.
+Device k draws B_k ~ N(0, β), u_k ~ N(0, α), W_k, b_k ~ N(u_k, 1) and v_k ~ N(B_k, 1); its examples are
+x ~ N(v_k, diag(j^-1.2)) with the label argmax(W_k x + b_k). In `iid` all devices share one W and b, and v = 0.
 
 Source:
     Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (arXiv 1812.06127), section 5.1; as the
@@ -30,7 +30,7 @@ Examples = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 @cache
 def devices(alpha: float, beta: float, is_iid: bool) -> list[Examples]:
-    """Of each device: inputs (n, 60) and labels (n,)."""
+    """Return the inputs (n, 60) and labels (n,) of each device."""
     rng = np.random.default_rng(SEED)
     sizes = np.minimum(rng.lognormal(4, 2, DEVICES).astype(int) + 50, SIZE_MAX)
     scale = np.arange(1, FEATURES + 1) ** -0.6  # the root of the variances j^-1.2
@@ -68,12 +68,12 @@ def _all_tests(which: tuple[float, float, bool]) -> TensorDataset:
 
 
 def make_model() -> nn.Module:
-    """Softmax regression: 610 parameters."""
+    """Return a softmax regression of 610 parameters."""
     return nn.Linear(FEATURES, CLASSES)
 
 
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """How many are right, of how many."""
+    """Return the numbers of correct outputs and of all."""
     return (outputs.argmax(dim=1) == targets).sum(), len(targets)
 
 
@@ -90,6 +90,6 @@ def _task(which: tuple[float, float, bool]) -> Task:
 
 
 task = _task((1.0, 1.0, False))
-"""Synthetic(1, 1)."""
+"""The task Synthetic(1, 1)."""
 iid = _task((0.0, 0.0, True))
-"""The same for every device."""
+"""The task with one distribution for all devices."""

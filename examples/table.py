@@ -1,8 +1,8 @@
-"""How ill a patient is, from measures of the voice: a table in which a column names the owner of each row.
+"""Regression on a table with a column for the site of each row: the severity of Parkinson's disease from the voice.
 
 The 42 patients of UCI's Parkinsons Telemonitoring are 42 sites. Each tests on the last fifth of its recordings.
 
-    export ATOLL_DATA=...         # the folder in which parkinsons_telemonitoring/ lies (docs/data.md)
+    export ATOLL_DATA=...         # the folder with parkinsons_telemonitoring/ (docs/data.md)
     atoll population examples/table.py:task
 
 Source:
@@ -25,13 +25,16 @@ from atoll.parallel.data.public.table import Columns, Table, read_table
 SITES = [str(patient) for patient in range(1, 43)]
 FEATURES = 19
 MEAN_UPDRS = 21.0
-"""About the mean of the target, so that the net begins near it."""
+"""The approximate mean of the target, added to the net's output so that training begins near it."""
 
 
 @cache
 def patients() -> Table:
-    """Age, sex, time and 16 measures of the voice (n, 19), which differ by a factor of a million and so are brought to
-    one scale; the motor score (n, 1). Sites that keep their data for themselves agree on the constants of the scale."""
+    """Return the features (n, 19), age, sex, time and 16 measures of the voice, and the motor scores (n, 1).
+
+    The features differ in size by a factor of a million, so they are standardized by constants of the pooled data.
+    Sites that do not share data agree on such constants beforehand.
+    """
     path = data_folder("parkinsons_telemonitoring") / "parkinsons_updrs.data"
     table = read_table(path, Columns(site="subject#", target="motor_UPDRS", drop=["total_UPDRS"]))
     measures, scores = table.dataset.tensors
@@ -40,12 +43,12 @@ def patients() -> Table:
 
 
 def load_patient(site: str, split: str) -> Any:
-    """The recordings of one patient."""
+    """Return a split of one patient's recordings."""
     return patients()(site, split)
 
 
 def load_test() -> Any:
-    """What all patients hold back, for the server."""
+    """Return the test splits of all patients, as the server's test set."""
     return patients().pooled("test")
 
 
@@ -57,13 +60,13 @@ class Score(nn.Module):
         self.layers = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, measures: torch.Tensor) -> torch.Tensor:
-        """The scores."""
+        """Return the predicted scores (n, 1)."""
         scores: torch.Tensor = MEAN_UPDRS + self.layers(measures)
         return scores
 
 
 def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The sum of what each score is off, of how many."""
+    """Return the sum of the absolute errors, and the number of scores."""
     return (outputs - targets).abs().sum(), len(targets)
 
 
