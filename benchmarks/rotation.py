@@ -24,7 +24,7 @@ import grpc
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from atoll.cli.looking import admin
+from atoll.cli.runs import admin
 from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
 from atoll.client.disk.seen_store import Memory

@@ -11,10 +11,10 @@ from atoll.cli.experiments.simulate import simulate
 from atoll.cli.experiments.sweep import sweep
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.log import quiet_grpc
-from atoll.cli.looking import models, ranks, rounds, runs
 from atoll.cli.members import audit, authority, clients, site
 from atoll.cli.members.join import join
 from atoll.cli.new import new
+from atoll.cli.runs import models, ranks, rounds, runs
 from atoll.cli.serving.agent import agent
 from atoll.cli.serving.aggregator import aggregator
 from atoll.cli.serving.backups import backup, restore

@@ -105,7 +105,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "cli/shutdown_deadline.py",
         ),
         ("cli/files.py", "cli/local_audit.py", "cli/new.py", "cli/project", "cli/settings.py"),
-        ("cli/looking", "cli/serving", "cli/training"),
+        ("cli/runs", "cli/serving", "cli/training"),
         ("cli/experiments", "cli/members"),
         ("cli/main.py",),
         ("__main__.py", "cli/docs.py"),

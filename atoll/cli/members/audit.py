@@ -140,7 +140,7 @@ def export(
 @contextmanager
 def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterator[Source]":
     """Open the log to read: the named files, that of the state directory, or a copy from the joined coordinator."""
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
     from atoll.protocol.audit.files import audit_folder
     from atoll.server.audit.reading import Source
 

@@ -8,8 +8,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking.views import read_view
 from atoll.cli.printing import as_json, clock, note, say, seconds, table
+from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.names import Role
 
 app = typer.Typer(
@@ -78,7 +78,7 @@ def invite(
     It contains the coordinator's address, the fingerprint of its authority and a secret. An earlier code for the same
     name becomes invalid. The command waits for a coordinator that is starting.
     """
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     reply = admin.invite(state, role, name, hours * 3600)
     if json:
@@ -95,7 +95,7 @@ def revoke(
 
     Its runs go on without it. A new join code for the same name makes it a member again.
     """
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     known = {row.name: row.standing for row in admin.members(state).members if row.role == role}
     admin.revoke(state, role, name)
@@ -131,7 +131,7 @@ def members(state: options.State = options.STATE, json: options.Json = False) ->
     Standings: invited; member; lapsed, when the certificate has expired; revoked; void, when wrong secrets were tried
     with the join code. Lapsed and void names need a new join code.
     """
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     found = admin.members(state).members
     if json:

@@ -65,4 +65,4 @@ def test_a_metric_that_turns_out_not_to_be_measured_is_named(tmp_path: Path) -> 
     result = invoke("compare", TASK, *SMALL, *FAST, *settings, "--out", tmp_path / "o", "--metric", "clients/loss")
     assert result.exit_code == 2
     said = result.stderr.splitlines()[-1]
-    assert said.startswith("atoll: --metric: clients/loss was not measured in the federated and the centralized training")
+    assert said.startswith("atoll: --metric: clients/loss was not measured in the federated and the ")

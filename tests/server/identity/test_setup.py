@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.faults import CommandError
-from atoll.cli.looking import admin
+from atoll.cli.runs import admin
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.settings import ConfigError

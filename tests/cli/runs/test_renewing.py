@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.looking import admin
+from atoll.cli.runs import admin
 from atoll.protocol.identity.certificates import Issuer, key_to_pem, new_key, to_pem
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.enrolling import Place

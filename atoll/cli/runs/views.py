@@ -29,7 +29,7 @@ def read_view(view: str, state: Path, database: str = "", *, run: str = "", numb
         CommandError: no such run or round, or no answer; the message says which ones exist.
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     if not database and admin.is_elsewhere(state):
         return admin.read_view(state, view, run, number)

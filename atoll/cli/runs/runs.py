@@ -7,8 +7,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking.views import read_view
 from atoll.cli.printing import as_json, clock, metrics_text, say, shortened, table
+from atoll.cli.runs.views import read_view
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
@@ -45,7 +45,7 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
     The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.
     """
     from atoll.cli.files import load_run, refuse_settings_of_the_host, state_of
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
     from atoll.protocol.settings import effective
 
     refuse_settings_of_the_host(overrides)
@@ -58,7 +58,7 @@ def stop(
     run: options.RunArgument, state: options.State = options.STATE, reason: Reason = "", json: options.Json = False
 ) -> None:
     """Stop a run. Its open round is abandoned, or committed first if its aggregation has begun."""
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     _report(admin.stop(state, run, reason), json)
 
@@ -69,7 +69,7 @@ def resume(run: options.RunArgument, state: options.State = options.STATE, json:
 
     It is queued while `max_runs` runs are active.
     """
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     _report(admin.resume(state, run), json)
 
@@ -82,7 +82,7 @@ def pause(
 
     A paused run frees its place for a queued one, keeps its clients, and still accepts late updates.
     """
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     _report(admin.pause(state, run, reason), json)
 
@@ -92,7 +92,7 @@ def delete(
     run: options.RunArgument, state: options.State = options.STATE, yes: Yes = False, json: options.Json = False
 ) -> None:
     """Delete an ended run with its records and all versions of its model. Its id is never used again."""
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     if not yes:
         where = "the joined coordinator" if admin.is_elsewhere(state) else state

@@ -18,7 +18,7 @@ def list_ranks(state: options.State = options.STATE, json: options.Json = False)
 
     Bytes received are updates, bytes sent are versions, and bytes exchanged are partial sums sent to other ranks.
     """
-    from atoll.cli.looking import admin
+    from atoll.cli.runs import admin
 
     reply = admin.ranks(state)
     rows: list[dict[str, Any]] = [

@@ -240,7 +240,7 @@ def ranks(state: Path) -> pb.ListRanksReply:
 
 
 def read_view(state: Path, view: str, run: str, number: int) -> Any:
-    """Return a view of `server.views`, as `looking.views.read_view`."""
+    """Return a view of `server.views`, as `runs.views.read_view`."""
     try:
         request = pb.LookRequest(view=view, run_id=run, number=number)
     except ValueError as error:  # surrogates in the text, or a number of more than 32 bits

@@ -16,8 +16,8 @@ from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_h
 from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.cli.faults import CommandError
 from atoll.cli.local_audit import record_local_action
-from atoll.cli.looking import admin
-from atoll.cli.looking.views import read_view
+from atoll.cli.runs import admin
+from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version

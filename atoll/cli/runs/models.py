@@ -7,8 +7,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking.views import open_history, read_view
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
+from atoll.cli.runs.views import open_history, read_view
 from atoll.protocol.printable import printable_size
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the versions of the global model, or export one.")
@@ -64,7 +64,7 @@ def export(
     assembled: from the directories of the ranks that this coordinator started, and over the network from other ranks,
     for which the coordinator must run. A coordinator on another machine sends the version over the network.
     """
-    from atoll.cli.looking import admin, model_export
+    from atoll.cli.runs import admin, model_export
 
     if not database and admin.is_elsewhere(state):
         done = model_export.export_remote(state, run, version, out)
