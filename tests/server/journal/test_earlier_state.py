@@ -1,8 +1,9 @@
 """A run that an earlier Atoll began goes on here: its journal, its accepted update, its half upload, its model's bits.
 
 `data/state-a0c3546.tar.gz` is the state directory of a coordinator of the commit a0c3546, made by its own code and
-ended by SIGKILL: round 1 is committed (clients a and b sent 1 and 3, ten examples each), round 2 is open, the update of a
-(5, thirty examples) is accepted and 10 bytes of the update of b (-1) are here. The server optimizer has momentum 0.5.
+ended by SIGKILL. Round 1 is committed: the clients a and b sent 1 and 3, ten examples each. Round 2 is open: the update
+of a (5, thirty examples) is accepted, and 10 bytes of the update of b (-1) are here. The server optimizer has momentum
+0.5.
 """
 
 import os
