@@ -1,4 +1,4 @@
-"""How long the robust rules take over stored updates: 50 of a million float32 each, on the cores that there are.
+"""Robust rules over stored updates: seconds for 50 updates of a million float32 each, on all cores.
 
     python -m benchmarks.robust [--updates K] [--elements N] [--pairs N] [--threads N]
 
@@ -58,7 +58,7 @@ class Ours:
             self._readers[path.name] = stack.enter_context(UpdateReader(update))
 
     def __call__(self, rule: Rule) -> Array:
-        """What a rule makes of the updates."""
+        """Return the aggregate of a rule over the updates."""
         mixing = mixing_for(rule, (self._tensor,), self._readers, centre=Zeros(), threads=self._threads)
         sources = [*self._readers.values(), *[Zeros()] * takes_centre(rule)]
         starts = range(0, self._tensor.num_elements, RANGE)
@@ -139,7 +139,7 @@ def compare(sides: dict[str, Callable[[], Array]], num_turns: int) -> dict[str, 
 
 
 def main() -> int:
-    """Measure."""
+    """Run the measurement and print its last line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.robust", description=(__doc__ or "").split(":")[0])
     parser.add_argument("--updates", type=int, default=50, help="of one round")
     parser.add_argument("--elements", type=int, default=1_000_000, help="float32 values of each")

@@ -1,4 +1,4 @@
-"""How long a round takes when there is nothing to do: 10, 100 and 1,000 connected clients.
+"""Latency of empty rounds, with 10, 100 and 1,000 connected clients.
 
     python -m benchmarks.round_latency [--clients N ...] [--rounds N] [--turns N]
 
@@ -45,7 +45,7 @@ LIMITS_OF_TIGHT = {10: 6.0, 1000: 6.0}
 
 @dataclass(slots=True)
 class Measured:
-    """One scale."""
+    """The measurement with one number of clients."""
 
     num_clients: int
     cohort_size: int
@@ -59,7 +59,7 @@ class Measured:
 
     @property
     def seconds(self) -> list[float]:
-        """From the opening of each round to its commit."""
+        """The time of each round, from its opening to its commit [s]."""
         return [seconds for run in self.runs for seconds in _seconds(run)]
 
     @property
@@ -69,7 +69,7 @@ class Measured:
         return [statistics.median(_seconds(ours)) / statistics.median(theirs) for ours, theirs in pairs]
 
     def summary(self) -> dict[str, Any]:
-        """For the last line."""
+        """Return the figures for the last line."""
         pairs = [pair for run in self.runs for pair in pairwise(run)]
         gaps = [later.opened_at - _ended(earlier) for earlier, later in pairs]
         whole = sum(_ended(run[-1]) - run[0].opened_at for run in self.runs)
@@ -175,7 +175,7 @@ def crowds_cpu_s(processes: Processes) -> float:
 
 
 def start_run(state: Path, cohort_size: int, num_rounds: int, *, pause: float = 0.0) -> str:
-    """As `atoll run start` does."""
+    """Start a run, as `atoll run start` does, and return its id."""
     settings = {
         "task": "benchmarks.tasks:empty",
         "name": "latency",
@@ -189,7 +189,7 @@ def start_run(state: Path, cohort_size: int, num_rounds: int, *, pause: float = 
 
 
 def wait_for_end(processes: Processes, state: Path) -> None:
-    """Look rarely: whoever looks takes the processor from those who are looked at."""
+    """Wait until the run has ended, with rare looks: each takes processor time from the measured processes."""
     begun = time.monotonic()
     while (run := History(state).runs()[-1]).state in (RunState.QUEUED, RunState.RUNNING):
         if time.monotonic() - begun > LIMIT_S:

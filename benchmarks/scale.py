@@ -58,7 +58,7 @@ def process(module: str, folder: Path, clients: int) -> Iterator["subprocess.Pop
 
 
 def lines_of(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
-    """What it says, as it says it."""
+    """Yield the lines of a child process as it prints them."""
     assert child.stdout is not None
     for line in child.stdout:
         said = json.loads(line)
@@ -150,7 +150,7 @@ def times(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str) ->
 
 
 def main() -> int:
-    """Measure."""
+    """Run the measurement and print its last line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--histories", type=int, default=HISTORIES)
@@ -180,7 +180,7 @@ def main() -> int:
 
 
 def bars_of_million(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[Bar]:
-    """Time, memory, recovery, and that nobody is forgotten."""
+    """Return the bars on time, memory, recovery, and the number of members after it."""
     seconds, recovery_s = (median(one[key] for one in ours) for key in ("seconds", "recovery_s"))
     times_run, times_recovery = (median(times(ours, theirs, key)) for key in ("seconds", "recovery_s"))
     return [

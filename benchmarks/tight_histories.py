@@ -1,4 +1,4 @@
-"""As many events as histories had, by hand: the measure for the judging of histories.
+"""The events of the histories by hand: the measure for the judging of histories.
 
 An event of a history is planned (a draw of its latency, a push to the heap of the world), comes (a pop), changes a
 state (a dict), and is written down for the checks. After that, every event is replayed into a second state, and a third

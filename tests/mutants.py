@@ -317,7 +317,7 @@ PLANTED = (
         "a client whose newest update reports no loss counts as one that never reported any",
     ),
     Mutant(
-        "nobody is ever chosen",
+        "no client counts as chosen",
         ROUNDS,
         "            self.membership.chosen(client_id)\n",
         "",
@@ -576,7 +576,7 @@ PLANTED = (
         "updates one version too old go into the buffer",
     ),
     Mutant(
-        "the queue makes nobody older",
+        "the queue makes no update older",
         INTAKE,
         "        full = len(ledger.waiting) // self.rules.policy.num_wanted\n",
         "        full = 0\n",
