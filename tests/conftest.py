@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from benchmarks import reaper
+from tests import fast
 
 if TYPE_CHECKING:
     from tests import postgresql
@@ -23,6 +25,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("build", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("build")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `real` the tests of the table, and those that use the PostgreSQL server."""
+    for item in items:
+        if fast.is_real(item.path) or "postgres_server" in getattr(item, "fixturenames", ()):
+            item.add_marker("real")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the modules and tests, a million objects, from all garbage collections.
+
+    A simulated run begins with a collection and ends with an unfreeze, which would let the next one traverse them all.
+    """
+    gc.collect()
+    gc.freeze()
+    vars(gc)["unfreeze"] = lambda: None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -70,7 +89,7 @@ def schema_url(postgres_server: "postgresql.Server") -> str:
     return postgres_server.url(postgres_server.new_schema())
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.real)])
 def database_url(request: pytest.FixtureRequest) -> str:
     """Of each kind of database that a state directory may have; empty: its own file."""
     return "" if request.param == "sqlite" else request.getfixturevalue("schema_url")

@@ -1,9 +1,10 @@
-"""The guard of `make test-fast`: a fast test starts no process, opens no port and sleeps for no time.
+"""The fast tests: which they are, and the guard of `make test-fast`, under which one that acts fails.
 
-    python -m pytest -p tests.fast -m "not real"     # as `make test-fast`
-    python -m pytest -p tests.fast --real-list FILE  # writes down which tests act, for the table REAL below
+    python -m pytest -p tests.fast -m "not real and not slow"    # as `make test-fast`
+    python -m pytest -p tests.fast --real-list FILE              # writes down which tests act
 
-A test that does one of these carries the marker `real`, by the table `REAL` of folders and files or by itself.
+A test acts when it starts a process, opens a port or sleeps. It then has the marker `real`: by the table `REAL` of
+folders and files, none of which `make test-fast` imports, or by `@pytest.mark.real` in a file that has others.
 """
 
 import asyncio
@@ -14,11 +15,67 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
-ROOT = Path(__file__).parents[1]
+REAL = (
+    "benchmarks/test_codecs.py",
+    "benchmarks/test_collectives.py",
+    "benchmarks/test_quick.py",
+    "cli/runs/test_elsewhere.py",
+    "cli/runs/test_showing.py",
+    "cli/test_shutdown_deadline.py",
+    "cli/test_signals.py",
+    "client/test_agent.py",
+    "client/test_codecs.py",
+    "client/test_policy.py",
+    "client/test_process.py",
+    "client/test_proxy.py",
+    "client/test_review.py",
+    "client/test_signed.py",
+    "client/wire/test_ranks.py",
+    "client/wire/test_rotating_channel.py",
+    "client/wire/test_transfers.py",
+    "client/work",
+    "federation",
+    "parallel/checkpoint/test_checkpointer.py",
+    "parallel/checkpoint/test_engine.py",
+    "parallel/checkpoint/test_export.py",
+    "parallel/checkpoint/test_resharding.py",
+    "parallel/communication/test_by_hand.py",
+    "parallel/communication/test_hooks.py",
+    "parallel/communication/test_horovod.py",
+    "parallel/communication/test_outer.py",
+    "parallel/data/test_ranks.py",
+    "parallel/engine/test_collectives.py",
+    "parallel/engine/test_equality.py",
+    "parallel/engine/test_forked.py",
+    "parallel/engine/test_step.py",
+    "parallel/engine/test_traffic.py",
+    "parallel/optimizers/test_in_engine.py",
+    "parallel/optimizers/test_sharded.py",
+    "parallel/planner/test_dry_run.py",
+    "parallel/trainer/test_on_ranks.py",
+    "parallel/worker/test_process.py",
+    "protocol/wire/test_stream.py",
+    "server/identity/test_enrolments.py",
+    "server/identity/test_guard.py",
+    "server/journal/test_earlier_state.py",
+    "server/journal/test_postgres.py",
+    "server/ranks/test_process.py",
+    "server/transport/test_server_credentials.py",
+    "server/transport/test_shutdown.py",
+    "server/views/test_view_process.py",
+    "simulations/engines/processes",
+    "simulations/experiments/tables/test_tables.py",
+    "simulations/experiments/test_sweep.py",
+    "test_packaging.py",
+    "test_readme.py",
+    "test_reaper.py",
+    "wire",
+)
+"""Folders and files of which all tests, or nearly all, act."""
+
+TESTS = Path(__file__).parent
 EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"})
 """The audit events of CPython that tell of a process or a port."""
 
@@ -54,11 +111,23 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(_on_event)
     time.sleep = _noting(time.sleep, "a sleep", lambda seconds, *_: seconds > 0)
     asyncio.sleep = _noting(asyncio.sleep, "a sleep", lambda seconds, *_: seconds > 0)
+    import grpc.aio
+
     for module, names in ((grpc, ("server", "insecure_channel", "secure_channel")), (grpc.aio, ("server",))):
         for name in names:
             setattr(module, name, _noting(getattr(module, name), "a port of gRPC", lambda *_: True))
     process = multiprocessing.process.BaseProcess
     setattr(process, "start", _noting(process.start, "a process", lambda *_: True))  # noqa: B010 - typed as a method
+
+
+def is_real(path: Path) -> bool:
+    """Return whether all tests of a folder or file have the marker `real`, by the table."""
+    return any(path == TESTS / entry or TESTS / entry in path.parents for entry in REAL)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out, without an import, what is real throughout."""
+    return True if ACTS.is_strict and is_real(collection_path) else None
 
 
 def _noting(call: Callable[..., Any], what: str, is_act: Callable[..., bool]) -> Any:

@@ -78,6 +78,7 @@ def test_a_unit_s_command_starts_as_it_is_written(unit, tmp_path, monkeypatch):
         assert line.format(tmp_path / "state") in effective
 
 
+@pytest.mark.real
 @pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed here; it is where the units are used")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_systemd_takes_a_unit(unit, tmp_path):

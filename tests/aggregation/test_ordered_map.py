@@ -10,6 +10,7 @@ import pytest
 from atoll.aggregation.ordered_map import computed_ahead
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_results_come_in_the_order_of_the_jobs(threads):
     jobs = [(k, partial(lambda k: time.sleep(0.001 * (k % 3)) or k * k, k)) for k in range(30)]
@@ -31,6 +32,7 @@ def test_no_more_than_two_for_each_thread_are_ahead():
     assert len(asked) == 20
 
 
+@pytest.mark.real
 def test_nothing_runs_after_it_was_closed():
     running, lock = [0], threading.Lock()
 

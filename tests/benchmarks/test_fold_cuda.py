@@ -28,6 +28,7 @@ def test_whole_folds_are_measured_and_agree(updates):
     assert fold_cuda.from_files(Device("cpu"), updates, 1).keys() == {"cuda_s", "cpu_s"}
 
 
+@pytest.mark.real
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: make bench NAME=fold_cuda")
 def test_without_a_gpu_it_says_so():
     assert measure("fold_cuda")["ours"] == "not measured: no CUDA device"

@@ -69,6 +69,7 @@ def test_a_file_that_ends_too_early_is_no_measurement(tmp_path):
         TightSort([path], 100, 100, pool)(WAYS[0], 100, 0, 1)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_as_many_events_happen_by_hand_as_are_asked_for(jobs):
     assert histories(7, [(84, 138), (0, 3), (5, 0)] * 20, jobs) == 20 * (84 + 138 + 3 + 5)

@@ -61,6 +61,7 @@ def test_what_is_no_task_is_refused_with_the_two_forms(tmp_path: Path) -> None:
     assert refused("agent", "digits", "--site", "north")[0].startswith("'digits' is neither module:attribute nor")
 
 
+@pytest.mark.real
 def test_a_task_whose_code_raises_is_refused_with_what_it_raised(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('no data here')\n")
     place = tmp_path / "broken.py"
@@ -88,6 +89,7 @@ def test_overrides_of_the_local_training_are_tried_by_check(tmp_path: Path) -> N
 FAULTY_LOCAL = ("--set", "local.ir=1", "--set", "local.lr=-1.0")
 
 
+@pytest.mark.real
 def test_a_start_says_of_the_local_training_what_check_does_and_leaves_nothing(tmp_path: Path) -> None:
     invoke("new", tmp_path / "project")
     start = ("coordinator", tmp_path / "project" / "run.toml", *FAULTY_LOCAL, "--set=coordinator.listen=localhost:0")
@@ -99,6 +101,7 @@ def test_a_start_says_of_the_local_training_what_check_does_and_leaves_nothing(t
     assert not any((state / "runs").iterdir())
 
 
+@pytest.mark.real
 def test_a_task_that_is_not_in_its_file_leaves_no_state_directory(tmp_path: Path) -> None:
     start = ("coordinator", f"{TINY}:nope", "--set=coordinator.listen=127.0.0.1:0")
     assert refused(*start, "--state", tmp_path / "state") == refused(*start, "--check")
@@ -137,6 +140,7 @@ def test_a_number_out_of_range_is_named(command: list[str], fault: str) -> None:
     assert fault in result.stderr
 
 
+@pytest.mark.real
 def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -178,6 +182,7 @@ def test_a_state_directory_in_use_is_refused(run_toml: Path) -> None:
     assert "is in use by another process (" in fault
 
 
+@pytest.mark.real
 def test_a_port_in_use_is_refused(run_toml: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -72,6 +72,7 @@ def test_the_second_of_two_configurations_counts_alone(capsys: pytest.CaptureFix
     assert lines(capsys) == ["south: ready"]
 
 
+@pytest.mark.real
 def test_an_agent_s_process_writes_its_site_s_name(tmp_path: Path) -> None:
     written = tmp_path / "log"
     with written.open("wb") as file:

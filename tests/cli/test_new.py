@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import load
 from atoll.server.config.run import RunFile
 from tests.cli.invoking import invoke, refused
 
 
+@pytest.mark.real
 def test_the_test_of_a_new_project_passes(tmp_path: Path) -> None:
     assert invoke("new", tmp_path / "project").exit_code == 0
     done = subprocess.run(

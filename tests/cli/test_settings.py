@@ -59,6 +59,7 @@ def test_no_line_of_the_help_ends_before_the_next_word_would_not_fit(
     assert early == []
 
 
+@pytest.mark.real
 def test_the_command_line_starts_without_torch_grpc_and_sqlalchemy() -> None:
     heavy = "torch", "numpy", "grpc", "sqlalchemy", "pydantic"
     code = f"import sys, atoll.cli.main; print([name for name in {heavy} if name in sys.modules])"

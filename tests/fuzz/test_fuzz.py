@@ -44,6 +44,7 @@ def test_a_parser_that_takes_too_much_memory_is_found(monkeypatch: pytest.Monkey
     assert peak_bytes("fat", [b"8"]) > run.PEAK_MAX
 
 
+@pytest.mark.real
 def test_an_input_is_replayed_and_a_short_search_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--target", "checkpoint", "--replay", "Nzo="]) == 0
     assert capsys.readouterr().out == "Outcome(accepted=0, refused=1)\n"

@@ -83,6 +83,7 @@ def test_iris_hands_in_what_it_has_when_the_time_is_over() -> None:
     assert trained.work == 0.2
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("delay_s", ["0", "0.2"])
 def test_digits_train_in_a_worker_and_a_slow_disk_makes_a_straggler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay_s: str

@@ -21,6 +21,7 @@ def run(crash_at: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", PROGRAM], env={VARIABLE: crash_at}, capture_output=True, text=True)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("crash_at", "num_printed"), [("upload.mid_chunk", 1), ("upload.mid_chunk:1", 1), ("upload.mid_chunk:3", 3)]
 )
@@ -30,6 +31,7 @@ def test_the_process_is_killed_at_the_nth_visit(crash_at: str, num_printed: int)
     assert ended.stdout.split() == [str(index) for index in range(num_printed)]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("crash_at", ["", "upload.mid_chunk:5", "agent.spooled"])
 def test_the_process_lives_when_the_step_is_not_reached(crash_at: str) -> None:
     assert run(crash_at).returncode == 0

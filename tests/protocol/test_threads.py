@@ -10,6 +10,7 @@ from atoll.protocol.threads import on_own_thread, on_thread
 from tests.client.fake_coordinator import live
 
 
+@pytest.mark.real
 @live
 async def test_who_is_cancelled_again_and_again_returns_only_when_the_work_has_ended():
     begun, may_end = threading.Event(), threading.Event()
@@ -31,6 +32,7 @@ async def test_work_on_threads_of_its_own_does_not_wait_for_any_other():
     await asyncio.gather(*(on_own_thread(together.wait, stop=together.abort) for _ in range(50)))
 
 
+@pytest.mark.real
 @live
 async def test_work_on_a_thread_of_its_own_is_stopped_when_its_task_is_cancelled():
     may_end = threading.Event()

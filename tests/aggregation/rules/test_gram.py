@@ -68,6 +68,7 @@ def test_gram_has_the_same_bits_for_any_threads_and_boxes(tmp_path_factory, seed
     np.testing.assert_allclose(expected, rows @ rows.T, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.real
 def test_gram_has_the_same_bits_whatever_threads_the_matrix_library_takes():
     script = (
         "import numpy as np; from atoll.aggregation.rules.gram import gram_matrix\n"

@@ -30,6 +30,7 @@ def failed(*arguments: object) -> str:
     return line.removeprefix("atoll: ")
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("engine", ["sequential", "processes"])
 def test_a_client_that_fails_is_named_with_what_its_task_raised(engine: str) -> None:
     told = failed(f"{TASKS}:bad_label", *ALL, "--engine", engine)
@@ -62,6 +63,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
         invoke("simulate", f"{TASKS}:task", "--check")
 
 
+@pytest.mark.real
 def test_a_killed_worker_ends_the_run_with_one_sentence() -> None:
     told = failed(f"{TASKS}:killed", *ALL, "--engine", "processes", "--set", "simulation.workers=2")
     assert told.startswith("worker process ")

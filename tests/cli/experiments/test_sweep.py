@@ -37,6 +37,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.real
 def test_a_sweep_ends_with_a_table_and_plots(grid: Path) -> None:
     result = invoke("sweep", grid, "--jobs", 2)
     assert result.exit_code == 0
@@ -50,6 +51,7 @@ def test_a_sweep_ends_with_a_table_and_plots(grid: Path) -> None:
     assert "speed 0.5, seed 2: finished" in result.stderr
 
 
+@pytest.mark.real
 def test_a_script_gets_the_same_as_json_and_a_page_as_markdown(grid: Path) -> None:
     invoke("sweep", grid, "--no-plot")
     found = shown("sweep", grid, "--show", "--no-plot", "--columns", "rounds_to_target")
@@ -59,6 +61,7 @@ def test_a_script_gets_the_same_as_json_and_a_page_as_markdown(grid: Path) -> No
     assert page.splitlines()[1] == "| --- | --- |"
 
 
+@pytest.mark.real
 def test_what_failed_is_said_and_the_command_ends_with_one(grid: Path) -> None:
     result = invoke("sweep", grid, "--no-plot", "--set", "fails=true")
     assert result.exit_code == 1
@@ -101,6 +104,7 @@ def test_each_cell_is_tried_with_its_task_before_the_first_one_runs(tmp_path: Pa
     assert not out.exists()
 
 
+@pytest.mark.real
 def test_cells_that_are_finished_are_not_tried_again(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their task may be another one by now, or gone."""
     tried = list[str]()
@@ -147,6 +151,7 @@ def test_the_faults_of_the_metric_and_of_the_cells_are_said_together(tmp_path: P
     ]
 
 
+@pytest.mark.real
 def test_what_only_a_round_can_tell_is_refused_when_the_first_has_ended(grid: Path) -> None:
     (fault,) = refused_late("sweep", grid, "--metric", "server/nope")
     assert fault == "--metric: got 'server/nope'; the runs measure server/accuracy, train/loss"
@@ -174,6 +179,7 @@ def test_the_sweep_of_the_documentation_is_one(tmp_path: Path) -> None:
     assert len(shown("sweep", tmp_path / "policies.toml", "--check")) == 12
 
 
+@pytest.mark.real
 def test_the_cells_of_a_killed_sweep_end_with_it(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(
@@ -198,6 +204,7 @@ def wait_for(is_so: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.real
 def test_a_sweep_of_real_simulations(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(

@@ -14,6 +14,7 @@ from tests.cli.federation import Federation, wait_for
 from tests.cli.invoking import TINY, invoke, refused, shown
 
 
+@pytest.mark.real
 def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

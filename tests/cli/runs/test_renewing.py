@@ -34,6 +34,7 @@ def olga(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "olga"
 
 
+@pytest.mark.real
 def test_commands_at_the_same_moment_renew_it_once_and_wait_for_nobody(
     olga: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_one_mesh_can_be_asked_for() -> None:
     assert plan["mesh"] == {"pp": 2, "dp_replicate": 1, "dp_shard": 2, "tp": 1}
 
 
+@pytest.mark.real
 def test_a_dry_run_stands_beside_the_prediction() -> None:
     arguments = ("plan", TINY, "--cluster", "cpu,nodes=2", "--batch", 8, "--mesh", "dp=2,tp=2", "--dry-run", "3")
     (run,) = shown(*arguments)["dry_runs"]

@@ -155,6 +155,7 @@ def ranks_of(process: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.real
 def test_a_rank_that_is_killed_costs_nothing_but_time(start: Any, tmp_path: Path) -> None:
     run_ranks(on_ranks, 2, tmp_path / "undisturbed", mesh(dp_replicate=2))
     trainer = start(f"{TASKS}:slow", tmp_path / "killed", "--nproc", "2")
@@ -176,6 +177,7 @@ def events(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(("number", "options"), [(signal.SIGTERM, ()), (signal.SIGINT, ("--nproc", "2"))])
 def test_a_signal_saves_and_the_same_command_goes_on(
     number: signal.Signals, options: tuple[str, ...], start: Any, tmp_path: Path
@@ -195,6 +197,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     assert tasks.losses(tmp_path / "parts") == pytest.approx(tasks.losses(tmp_path / "whole"), abs=1e-5)
 
 
+@pytest.mark.real
 def test_a_rank_that_fails_ends_the_others_at_once_with_its_own_traceback(start: Any, tmp_path: Path) -> None:
     trainer = start(f"{TASKS}:failing", tmp_path / "out", "--nproc", "2")
     code, result = trainer.end()  # within a fraction of the half hour for which a rank waits for another

@@ -140,6 +140,7 @@ def test_second_agent_is_refused_with_the_process_id_of_the_first(tmp_path):
     StateDirectory(tmp_path / "state").close()
 
 
+@pytest.mark.real
 def test_lock_ends_with_its_process(tmp_path):
     code = "import sys; from pathlib import Path; from atoll.client.disk.state_directory import StateDirectory as S; "
     code += "s = S(Path(sys.argv[1])); print('ok', flush=True); sys.stdin.read()"

@@ -72,6 +72,7 @@ def test_an_evaluation_is_no_round(tmp_path: Path) -> None:
     assert history.of(request(1, kind=Kind.EVALUATE), day=DAY) == History(rounds_today=1)
 
 
+@pytest.mark.real
 def test_what_was_counted_and_decided_survives_kill_9(tmp_path: Path) -> None:
     code = f"""
 import os, signal

@@ -80,6 +80,7 @@ class Dialling:
         await until(lambda until_count=self.count + count: self.count >= until_count)
 
 
+@pytest.mark.real
 @live
 async def test_that_a_certificate_is_not_trusted_is_said_also_after_the_coordinator_was_away(caplog):
     stranger = Member(Identity(Role.CLIENT, "north"), Issuer.create("another", now=time.time()))

@@ -147,6 +147,7 @@ def load_beside(folder: Path, layout: str) -> tuple[dict[str, Any], bool, dict[s
     return slots, restored.is_same_mesh, {key: tensor.tolist() for key, tensor in restored.rank_local.items()}
 
 
+@pytest.mark.real
 def test_slots_go_where_the_parameters_go_and_what_is_a_rank_s_own_stays(tmp_path: Path) -> None:
     slot = {name: torch.randn(p.shape).round(decimals=3) for name, p in Tiny().named_parameters()}
     run_ranks(save_beside, 2, tmp_path, {name: value.numpy() for name, value in slot.items()})
@@ -171,6 +172,7 @@ def replicas(folder: Path, loads: bool) -> float:
     return float(optimizer.state[model.weight]["momentum_buffer"])
 
 
+@pytest.mark.real
 def test_copies_that_train_alone_keep_their_own_momentum(tmp_path: Path) -> None:
     assert run_ranks(replicas, 2, tmp_path, False) == [3.0, 4.0]
     assert run_ranks(replicas, 2, tmp_path, True) == [3.0, 4.0]

@@ -99,6 +99,7 @@ def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path, keep: int, ev
         Store(tmp_path, keep, every)
 
 
+@pytest.mark.real
 def test_a_kill_at_any_instant_leaves_a_complete_latest_one(tmp_path: Path) -> None:
     """The file system is touched some forty times while one checkpoint is replaced and another retired."""
     context, number, seen = multiprocessing.get_context("forkserver"), 0, set()

@@ -47,6 +47,7 @@ def endless(loader: Loader) -> Any:
         yield from loader
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("how", [*FETCHERS, {"num_workers": 2}])
 def test_batches_are_those_of_the_order_in_every_epoch(how: dict[str, int]) -> None:
     order = Order(num_examples=23, batch_size=6, num_ranks=2, seed=3)
@@ -86,6 +87,7 @@ def test_a_resumed_loader_continues_with_the_very_next_example(
             assert batch.count == expected.count
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("how", [*FETCHERS, {"num_workers": 1}])
 def test_the_state_is_that_of_what_was_handed_out_not_of_what_was_fetched(how: dict[str, int]) -> None:
     loader = Loader(Numbers(20), Order(num_examples=20, batch_size=2), **how)
@@ -179,6 +181,7 @@ def test_an_error_surfaces_at_its_own_step_and_is_tried_again(how: dict[str, int
     assert [examples(batch) for batch in loader] == [[4, 5], [6, 7], [8, 9]]
 
 
+@pytest.mark.real
 def test_an_error_of_a_worker_process_surfaces_at_its_own_step_and_ends_the_process() -> None:
     order = Order(num_examples=10, batch_size=2, shuffle=False)
     loader = Loader(Numbers(10, broken=frozenset({5})), order, num_workers=1)
@@ -220,6 +223,7 @@ def test_a_thread_fetches_as_far_ahead_as_it_was_told_and_ends_with_the_loader()
     assert threading.active_count() == before
 
 
+@pytest.mark.real
 def test_fetching_draws_nothing_from_the_models_random_numbers() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)

@@ -44,6 +44,7 @@ def place() -> tuple[list[int], int, int]:
     return [axes.coordinates[axis] for axis in AXES], axes.dp_rank, axes.dp_group.size()
 
 
+@pytest.mark.real
 def test_tp_is_the_fastest_axis_and_pp_the_slowest() -> None:
     places = run_ranks(place, 8)
     assert [coordinates for coordinates, _, _ in places] == [
@@ -57,10 +58,12 @@ def part_of_the_batch() -> int:
     return Axes(Mesh(dp_replicate=2, dp_shard=2), "cpu").dp_rank
 
 
+@pytest.mark.real
 def test_the_parts_of_a_batch_lie_in_the_order_of_the_ranks() -> None:
     assert run_ranks(part_of_the_batch, 4) == [0, 1, 2, 3]
 
 
+@pytest.mark.real
 def test_ranks_of_another_number_than_the_mesh_s_do_not_hang() -> None:
     with pytest.raises(RankFailed, match="8 ranks, but there are 2"):
         run_ranks(place, 2, timeout_s=30)

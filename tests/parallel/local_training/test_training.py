@@ -125,6 +125,7 @@ print(hashlib.sha256(b"".join(update[name].tobytes() for name in sorted(update))
 """
 
 
+@pytest.mark.real
 def test_same_seed_gives_the_same_bits_in_another_process() -> None:
     runs = [subprocess.Popen([sys.executable, "-c", DIGEST], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [run.communicate(timeout=100)[0] for run in runs]

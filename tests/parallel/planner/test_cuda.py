@@ -36,6 +36,7 @@ def small_steps(rank: int) -> None:
     torch.distributed.init_process_group("fake", rank=0, world_size=1)  # to be left as it was found
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("rank", [0, 21, 63])
 def test_such_a_rank_takes_its_steps_on_a_cpu_too(rank: int) -> None:
     run_ranks(small_steps, 1, rank)

@@ -61,6 +61,7 @@ def test_a_leaf_does_not_outlive_its_authority() -> None:
         short.issue(new_key().public_key(), NORTH, now=NOW + 11)
 
 
+@pytest.mark.real
 def test_openssl_agrees_that_the_chain_holds(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes(to_pem(CA.certificate))
     leaf = CA.issue(new_key().public_key(), Identity(Role.AGGREGATOR, "0"), now=NOW)

@@ -115,6 +115,7 @@ def test_what_no_proxy_names_is_reached_without(no_proxy: str, passes: list[str]
     assert [address for address in goes_through if not found.is_for(address)] == []
 
 
+@pytest.mark.real
 def test_an_insecure_channel_to_another_machine_is_refused_with_a_proxy_as_without() -> None:
     dialer = through_proxy(InsecureDialer(), {"HTTPS_PROXY": "http://proxy.example:1"})
     with pytest.raises(ConfigError):
@@ -123,6 +124,7 @@ def test_an_insecure_channel_to_another_machine_is_refused_with_a_proxy_as_witho
         assert isinstance(channel, grpc.Channel)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("answer", "what"),
     [

@@ -94,6 +94,7 @@ def test_both_ends_have_the_same_limits_and_no_option_twice() -> None:
         assert server[name] == client[name] == MESSAGE_BYTES_MAX
 
 
+@pytest.mark.real
 def test_pings_are_answered_however_many_come_and_end_nothing() -> None:
     """Send PINGs without a limit, which would cost more than the answers: see `server_options`."""
     server = grpc.server(ThreadPoolExecutor(1), options=server_options())
@@ -114,6 +115,7 @@ def test_pings_are_answered_however_many_come_and_end_nothing() -> None:
     server.stop(None).wait(10)
 
 
+@pytest.mark.real
 def test_a_second_server_on_the_same_port_fails_to_bind() -> None:
     first, second = (grpc.server(ThreadPoolExecutor(1), options=server_options()) for _ in range(2))
     port = first.add_insecure_port("127.0.0.1:0")
@@ -121,6 +123,7 @@ def test_a_second_server_on_the_same_port_fails_to_bind() -> None:
         second.add_insecure_port(f"127.0.0.1:{port}")
 
 
+@pytest.mark.real
 def test_a_server_gives_up_a_silent_connection_before_its_client_would(monkeypatch: pytest.MonkeyPatch) -> None:
     assert channel.PROOF_S < channel.HANDSHAKE_S
     monkeypatch.setattr(channel, "PROOF_S", 1)

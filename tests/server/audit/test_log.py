@@ -47,6 +47,7 @@ def test_the_actor_is_the_caller(log, tmp_path):
     assert [event.actor for event in events(tmp_path)] == ["coordinator", "ada", "coordinator"]
 
 
+@pytest.mark.real
 def test_a_checkpoint_follows_after_a_while(log, tmp_path, monkeypatch):
     monkeypatch.setattr(log_module, "SIGN_S", 0.01)
     log.record(Action.RUN_ADD, "one")
@@ -86,6 +87,7 @@ def test_many_threads_lose_nothing(log, tmp_path):
         assert [object_ for object_ in objects if object_[0] == name] == [f"{name} {n}" for n in range(300)]
 
 
+@pytest.mark.real
 def test_a_disk_that_is_full_for_a_while_costs_nothing(log, tmp_path, monkeypatch, caplog):
     real, failed = log._files.append, threading.Event()
 

@@ -46,6 +46,7 @@ def renewal(authority: Authority, identity: Identity, request: bytes) -> Renewal
     return Renewal(older.certificate_pem, consent(older.key, request))
 
 
+@pytest.mark.real
 @live
 async def test_an_authority_server_elsewhere_signs_over_the_stream_that_it_opens(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "test")
@@ -64,6 +65,7 @@ async def test_an_authority_server_elsewhere_signs_over_the_stream_that_it_opens
     assert [entry["why"] for entry in entries] == ["by itself"] * 20 + ["renewal"]
 
 
+@pytest.mark.real
 @live
 async def test_an_authority_server_behind_a_proxy_dials_over_it(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "test")
@@ -76,6 +78,7 @@ async def test_an_authority_server_behind_a_proxy_dials_over_it(tmp_path: Path) 
         assert [line["to"] for line in way_out.lines if "to" in line] == ["atoll.example:7070"]
 
 
+@pytest.mark.real
 @live
 async def test_an_authority_server_that_was_welcomed_reconnects_at_once_and_logs_each_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

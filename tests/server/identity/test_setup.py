@@ -82,6 +82,7 @@ async def sign_what_is_asked(signer: RemoteSigner, server: AuthorityServer) -> N
         signer.answered(stream, server.answer(order))
 
 
+@pytest.mark.real
 @live
 async def test_an_owner_that_was_made_by_hand_is_renewed_though_the_authority_is_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

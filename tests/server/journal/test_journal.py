@@ -399,6 +399,7 @@ while True:
 """
 
 
+@pytest.mark.real
 def test_nothing_that_was_committed_is_lost_when_the_process_is_killed(tmp_path):
     random_ = random.Random(7)
     path, last = tmp_path / "state", 0

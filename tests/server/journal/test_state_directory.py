@@ -93,6 +93,7 @@ def test_the_pragmas_hold_on_a_connection_that_is_made_anew(tmp_path):
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
 
 
+@pytest.mark.real
 def test_a_second_coordinator_is_told_who_has_the_directory(tmp_path, holder):
     with pytest.raises(StateInUse, match=rf"{tmp_path}/state is in use by another process \({holder.pid}\)"):
         StateDirectory.open(tmp_path / "state")
@@ -107,6 +108,7 @@ def test_two_of_one_process_do_not_share_a_directory_either(tmp_path):
     made(tmp_path / "state")
 
 
+@pytest.mark.real
 def test_the_lock_ends_with_its_process(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -115,6 +117,7 @@ def test_the_lock_ends_with_its_process(tmp_path, holder):
         assert running_coordinator(tmp_path / "state") is None  # it does not listen yet
 
 
+@pytest.mark.real
 def test_a_process_that_got_the_dead_ones_id_is_not_taken_for_it(tmp_path, holder):
     (tmp_path / "state" / "lock").write_text(f"{holder.pid} 1")
     assert running_coordinator(tmp_path / "state") is None

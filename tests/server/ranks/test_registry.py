@@ -120,6 +120,7 @@ async def test_a_plan_of_any_length_arrives_whole(num_bytes):
     await waiting
 
 
+@pytest.mark.real
 @on_loop
 async def test_the_death_of_a_rank_breaks_the_others_off_and_the_fold_begins_again_when_it_is_back():
     fold = Fold(2)
@@ -151,6 +152,7 @@ async def test_a_rank_that_dies_when_it_has_folded_has_folded():
     assert len(await waiting) == 2
 
 
+@pytest.mark.real
 @on_loop
 async def test_a_newer_stream_of_a_rank_takes_the_place_of_the_older_and_begins_the_fold_again():
     fold = Fold(2)
@@ -209,6 +211,7 @@ async def test_the_ranks_meet_at_rank_0s_newest_address():
     waiting.cancel()
 
 
+@pytest.mark.real
 @on_loop
 async def test_two_folds_are_done_one_after_the_other():
     fold = Fold(1)

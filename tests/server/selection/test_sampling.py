@@ -103,6 +103,7 @@ def test_a_cohort_does_not_depend_on_the_order_of_the_candidates(
     assert len(first) == min(count, 6 if name == "power_of_choice" else 9)
 
 
+@pytest.mark.real
 def test_a_cohort_is_the_same_in_every_process() -> None:
     program = (
         "from tests.server.selection.test_sampling import *\n"

@@ -147,6 +147,7 @@ def test_a_device_depends_on_seed_and_name_alone(shuffled: list[str], count: int
     assert all(some.next_change(name, 5.0) == whole.next_change(name, 5.0) for name in some)
 
 
+@pytest.mark.real
 def test_a_fleet_is_the_same_in_every_process_and_each_seed_has_its_own() -> None:
     program = (
         "from atoll.simulations.devices.config import DeviceConfig\n"

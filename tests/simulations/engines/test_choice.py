@@ -41,6 +41,7 @@ def chosen(training: Training, workers: int | None = None, **others: Any) -> Ite
         choice.engine.close()
 
 
+@pytest.mark.real
 def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
     training = Case("mlp").training()
     with chosen(training, workers=2) as choice:
@@ -100,6 +101,7 @@ def test_of_one_client_that_fills_the_cache_only_a_chain_by_hand_is_measured(is_
         assert choice.reasons == (() if is_chain else ("not batched: the weights of one client fill the cache",))
 
 
+@pytest.mark.real
 def test_an_engine_that_cannot_start_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.simulations.engines.processes.processes._can_fork", lambda _: False)
     with chosen(Case("dropout", model=lambda: dropout_mlp()).training(), workers=2) as choice:

@@ -18,6 +18,7 @@ def test_good_histories_end_with_a_summary(capsys: pytest.CaptureFixture[str]) -
     assert "coordinator_crashes" in out
 
 
+@pytest.mark.real
 def test_any_number_of_processes_comes_to_the_same() -> None:
     alone, together = soak(0, 60, jobs=1), soak(0, 60, jobs=2)
     assert alone.document() == together.document()

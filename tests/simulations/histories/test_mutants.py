@@ -30,6 +30,7 @@ def test_a_bug_whose_code_has_changed_is_reported() -> None:
         planted(PLANTED[0], "")
 
 
+@pytest.mark.real
 def test_histories_find_planted_bugs_within_a_hundred_seeds() -> None:
     """Six of those that `make mutants` plants; run it for the others."""
     with ThreadPoolExecutor(2) as pool:
@@ -37,6 +38,7 @@ def test_histories_find_planted_bugs_within_a_hundred_seeds() -> None:
     assert [name for name, by in zip(QUICK, caught, strict=True) if not by.startswith("histories, seed=")] == []
 
 
+@pytest.mark.real
 def test_the_tree_without_a_bug_is_good_and_is_the_copy(tmp_path: Path) -> None:
     tree = tree_with(None, tmp_path)
     where = run_in(
@@ -46,6 +48,7 @@ def test_the_tree_without_a_bug_is_good_and_is_the_copy(tmp_path: Path) -> None:
     assert outcome_of(None, seeds=20, unit=False) == ("", "")
 
 
+@pytest.mark.real
 def test_a_command_that_does_not_end_counts_as_failed(tmp_path: Path) -> None:
     result = run_in(tmp_path, [sys.executable, "-c", "while True: pass"], timeout=0.5)
     assert result.returncode == 124

@@ -35,6 +35,7 @@ def test_the_page_has_a_part_for_each_table(tmp_path: Path) -> None:
     assert page.read_text("utf-8").count("measured\n") == len(PAPERS)
 
 
+@pytest.mark.real
 def test_a_run_ends_at_its_goal_and_is_not_run_again(tmp_path: Path) -> None:
     cell, goal = fedopt.cell("fedavg", 0.3, 1.0, 1, rounds=50), Goal("server/accuracy", 0.3)
     run_cell(cell, tmp_path, goal)
@@ -45,6 +46,7 @@ def test_a_run_ends_at_its_goal_and_is_not_run_again(tmp_path: Path) -> None:
     assert not is_over(tmp_path)  # without the goal it would go on
 
 
+@pytest.mark.real
 def test_half_done_work_counts_under_fedprox_and_is_dropped_under_fedavg(tmp_path: Path) -> None:
     counted = {}
     for method in ("FedAvg, stragglers dropped", "FedProx, μ = 0"):
