@@ -1,9 +1,8 @@
-"""What a hostile peer does: `python -m benchmarks.attackers KIND ADDRESS SECONDS [CREDENTIAL]`.
+"""Attacks by a hostile peer: `python -m benchmarks.attackers KIND ADDRESS SECONDS [CREDENTIAL]`.
 
-HTTP/2 is spoken by hand, so that one attacker costs as little as a real one would: nothing is compressed twice, no
-answer is parsed that is not needed. CREDENTIAL is the folder of a member that has gone bad; without it the line is
-plain.
-The last line is JSON: what was sent, and how it was answered.
+HTTP/2 is written by hand, so that an attacker costs as little as a real one: no data is compressed twice, and no answer
+is parsed without need. CREDENTIAL is the folder of a malicious member's credential; without it the connection has no
+TLS. The last line is JSON: counts of what was sent, and of the answers.
 """
 
 import gzip
@@ -36,7 +35,7 @@ COORDINATOR = "/atoll.v1.Coordinator/"
 
 
 class Line:
-    """One connection, blocking, with as little HTTP/2 as an attack needs."""
+    """A blocking connection with the minimum of HTTP/2 that an attack needs."""
 
     def __init__(self, address: str, credential: Path | None) -> None:
         host, _, port = address.rpartition(":")
@@ -46,7 +45,7 @@ class Line:
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
 
     def call(self, method: str, data: bytes, *, extra: bytes = b"", more: bytes = b"", ends: bool = True) -> int:
-        """Begin a call with its headers and, unless empty, its first bytes; returns its stream."""
+        """Begin a call with its headers and, unless empty, its first bytes; return its stream."""
         stream, self._stream = self._stream, self._stream + 2
         block = b"".join(
             literal(name, value)
@@ -60,7 +59,7 @@ class Line:
         return stream
 
     def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """What comes: type, flags, stream, payload; settings are acknowledged. Ends with the connection."""
+        """Yield type, flags, stream and payload of the incoming frames until the end; settings are acknowledged."""
         while True:
             while len(self._read) >= 9:
                 length = int.from_bytes(self._read[:3], "big")
@@ -78,7 +77,7 @@ class Line:
             self._read += more
 
     def wait_for_end(self, stream: int) -> str:
-        """Until the server ends a stream, or the connection: how."""
+        """Wait until the server ends a stream or the connection, and return how it did."""
         for kind, flags, which, payload in self.frames():
             if kind == GOAWAY:
                 return f"goaway {int.from_bytes(payload[4:8], 'big')}"
@@ -87,7 +86,7 @@ class Line:
         return "closed"
 
     def close(self) -> None:
-        """The connection."""
+        """Close the connection."""
         self.socket.close()
 
 
@@ -100,12 +99,12 @@ def _secured(plain: socket.socket, credential: Path) -> ssl.SSLSocket:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One frame (RFC 9113, section 4.1)."""
+    """Return one frame (RFC 9113, section 4.1)."""
     return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def headers(stream: int, block: bytes) -> bytes:
-    """HEADERS, and as many CONTINUATION as it takes."""
+    """Return HEADERS, with the CONTINUATION frames that it needs."""
     parts = [block[at : at + FRAME_BYTES_MAX] for at in range(0, len(block), FRAME_BYTES_MAX)]
     last = len(parts) - 1
     return b"".join(
@@ -115,19 +114,19 @@ def headers(stream: int, block: bytes) -> bytes:
 
 
 def data_frames(stream: int, data: bytes, *, ends: bool) -> Iterator[bytes]:
-    """DATA, none when there is nothing to say."""
+    """Yield the DATA frames of the data; none if it is empty."""
     for at in range(0, len(data), FRAME_BYTES_MAX):
         is_last = at + FRAME_BYTES_MAX >= len(data)
         yield frame(DATA, END_STREAM if ends and is_last else 0, stream, data[at : at + FRAME_BYTES_MAX])
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header field that is put into no table (RFC 7541, section 6.2.2), its texts as they are."""
+    """Return a header field without indexing and without Huffman coding (RFC 7541, section 6.2.2)."""
     return b"\x00" + _integer(len(name)) + name + _integer(len(value)) + value
 
 
 def _integer(number: int) -> bytes:
-    """With a prefix of seven bits (RFC 7541, section 5.1)."""
+    """Return an integer with a prefix of seven bits (RFC 7541, section 5.1)."""
     if number < 127:
         return bytes([number])
     out, number = bytearray([127]), number - 127
@@ -141,7 +140,7 @@ def _integer(number: int) -> bytes:
 
 
 def gzip_bomb(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
-    """Messages of 60 KiB that inflate to 60 MiB."""
+    """Send messages of 60 KiB that inflate to 60 MiB."""
     packed = gzip.compress(bytes(60 << 20), 9)
     message = b"\x01" + len(packed).to_bytes(4, "big") + packed
     while time.monotonic() < until:
@@ -159,7 +158,7 @@ def gzip_bomb(open_line: Callable[[], Line], until: float, seen: Counter[str]) -
 
 
 def metadata_flood(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
-    """Calls with 96 KiB of metadata."""
+    """Send calls with 96 KiB of metadata."""
     extra = b"".join(literal(b"x-%d" % n, b"m" * 4000) for n in range(24))
     while time.monotonic() < until:
         with suppress(OSError):
@@ -176,9 +175,9 @@ def metadata_flood(open_line: Callable[[], Line], until: float, seen: Counter[st
 
 
 def ping_flood(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
-    """PINGs whose answers nobody reads: on each connection very many at once, then a million a second on all of them.
+    """Send PINGs without reading the answers: a burst on each connection, then a million a second over all of them.
 
-    Connections that are closed are opened anew, two a second.
+    Closed connections are replaced, two a second.
     """
     ping = frame(PING, 0, 0, b"01234567")
     num_due = PINGS_PER_S * PING_EVERY_MS // 1000 // PING_CONNECTIONS
@@ -197,7 +196,7 @@ def ping_flood(open_line: Callable[[], Line], until: float, seen: Counter[str]) 
                 line.socket.send(ping * num_due)
                 seen["sent"] += num_due
             except (BlockingIOError, ssl.SSLWantWriteError):
-                pass  # it is full, and kept
+                pass  # its buffer is full: leave it open
             except OSError:
                 lines.remove(line)
                 line.close()
@@ -208,7 +207,7 @@ def ping_flood(open_line: Callable[[], Line], until: float, seen: Counter[str]) 
 
 
 def slow_upload(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
-    """Uploads by the thousand that each send a byte a second of a message of 1 MiB."""
+    """Open thousands of uploads that each send one byte a second of a message of 1 MiB."""
     begun = b"\x00" + (1 << 20).to_bytes(4, "big") + b"\x0a"
     lines: list[tuple[Line, list[int]]] = []
     for _ in range(SLOW_CONNECTIONS):
@@ -230,7 +229,7 @@ def slow_upload(open_line: Callable[[], Line], until: float, seen: Counter[str])
 
 
 def huge_manifest(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
-    """Uploads whose manifest declares 10 TB."""
+    """Begin uploads whose manifest declares 10 TB."""
     from atoll.aggregation.tensors.layout import Piece
     from atoll.protocol import atoll_pb2 as pb
     from atoll.protocol.manifest import UpdateManifest
@@ -255,7 +254,7 @@ def huge_manifest(open_line: Callable[[], Line], until: float, seen: Counter[str
 
 
 def half_open(address: str, until: float, seen: Counter[str]) -> None:
-    """TCP connections on which nothing is ever said; those that are closed are opened anew, so many a second."""
+    """Open TCP connections that never send a byte; closed ones are replaced at a limited rate."""
     host, _, port = address.rpartition(":")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -303,7 +302,7 @@ KINDS = {
 
 
 def main() -> int:
-    """One attack, for so many seconds, with what the processors have left over."""
+    """Run one attack for some seconds at the lowest priority."""
     kind, address, seconds, *credential = sys.argv[1:]
     os.nice(19)
     place = Path(credential[0]) if credential else None

@@ -1,11 +1,11 @@
-"""How fast the audit log takes events, chained, signed and on disk, and what that costs whoever says them.
+"""The rate of the audit log, chained, signed and on disk, and its cost for the thread that records events.
 
     python -m benchmarks.audit_log [--events N] [--pairs N]
 
-Ours: events are said as the coordinator says them, and the clock stops when the last of them is signed by a checkpoint
-that has waited for the disk. Beside it, in turns: the same events as plain JSON lines through `logging` into a file,
-with one fsync at the end; nothing of it is chained or signed. A round says three lines and one for each client that
-comes or goes; what one costs the thread that says it is reported, too, and how fast `atoll audit verify` reads.
+Ours: events are recorded as the coordinator records them, until a checkpoint that is on disk has signed the last one.
+Theirs, in turns: the same events as plain JSON lines through `logging` into a file, with one fsync at the end, neither
+chained nor signed. A round records three events, and one for each client that comes or goes; so the cost of one event
+for the recording thread is reported, too, and the rate of `atoll audit verify`.
 """
 
 import argparse
@@ -29,19 +29,19 @@ DIGESTS = {"model": "ab" * 32, "updates": "cd" * 32}
 
 
 def ours(folder: Path, num_events: int) -> tuple[float, float]:
-    """Seconds until all events are signed and on disk; of these, seconds of the thread that said them."""
+    """Return the seconds until all events are signed and on disk, and those that the recording thread spent."""
     with AuditLog(folder, time.time) as log:
         begun = time.perf_counter()
         for number in range(num_events):
             what = f"digits-1 round {number}"
             log.record(Action.ROUND_COMMIT, what, "version 1 of 8 updates", DIGESTS, caller=CALLER)
-        said = time.perf_counter()
+        recorded = time.perf_counter()
         log.flush()
-        return time.perf_counter() - begun, said - begun
+        return time.perf_counter() - begun, recorded - begun
 
 
 def plain(path: Path, num_events: int) -> float:
-    """The same texts through `logging`, on disk at the end."""
+    """Return the seconds of the same texts through `logging`, with an fsync at the end."""
     handler, logger = logging.FileHandler(path), logging.Logger("plain")
     logger.addHandler(handler)
     begun = time.perf_counter()
@@ -57,9 +57,11 @@ def plain(path: Path, num_events: int) -> float:
 
 
 def main() -> int:
-    """Measure both, in turns."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit_log", description=(__doc__ or "").split(",")[0])
-    parser.add_argument("--events", type=int, default=EVENTS, help="in each measurement")
+    """Measure both in turns, and print the result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.audit_log", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--events", type=int, default=EVENTS, help="events in each measurement")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="measurements of each side")
     arguments = parser.parse_args()
     count, rates, theirs, said_us, read = arguments.events, [], [], [], []

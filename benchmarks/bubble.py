@@ -1,18 +1,18 @@
-"""How long the ranks of a pipeline stand idle, beside what theory says.
+"""The idle time of the ranks of a pipeline, against theory.
 
     python -m benchmarks.bubble [--pass-ms N] [--steps N]
 
-Each rank sleeps a fixed time for each forward pass, as long for each gradient of activations and as long for each
-gradient of weights, so that two processors are enough for four ranks. Measured is the engine's own step through its own
-schedules: a rank is idle while it waits for what another one is to send, and at the end for the last one to finish. The
-mean of the ranks stands beside theory, with p ranks, m micro-batches, V stages of a rank:
+Each rank sleeps for a fixed time in each forward pass, in each gradient of activations and in each gradient of weights,
+so that two processors suffice for four ranks. The engine runs its own step through its own schedules: a rank is idle
+while it waits for a message of another rank and, at the end, for the last rank to finish. The mean of the ranks is
+compared with theory, for p ranks, m micro-batches and V stages of a rank:
 
     gpipe, 1f1b         (p - 1) / (m + p - 1)
     interleaved-1f1b    (p - 1) / (V m + p - 1)
 
-Zero-bubble schedules are reported beside 1f1b's share; they have a bar of their own: less than it.
-Sources: Huang et al., "GPipe", 2019, section 2.3; Narayanan et al., "Efficient Large-Scale Language Model Training",
-2021, section 2.2; Qi et al., "Zero Bubble Pipeline Parallelism", 2023.
+Zero-bubble schedules are reported beside 1f1b's share, and must be below it. Sources: Huang et al., "GPipe", 2019,
+section 2.3; Narayanan et al., "Efficient Large-Scale Language Model Training", 2021, section 2.2; Qi et al., "Zero
+Bubble Pipeline Parallelism", 2023.
 """
 
 import argparse
@@ -44,20 +44,20 @@ class Slept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
-        """Sleep; the backward pass will, too."""
+        """Sleep for `forward_s`; the backward pass sleeps for `backward_s`."""
         ctx.backward_s = backward_s
         time.sleep(forward_s)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Sleep."""
+        """Sleep, and pass the gradient on."""
         time.sleep(ctx.backward_s)
         return gradients[0], None, None
 
 
 class Stage(nn.Module):
-    """x W, where each of the three passes takes `pass_s`."""
+    """A linear stage x W, where each of the three passes takes `pass_s`."""
 
     def __init__(self, pass_s: float) -> None:
         super().__init__()
@@ -65,38 +65,36 @@ class Stage(nn.Module):
         self.pass_s = pass_s
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(rows, features) -> the same."""
+        """Return x W: (rows, features) -> (rows, features)."""
         weight = Slept.apply(self.weight, 0.0, self.pass_s)  # type: ignore[no-untyped-call]
         slept: torch.Tensor = Slept.apply(x, self.pass_s, self.pass_s if x.requires_grad else 0.0)  # type: ignore[no-untyped-call]
-        if (
-            not x.requires_grad
-        ):  # the first stage has no gradient of its inputs to compute, and takes the time all the same
+        if not x.requires_grad:  # the first stage has no gradient of its inputs, but takes the time of one
             weight = Slept.apply(weight, 0.0, self.pass_s)  # type: ignore[no-untyped-call]
         return slept @ weight
 
 
 class Waiting:
-    """Adds up the time in which torch's schedules wait for other ranks."""
+    """The total time in which torch's schedules wait for other ranks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._wait = schedules._wait_batch_p2p
 
     def __call__(self, works: Any) -> None:
-        """In the place of torch's own waiting."""
+        """Wait in place of torch's own function, and add the time."""
         began = time.perf_counter()
         self._wait(works)
         self.seconds += time.perf_counter() - began
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks, and add the time."""
         began = time.perf_counter()
         dist.barrier()
         self.seconds += time.perf_counter() - began
 
 
 def idle_share(plan: Plan, pass_s: float, steps: int) -> float:
-    """Median share of a step in which this rank waits, after one step that is not counted."""
+    """Return the median share of a step in which this rank waits; the first step does not count."""
     axes = Axes(plan.mesh, "cpu")
     model = nn.Sequential(*(Stage(pass_s) for _ in range(plan.num_stages)))
     engine = assemble(
@@ -123,7 +121,7 @@ def idle_share(plan: Plan, pass_s: float, steps: int) -> float:
 
 
 def shares_of(plans: list[Plan], pass_s: float, steps: int) -> list[float]:
-    """Of several plans, in one set of ranks."""
+    """Return the idle share of each plan, in one set of ranks."""
     torch.set_num_threads(1)
     return [idle_share(plan, pass_s / plan.stages, steps) for plan in plans]
 
@@ -134,7 +132,7 @@ def theory(plan: Plan) -> float:
 
 
 def plans_of(p: int) -> list[Plan]:
-    """Every schedule, with those numbers of micro-batches from 1 to 16 that it takes."""
+    """Return every schedule with the numbers of micro-batches from 1 to 16 that it allows."""
     mesh = Mesh(pp=p)
     found = [Plan(mesh=mesh, schedule="gpipe", num_microbatches=m) for m in range(1, 17)]
     found += [Plan(mesh=mesh, schedule="1f1b", num_microbatches=m) for m in range(p, 17)]
@@ -145,7 +143,7 @@ def plans_of(p: int) -> list[Plan]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--pass-ms", type=float, default=50.0, help="of each of a micro-batch's three passes on a rank")
+    parser.add_argument("--pass-ms", type=float, default=50.0, help="milliseconds of a pass of a micro-batch")
     parser.add_argument("--steps", type=int, default=1)
     given = parser.parse_args(arguments)
     pass_s = given.pass_ms / 1e3
@@ -166,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Bar.at_most("idle share of zero-bubble schedules beyond that of 1f1b", zero_bubble, 0.0),
     ]
     ours = {"pass_ms": given.pass_ms, "steps": given.steps, "shares": [_rounded(row) for row in rows]}
-    return conclude("bubble", bars, ours=ours, theirs={"theory": "see the docstring"})
+    return conclude("bubble", bars, ours=ours, theirs={"theory": "the formulas of the docstring"})
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:

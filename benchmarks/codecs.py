@@ -1,13 +1,13 @@
-"""How small, how fast and how faithful each codec is on 10 million normal values, beside plain torch.
+"""The size, speed and error of each codec on 10 million normal values, against plain torch.
 
     python -m benchmarks.codecs [--chunks N] [--pairs N] [--names NAME ...]
 
-Ours codes a chunk at a time on one thread, refuses values that are not finite, and reads the bytes as a stranger's. The
-other side is the same rule written down plainly in torch, on rows of one chunk each: it checks nothing. It may use all
-processors, and take all chunks at once or one by one; what is best of that is found first, for each codec.
+Ours codes one chunk at a time on one thread, refuses non-finite values, and treats the bytes as untrusted. The other
+side is the same rule in plain torch, on rows of one chunk each, without checks. It may use all processors, and all
+chunks at once or one by one; the best setting is found first, for each codec.
 
-Both stream: a part is encoded, decoded, compared and forgotten, so that no side pays for fresh memory. GB/s are of
-float32 bytes: what is read by an encoder, what is written by a decoder.
+Both stream: each part is encoded, decoded, compared and dropped, so that no side pays for fresh memory. GB/s are of
+float32 bytes: the input of an encoder, the output of a decoder.
 """
 
 import argparse
@@ -36,10 +36,10 @@ from benchmarks.report import Bar, conclude, say, spread
 
 NAMES = ("bf16", "fp16", "qsgd8", "topk:0.01", "sign")
 CHUNKS = 153
-"""Just above 10 million elements."""
+"""The default number of chunks, just above 10 million elements."""
 
 BYTES = {"bf16": 0.5, "fp16": 0.5, "qsgd8": 0.252, "topk:0.01": 0.0151, "sign": 0.0313}
-"""Most bytes for each of float32."""
+"""The most encoded bytes for each byte of float32."""
 
 Array = NDArray[np.float32]
 Code = tuple[torch.Tensor, ...]
@@ -47,14 +47,14 @@ Code = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A codec as one would write it down: (rows, 65,536) float32 to its parts, and back."""
+    """A codec in plain torch: (rows, 65,536) float32 to its parts, and back."""
 
     encode: Callable[[torch.Tensor], Code]
     decode: Callable[..., torch.Tensor]
 
 
 def plain(codec: Codec) -> Plain:
-    """The other side of a codec."""
+    """Return the other side of a codec."""
     if isinstance(codec, TopK):
         count = codec.num_kept(CHUNK_ELEMENTS)
         return Plain(lambda rows: top_k(rows, count), scattered)
@@ -67,18 +67,18 @@ def plain(codec: Codec) -> Plain:
 
 
 def top_k(rows: torch.Tensor, count: int) -> Code:
-    """In any order of indices, with any choice among equals."""
+    """Return the values of largest magnitude and their indices, in any order and with any choice among equals."""
     indices = rows.abs().topk(count, dim=1, sorted=False).indices
     return rows.gather(1, indices), indices.to(torch.uint16)
 
 
 def scattered(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Zeros but for the values."""
+    """Return zeros with the values at their indices."""
     return torch.zeros(len(values), CHUNK_ELEMENTS).scatter_(1, indices.to(torch.int64), values)
 
 
 def qsgd(rows: torch.Tensor) -> Code:
-    """A normal vector has no bucket of zeros."""
+    """Quantize rows; a normal vector has no bucket of zeros."""
     buckets = rows.view(-1, BUCKET_ELEMENTS)
     norms = buckets.norm(dim=1, keepdim=True)
     ratios = buckets.abs() / norms * 127
@@ -88,20 +88,20 @@ def qsgd(rows: torch.Tensor) -> Code:
 
 
 def packed_signs(rows: torch.Tensor) -> Code:
-    """Torch packs no bits: numpy does."""
+    """Pack the signs with numpy, as torch packs no bits."""
     bits = np.packbits((rows < 0).numpy(), axis=1, bitorder="little")
     return rows.abs().mean(dim=1, keepdim=True), torch.from_numpy(bits)
 
 
 def unpacked_signs(scales: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
-    """1 - 2 bit, times the scale."""
+    """Return (1 - 2 bit) times the scale."""
     bits = torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, bitorder="little"))
     return (1 - 2 * bits.to(torch.float32)) * scales
 
 
 @dataclass(slots=True)
 class Measured:
-    """One pass over all values."""
+    """The figures of one pass over all values."""
 
     encode_s: float = 0.0
     decode_s: float = 0.0
@@ -109,7 +109,7 @@ class Measured:
     squared_error: float = 0.0
 
     def add(self, times: Sequence[float], num_bytes: int, values: Any, decoded: Any) -> None:
-        """One part: when it began, was encoded, was decoded."""
+        """Add one part: the instants of its begin, its encoding and its decoding."""
         self.encode_s += times[1] - times[0]
         self.decode_s += times[2] - times[1]
         self.num_bytes += num_bytes
@@ -118,7 +118,7 @@ class Measured:
 
 
 def ours(codec: Codec, values: Array) -> Measured:
-    """One chunk after the other, as an agent writes and a coordinator reads them."""
+    """Code one chunk after the other, as an agent writes and a coordinator reads them."""
     result, rng = Measured(), np.random.default_rng(1)
     for start, stop in chunk_bounds(values.size):
         chunk = values[start:stop]
@@ -139,7 +139,7 @@ def _bytes(data: bytes, position: int, length: int) -> bytes:
 
 
 def theirs(codec: Codec, values: Array, num_threads: int, *, at_once: bool) -> Measured:
-    """All chunks at once, or one by one."""
+    """Code all chunks at once, or one by one."""
     rows, other, result = torch.from_numpy(values).view(-1, CHUNK_ELEMENTS), plain(codec), Measured()
     torch.set_num_threads(num_threads)
     torch.manual_seed(1)
@@ -153,7 +153,7 @@ def theirs(codec: Codec, values: Array, num_threads: int, *, at_once: bool) -> M
 
 
 def best_setting(codec: Codec, values: Array) -> dict[str, Any]:
-    """Of the other side: the least sum of the two times, each the best of three."""
+    """Return the other side's setting with the smallest sum of both times, each the best of three."""
     settings = itertools.product(sorted({1, len(os.sched_getaffinity(0))}), (True, False))
     seconds = {}
     for num_threads, at_once in settings:
@@ -166,7 +166,7 @@ def best_setting(codec: Codec, values: Array) -> dict[str, Any]:
 
 
 def fed_back_s(codec: Codec, values: Array, residual: Array) -> float:
-    """An update with error feedback: add, encode, decode, subtract."""
+    """Return the seconds of an update with error feedback: add, encode, decode, subtract."""
     tensor, rng = Tensor("w", "F32", (values.size,)), np.random.default_rng(1)
     begun = time.perf_counter()
     for _ in feed(codec, [tensor], lambda _, a, b: values[a:b], lambda _, a, b: residual[a:b], rng):
@@ -175,7 +175,7 @@ def fed_back_s(codec: Codec, values: Array, residual: Array) -> float:
 
 
 def error_bound(codec: Codec) -> float:
-    """What the papers promise of the relative L2 error of normal values; of qsgd8 of its mean square."""
+    """Return the bound of the relative L2 error of normal values by the papers; for qsgd8, of its mean square."""
     if isinstance(codec, TopK):
         return math.sqrt(1 - codec.millionths / 1e6)
     bounds = {"bf16": 2.0**-8, "fp16": 2.0**-11, "qsgd8": math.sqrt(BUCKET_ELEMENTS) / 127, "sign": 0.61}
@@ -183,7 +183,7 @@ def error_bound(codec: Codec) -> float:
 
 
 def measure(codec: Codec, values: Array, pairs: int) -> tuple[list[Bar], dict[str, Any], dict[str, Any]]:
-    """Both sides, one after the other, `pairs` times; a first pass of each does not count."""
+    """Measure both sides in turns, `pairs` times; the first pass of each does not count."""
     setting = best_setting(codec, values)
     ours(codec, values)
     mine, other = [], []
@@ -217,11 +217,11 @@ def _summary(runs: list[Measured], values: Array) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.codecs", description=(__doc__ or "").split(",")[0])
-    parser.add_argument("--chunks", type=int, default=CHUNKS, help=f"of {CHUNK_ELEMENTS} elements")
-    parser.add_argument("--pairs", type=int, default=7, help="of measurements, interleaved")
-    parser.add_argument("--names", nargs="+", default=NAMES, help="of codecs")
+    """Measure, and print the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.codecs", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--chunks", type=int, default=CHUNKS, help=f"chunks of {CHUNK_ELEMENTS} elements")
+    parser.add_argument("--pairs", type=int, default=7, help="measurements of each side, interleaved")
+    parser.add_argument("--names", nargs="+", default=NAMES, help="codecs to measure")
     arguments = parser.parse_args()
     values = np.random.default_rng(0).standard_normal(arguments.chunks * CHUNK_ELEMENTS, np.float32)
     bars, mine, other = [], {}, {}

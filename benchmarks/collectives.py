@@ -1,10 +1,10 @@
-"""The collectives by hand beside gloo's: equal results, bytes as theory says, and what each of them takes.
+"""The collectives by hand against gloo's: equal results, the bytes of theory, and the time of each.
 
     python -m benchmarks.collectives [--ranks N] [--pairs N] [--kib N ...]
 
-Ours are the readable ones of `parallel/communication/by_hand`, over isend and irecv on loopback. They are for
-teaching: there is no bar on time. The other side may cut a tensor in pieces that are on their way together; how many
-is best is found first, for each collective. A time is that of the slowest rank, from a barrier on.
+Ours are the readable ones of `parallel/communication/by_hand`, over isend and irecv on loopback. They are for teaching:
+there is no bar on time. The other side may cut a tensor into pieces that travel at the same time; the best number of
+pieces is found first, for each collective. A time is that of the slowest rank, from a barrier on.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from benchmarks.report import Bar, conclude, say, spread
 
 KIB = (4, 64, 1024, 16384)
 PIECES = (1, 2, 4)
-"""Settings of the other side."""
+"""The numbers of pieces to try on the other side."""
 
 ROUNDS = 5
-"""Of the parameter server."""
+"""The number of rounds of the parameter server."""
 
 Side = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -48,7 +48,7 @@ def ours(wire: Wire) -> dict[str, Side]:
 
 
 def theory(name: str, rank: int, num_ranks: int, num_bytes: int) -> float:
-    """Bytes that a rank sends, for a tensor of so many on each; 0 is the root."""
+    """Return the bytes that a rank sends, for a tensor of `num_bytes` on each rank; rank 0 is the root."""
     others, right = num_ranks - 1, (rank + 1) % num_ranks
     match name:
         case "all-reduce (ring)":
@@ -68,7 +68,7 @@ def theory(name: str, rank: int, num_ranks: int, num_bytes: int) -> float:
 
 
 def gloo(name: str, tensor: torch.Tensor, num_pieces: int) -> torch.Tensor | None:
-    """The library's collective, in so many pieces at a time."""
+    """Run the library's collective in `num_pieces` pieces at a time."""
     kind, result = name.split(" ")[0], tensor.clone()
     pieces = result.tensor_split(num_pieces)
     num_ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -80,11 +80,11 @@ def gloo(name: str, tensor: torch.Tensor, num_pieces: int) -> torch.Tensor | Non
         case "reduce":
             works = [dist.reduce(piece, 0, async_op=True) for piece in pieces]
         case "reduce-scatter":
-            own = torch.empty_like(result[: len(result) // num_ranks])
+            part = torch.empty_like(result[: len(result) // num_ranks])
             parts = [list(chunk.tensor_split(num_pieces)) for chunk in result.tensor_split(num_ranks)]
-            ends = own.tensor_split(num_pieces)
+            ends = part.tensor_split(num_pieces)
             works = [dist.reduce_scatter(end, [p[i] for p in parts], async_op=True) for i, end in enumerate(ends)]
-            result = own
+            result = part
         case _:
             rows = result.new_empty(num_ranks, len(result))
             columns = [row.tensor_split(num_pieces) for row in rows]
@@ -96,7 +96,7 @@ def gloo(name: str, tensor: torch.Tensor, num_pieces: int) -> torch.Tensor | Non
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Of the slowest rank."""
+    """Return the seconds of the slowest rank."""
     dist.barrier()
     begun = time.perf_counter()
     call()
@@ -106,7 +106,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def measured(name: str, num_elements: int, pairs: int) -> dict[str, Any]:
-    """On one rank: one collective at one size."""
+    """Measure one collective at one size, on one rank."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     tensor = torch.randint(-1000, 1000, (num_elements,), generator=generator).float()  # sums are exact in any order
     sweep = {n: median(seconds(partial(gloo, name, tensor, n)) for _ in range(5)) for n in PIECES}
@@ -123,7 +123,7 @@ def measured(name: str, num_elements: int, pairs: int) -> dict[str, Any]:
 
 
 def served(num_elements: int) -> int:
-    """On one rank: its bytes in and out with a synchronous parameter server."""
+    """Return the bytes that one rank sends and receives with a synchronous parameter server."""
     wire, weights = Wire(), torch.zeros(num_elements)
     if wire.rank == parameter_server.SERVER:
         parameter_server.serve(wire, weights, num_rounds=ROUNDS, lr=0.1)
@@ -138,7 +138,7 @@ def on_a_rank(sizes: list[int], pairs: int) -> tuple[dict[tuple[str, int], Any],
 
 
 def byte_bars(ranks: Sequence[dict[tuple[str, int], Any]]) -> list[Bar]:
-    """Equal results, and of each collective the bytes that a rank sends more or less than theory says, at any size."""
+    """Return bars on equal results, and on each collective's largest deviation from the bytes of theory."""
     apart: dict[str, float] = {}
     for found in ranks:
         for (name, _), one in found.items():
@@ -149,7 +149,7 @@ def byte_bars(ranks: Sequence[dict[tuple[str, int], Any]]) -> list[Bar]:
 
 
 def times(found: dict[tuple[str, int], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Ours and theirs, by collective and size."""
+    """Return the times of ours and theirs, by collective and size."""
     ours_ms: dict[str, Any] = {}
     theirs_ms: dict[str, Any] = {}
     for (name, size), one in found.items():
@@ -162,15 +162,17 @@ def times(found: dict[tuple[str, int], Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def main() -> int:
-    """Measure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.collectives", description=(__doc__ or "").split(":")[0])
+    """Measure, and print the result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.collectives", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=7, help="of measurements, interleaved")
-    parser.add_argument("--kib", type=int, nargs="+", default=KIB, help="sizes of the tensor on each rank")
+    parser.add_argument("--pairs", type=int, default=7, help="measurements of each side, interleaved")
+    parser.add_argument("--kib", type=int, nargs="+", default=KIB, help="sizes of the tensor on each rank [KiB]")
     arguments = parser.parse_args()
     num_ranks, pairs = arguments.ranks, arguments.pairs
     if num_ranks < 2:
-        parser.error("--ranks: must be at least 2")
+        parser.error(f"--ranks: got {arguments.ranks}; allowed: at least 2")
     sizes = [math.ceil(256 * kib / num_ranks) * num_ranks for kib in arguments.kib]
     ranks, ports = zip(*run_ranks(on_a_rank, num_ranks, sizes, pairs, timeout_s=1800), strict=True)
     wanted = [ROUNDS * 2 * (num_ranks - 1) * 4 * size for size in sizes]

@@ -1,19 +1,19 @@
-"""Kills the coordinator and the agents, with SIGKILL, at every named step of a round and at random times.
+"""SIGKILL for the coordinator and the agents, at every crash point of a round and at random times.
 
     python -m benchmarks.crash_matrix [--quick] [--kills N] [--seed N] [--only STEP ...]
 
-A coordinator and three agents are real processes; the updates are known to the bit. First an undisturbed run, then one
-run for each step of `protocol/crash_points.py`, in which a process ends itself there and is started again, then runs in
-which processes are killed from outside. Every run must finish, and then
+A coordinator and three agents are real processes; the updates are known to the bit. First comes an undisturbed run,
+then one run for each step of `protocol/crash_points.py`, in which a process kills itself there and is restarted, then
+runs in which processes are killed from outside. Every run must finish. The figures:
 
-    lost        updates that were accepted (by the records at any time, or by what an agent was told) and are in no
-                committed model, without a record that says why
+    lost        updates that were accepted, by the records at any time or by an agent's log, and are in no committed
+                model, without a record of the reason
     twice       updates that are in two committed models
     same_bits   runs whose every version has the digest that it has in the undisturbed run
 
-A step at which no process died has not been tested: that is a failure, too. Seconds to recover are counted from the
-start of the new process to the moment when it is back (the coordinator listens with its run recovered, the agent is
-connected), and to the next commit.
+A step at which no process died was not tested, which is a failure, too. The seconds of a recovery begin with the start
+of the new process and end when it is back (the coordinator listens and has recovered its run, the agent is connected),
+or with the next commit.
 """
 
 import argparse
@@ -46,7 +46,7 @@ COUNTS = {
     "agent.uploading": (1, 2, 5),
     "agent.answered": (1, 3),
 }
-"""How-manieth visits; every other step is tested at its first and its second one."""
+"""The visits that are tested, for some steps; every other step is tested at its first and second visit."""
 
 QUICK = ("journal.after_write:3", "upload.mid_chunk:2", "aggregate.mid_fold:2", "agent.uploading:2")
 NUM_KILLS, NUM_KILLS_QUICK = 200, 10
@@ -56,7 +56,7 @@ PAUSE_S = (0.05, 2.0)
 
 @dataclass
 class Tally:
-    """What all disturbed runs together came to."""
+    """The figures of all disturbed runs together."""
 
     models: dict[int, str]
     num_runs: int = 0
@@ -69,7 +69,7 @@ class Tally:
     recoveries: list[Recovery] = field(default_factory=list)
 
     def add(self, what: str, federation: Federation, verdict: Verdict) -> None:
-        """One run has ended."""
+        """Add a run that has ended."""
         verdict.is_same = federation.end.models == self.models
         self.num_runs += 1
         self.num_same += verdict.is_same
@@ -82,14 +82,14 @@ class Tally:
         say(f"  {what}: {verdict.text}; {seconds}")
 
     def failed(self, what: str, error: NotMeasured) -> None:
-        """One run did not end."""
+        """Add a run that has not ended."""
         self.num_runs += 1
         self.unfinished.append(f"{what}: {error}")
         say(f"  {what}: {error}")
 
 
 def undisturbed(shape: Shape) -> dict[int, str]:
-    """The digest of every version when nobody is killed."""
+    """Return the digest of every version of a run without a kill."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         federation = Federation(Path(folder), shape)
@@ -101,7 +101,7 @@ def undisturbed(shape: Shape) -> dict[int, str]:
 
 
 def at_step(tally: Tally, crash_at: str, shape: Shape) -> None:
-    """One run with one death at a named step."""
+    """Run with one death at a crash point."""
     who = SITES[0] if crash_at.startswith("agent.") else COORDINATOR
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         federation = Federation(Path(folder), shape, (who, crash_at))
@@ -116,7 +116,7 @@ def at_step(tally: Tally, crash_at: str, shape: Shape) -> None:
 
 
 def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
-    """Runs with kills from outside, until there were as many as that."""
+    """Run with kills from outside, until this number of kills is reached."""
     number, done = 0, 0
     while done < num_kills and number < num_kills:
         number += 1
@@ -133,20 +133,20 @@ def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
 
 
 def schedule() -> list[str]:
-    """Every step, at each visit that is tested."""
+    """Return every tested visit of every step."""
     steps = [step for step, _ in STEPS if not step.startswith("rank.")]  # tests/federation/test_ranks.py kills ranks
     return [f"{step}:{count}" for step in steps for count in COUNTS.get(step, (1, 2))]
 
 
 def main() -> int:
-    """Measure."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.crash_matrix", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benchmarks.crash_matrix", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="a handful of steps and ten kills")
-    parser.add_argument("--kills", type=int, help="from outside, at random times")
-    parser.add_argument("--seed", type=int, default=1, help="of the random times")
-    parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps (step or step:n) and no others")
+    parser.add_argument("--quick", action="store_true", help="a few steps and ten kills")
+    parser.add_argument("--kills", type=int, help="number of kills from outside, at random times")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random times")
+    parser.add_argument("--only", nargs="+", metavar="STEP", help="test only these steps (step or step:n)")
     arguments = parser.parse_args()
     default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
     num_kills = default if arguments.kills is None else arguments.kills
@@ -163,12 +163,12 @@ def main() -> int:
         bars_of(tally),
         ours=ours_of(tally, planned, num_kills, arguments.seed, shape),
         theirs=None,
-        why_not="no peer carries a round across the death of its server: there is nothing to hold this against",
+        why_not="no peer continues a round after the death of its server: there is nothing to compare with",
     )
 
 
 def bars_of(tally: Tally) -> list[Bar]:
-    """Nothing lost, nothing counted twice, all bits the same; and all of it was really tested."""
+    """Return the bars: no update lost or counted twice, all bits equal, and every step tested."""
     return [
         Bar.exactly("lost", len(tally.lost), 0),
         Bar.exactly("twice", len(tally.twice), 0),
@@ -179,7 +179,7 @@ def bars_of(tally: Tally) -> list[Bar]:
 
 
 def ours_of(tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape) -> dict[str, Any]:
-    """The figures beside the bars."""
+    """Return the figures beside the bars."""
     recovery = {}
     for who, names in (("coordinator", (COORDINATOR,)), ("agent", SITES)):
         mine = [r for r in tally.recoveries if r.of in names]

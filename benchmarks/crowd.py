@@ -1,7 +1,8 @@
 """Many clients in one process: `python -m benchmarks.crowd ADDRESS FOLDER FIRST COUNT`.
 
-Each client is a whole agent (its own session, spool, model cache and gRPC connection); only the training is missing: an
-update of all ones is written at once. It says `ready` when all of them are connected, and ends at SIGTERM.
+Each client is a whole agent, with its own session, spool, model cache and gRPC connection. Only the training is
+replaced: an update of all ones is written at once. The process prints `ready` when all clients are connected, and ends
+at SIGTERM.
 """
 
 import asyncio
@@ -28,18 +29,18 @@ DIALS_AT_ONCE = 50
 
 
 class Instant:
-    """A runner that needs no time: an update of ones, like the first model that came."""
+    """A runner that takes no time: its update has all ones, in the shape of the first model."""
 
     def __init__(self) -> None:
         self._update: bytes | None = None
         self._pieces: tuple[Piece, ...] = ()
 
     async def describe(self) -> int:
-        """One example."""
+        """Return one example."""
         return 1
 
     async def train(self, order: TrainOrder) -> Training:
-        """Write it."""
+        """Write the update of all ones."""
         if self._update is None:
             layout, _ = parse_header(order.model)
             self._pieces = write(order.out, {t.name: np.ones(t.shape, NUMPY_DTYPES[t.dtype]) for t in layout})
@@ -48,20 +49,20 @@ class Instant:
         return Training(pieces=self._pieces, num_examples=1, work=1.0, statistics={}, seconds=0.0)
 
     async def evaluate(self, order: EvaluateOrder) -> Sums | None:
-        """No data."""
+        """Return None: there is no data."""
         return None
 
     def extend(self, budget: float) -> None:
-        """Nothing runs."""
+        """Do nothing, as nothing runs."""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing, as nothing runs."""
 
     def kill(self) -> None:
-        """Nothing runs."""
+        """Do nothing, as nothing runs."""
 
     async def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing, as nothing runs."""
 
 
 async def crowd(address: str, coordinator_state: Path, folder: Path, first: int, count: int) -> None:
@@ -86,13 +87,13 @@ async def crowd(address: str, coordinator_state: Path, folder: Path, first: int,
     await asyncio.wait([ended, *running], return_when=asyncio.FIRST_COMPLETED)
     for task in running:
         if task.done():
-            task.result()  # no client may end by itself: say why it did
+            task.result()  # a client that ends by itself is an error
         task.cancel()
 
 
 async def connected(agents: list[Agent], *, but: int = 0) -> None:
-    """Wait until all of them are connected, but for so many."""
-    while sum(not agent.session.is_connected for agent in agents) > but:  # noqa: ASYNC110 - agents tell nobody
+    """Wait until all agents but `but` are connected."""
+    while sum(not agent.session.is_connected for agent in agents) > but:  # noqa: ASYNC110 - agents announce nothing
         await asyncio.sleep(0.01)
 
 

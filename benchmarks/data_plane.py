@@ -1,15 +1,15 @@
-"""How fast versions come down and updates go up, against the tightest loop that does the same duties by hand.
+"""The rates of downloads and uploads, against the tightest loop by hand with the same duties.
 
     python -m benchmarks.data_plane [--mb 100 1000] [--turns N] [--crowds 4 16] [--again N] [--folder DIR] [--quick]
 
-Ours is a real coordinator and the agent's own code in a process of its own (`transfers`): mutual TLS, resumable, with
-back-pressure; an upload ends with the verdict, when every piece has its SHA-256, every number has been looked at, and
-bytes and journal are on disk. Theirs is `tight_wire`: mutual TLS, SHA-256 by the receiver, write, and fdatasync of an
-upload. Both sides alternate in one run, in each turn either goes first once, and memory is touched before each transfer
+Ours is a real coordinator and the agent's own code in another process (`transfers`): mutual TLS, resumable, with
+back-pressure. An upload ends with the verdict, when the SHA-256 of every piece is checked, every number is inspected,
+and bytes and journal are on disk. Theirs is `tight_wire`: mutual TLS, SHA-256 by the receiver, write, and fdatasync of
+an upload. Both sides alternate in one run, each side first once in a turn, and memory is touched before each transfer
 (`touch`). A turn's ratio is that of the seconds of its two transfers; the median of the turns counts. The tight loop
-has the best chunk of a printed sweep. Beside them: the tight loop without duties. `--again` adds downloads of one
-version again and again: many in a short time, to compare two states of code. Then crowds of clients upload 1 GB each at
-once (from one file, each under its own name), for the greatest memory of the coordinator.
+has the best chunk size of a printed sweep. Reported beside them is the tight loop without duties. `--again` adds
+repeated downloads of one version, many in a short time, to compare two states of the code. At last, crowds of clients
+upload 1 GB each at once (from one file, each under its own name), for the peak memory of the coordinator.
 """
 
 import argparse
@@ -38,7 +38,7 @@ WAYS = ("down", "up")
 
 
 class Talker:
-    """A child process that is asked in lines and answers in lines."""
+    """A child process that takes commands and answers, one line each."""
 
     def __init__(self, processes: Processes, name: str, module: str, *arguments: object) -> None:
         self._processes, self._name = processes, name
@@ -52,17 +52,17 @@ class Talker:
                 cwd=ROOT,
             )
         processes.running[name] = self._process  # type: ignore[assignment]  # it ends like the others
-        self.said = self.line()
+        self.first_line = self.line()
 
     def line(self) -> str:
-        """What it says next."""
+        """Return the next line of its output."""
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             raise NotMeasured(f"{self._name} has ended:\n{self._processes.last_words(self._name)}")
         return line.strip()
 
     def ask(self, what: str) -> str:
-        """Its answer."""
+        """Send a command, and return the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
@@ -70,11 +70,11 @@ class Talker:
 
     @property
     def usage(self) -> Usage:
-        """So far."""
+        """Return the resources that it has used so far."""
         return Usage.of(self._process.pid)
 
     def close(self) -> None:
-        """Let it end."""
+        """Close its input, and wait for its end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
@@ -82,18 +82,18 @@ class Talker:
 
 @dataclass
 class Side:
-    """What one side took: seconds of each transfer, and processor seconds of sender and receiver together."""
+    """The cost of one side: seconds of each transfer, and processor seconds of sender and receiver together."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
     cpu_s: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     def add(self, way: str, seconds: float, cpu_s: float) -> None:
-        """One more."""
+        """Add one transfer."""
         self.seconds[way].append(seconds)
         self.cpu_s[way].append(cpu_s)
 
     def summary(self, size: int) -> dict[str, Any]:
-        """Rates, and the price of a gigabyte."""
+        """Return the rates, and the processor seconds of a gigabyte."""
         return {
             way: {
                 "mb_per_s": spread([size / 1e6 / taken for taken in self.seconds[way]], 1),
@@ -106,30 +106,30 @@ class Side:
 
 
 class Tight:
-    """The loop by hand, both ends."""
+    """Both ends of the tight loop."""
 
     def __init__(self, processes: Processes, name: str, source: Path, size: int, chunk_kib: int) -> None:
         folder = processes.folder
         place = (folder, folder, chunk_kib)
         self._server = Talker(processes, f"{name}-serve", "benchmarks.tight_wire", "serve", *place)
         self._client = Talker(
-            processes, f"{name}-drive", "benchmarks.tight_wire", "drive", *place, self._server.said, source, size
+            processes, f"{name}-drive", "benchmarks.tight_wire", "drive", *place, self._server.first_line, source, size
         )
 
     def transfer(self, side: Side, way: str, kind: str = "duties") -> None:
-        """One."""
+        """Run one transfer, and add it to the side."""
         before = self._server.usage.cpu_s + self._client.usage.cpu_s
         seconds = float(self._client.ask(f"{way} {kind}"))
         side.add(way, seconds, self._server.usage.cpu_s + self._client.usage.cpu_s - before)
 
     def close(self) -> None:
-        """End both."""
+        """End both processes."""
         self._client.close()
         self._server.close()
 
 
 class Ours:
-    """A coordinator with one run, and so many clients in one process."""
+    """A coordinator with one run, and several clients in one process."""
 
     def __init__(self, processes: Processes, name: str, size: int, num_clients: int, rounds: int) -> None:
         self._processes, self._name = processes, name
@@ -156,28 +156,28 @@ class Ours:
         )
 
     def invited(self) -> None:
-        """Wait for the next round."""
+        """Wait until all clients are invited to the next round."""
         self._clients.ask("invited")
 
     def transfer(self, side: Side, way: str) -> None:
-        """All clients at once."""
+        """Run one transfer of all clients at once."""
         before = self.usage.cpu_s + self._clients.usage.cpu_s
         seconds = json.loads(self._clients.ask(way))["all"]
         side.add(way, seconds, self.usage.cpu_s + self._clients.usage.cpu_s - before)
 
     @property
     def usage(self) -> Usage:
-        """Of the coordinator."""
+        """Return the resources that the coordinator has used."""
         return self._processes.usage(self._name)
 
     def close(self) -> None:
-        """End both."""
+        """End both processes."""
         self._clients.close()
         self._processes.stop(self._name, 60)
 
 
 def sweep(processes: Processes, source: Path, size: int, chunks_kib: Sequence[int]) -> tuple[int, dict[int, float]]:
-    """The best chunk for the tight loop, up and down with duties, and what each took [s]."""
+    """Return the best chunk size of the tight loop, and the seconds of up and down with duties for each size."""
     found = {}
     for chunk_kib in chunks_kib:
         side, tight = Side(), Tight(processes, f"sweep{chunk_kib}", source, size, chunk_kib)
@@ -192,7 +192,7 @@ def sweep(processes: Processes, source: Path, size: int, chunks_kib: Sequence[in
 
 
 def compare(processes: Processes, source: Path, size: int, turns: int, chunk_kib: int) -> dict[str, Side]:
-    """Both sides, one after the other, and the loop without duties."""
+    """Run both sides in turns, and the tight loop without duties."""
     sides = {name: Side() for name in ("ours", "tight", "raw")}
     name = f"mb{size // MB}"
     with ExitStack() as stack:
@@ -201,8 +201,8 @@ def compare(processes: Processes, source: Path, size: int, turns: int, chunk_kib
         tight = Tight(processes, f"{name}-tight", source, size, chunk_kib)
         stack.callback(tight.close)
         for number in range(2 * turns + 1):
-            into = sides if number else {key: Side() for key in sides}  # the first warms up
-            ours.invited()  # and the round before has been committed
+            into = sides if number else {key: Side() for key in sides}  # the first turn warms up
+            ours.invited()  # the previous round is committed by then
             time.sleep(0.2)
             for way in WAYS:
                 for who in ("ours", "tight") if number % 2 else ("tight", "ours"):
@@ -220,7 +220,7 @@ def compare(processes: Processes, source: Path, size: int, turns: int, chunk_kib
 
 
 def again(processes: Processes, source: Path, size: int, pairs: int, chunk_kib: int) -> dict[str, Side]:
-    """Both sides' downloads of one version, one after the other; what lay there before is deleted in between."""
+    """Run downloads of one version on both sides in turns; the files of earlier downloads are deleted in between."""
     sides, name = {name: Side() for name in ("ours", "tight")}, f"again{size // MB}"
     with ExitStack() as stack:
         ours = Ours(processes, name, size, 1, rounds=2)
@@ -229,7 +229,7 @@ def again(processes: Processes, source: Path, size: int, pairs: int, chunk_kib: 
         stack.callback(tight.close)
         ours.invited()
         for number in range(pairs + 2):
-            into = sides if number > 1 else {key: Side() for key in sides}  # the first ones warm up
+            into = sides if number > 1 else {key: Side() for key in sides}  # the first pair warms up
             for who in ("ours", "tight") if number % 2 else ("tight", "ours"):
                 for old in (processes.folder / name).rglob("models/*.safetensors"):
                     old.unlink()
@@ -246,7 +246,7 @@ def _of_pairs(sides: dict[str, Side]) -> float:
 
 
 def settle(processes: Processes, name: str) -> None:
-    """Wait until the coordinator rests: what it does after a verdict must not slow the other side down."""
+    """Wait until the coordinator is idle, so that its work after a verdict does not slow down the other side."""
     until, last = time.monotonic() + 120, -1.0
     while time.monotonic() < until and (used := processes.usage(name).cpu_s) > last + 0.02:
         last = used
@@ -254,7 +254,7 @@ def settle(processes: Processes, name: str) -> None:
 
 
 def crowd(processes: Processes, num_clients: int, size: int) -> tuple[float, float]:
-    """The coordinator's greatest memory [MB] when so many upload at once, and their rate together [MB/s]."""
+    """Return the coordinator's peak memory [MB] while all clients upload at once, and their total rate [MB/s]."""
     side, ours = Side(), Ours(processes, f"crowd{num_clients}", size, num_clients, rounds=2)
     ours.invited()
     ours.transfer(side, "up")
@@ -269,21 +269,23 @@ def crowd(processes: Processes, num_clients: int, size: int) -> tuple[float, flo
 
 
 def ratios(sides: dict[str, Side], way: str) -> list[float]:
-    """Of each turn: the tight loop's seconds over ours."""
+    """Return the tight loop's seconds over ours, for each turn."""
     theirs, ours = sides["tight"].seconds[way], sides["ours"].seconds[way]
     return [sum(theirs[first : first + 2]) / sum(ours[first : first + 2]) for first in range(0, len(ours), 2)]
 
 
 def main() -> int:
-    """Measure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.data_plane", description=(__doc__ or "").split(".")[0])
-    parser.add_argument("--mb", type=int, nargs="+", default=[100, 1000], help="sizes of a transfer")
-    parser.add_argument("--turns", type=int, default=8, help="of two transfers each")
-    parser.add_argument("--crowds", type=int, nargs="*", default=[4, 16], help="clients that upload at once")
-    parser.add_argument("--crowd-mb", type=int, default=1000, help="of each of them")
-    parser.add_argument("--again", type=int, default=0, help="pairs of downloads of one version, of the first size")
-    parser.add_argument("--folder", type=Path, help="where the gigabytes lie; by default a temporary one")
-    parser.add_argument("--quick", action="store_true", help="8 MB, one turn, 2 clients: only that it works")
+    """Measure, and print the result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.data_plane", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--mb", type=int, nargs="+", default=[100, 1000], help="sizes of a transfer [MB]")
+    parser.add_argument("--turns", type=int, default=8, help="number of turns, of two transfers each")
+    parser.add_argument("--crowds", type=int, nargs="*", default=[4, 16], help="numbers of clients that upload at once")
+    parser.add_argument("--crowd-mb", type=int, default=1000, help="size of each of their updates [MB]")
+    parser.add_argument("--again", type=int, default=0, help="pairs of downloads of one version of the first size")
+    parser.add_argument("--folder", type=Path, help="folder of all files; by default a temporary one")
+    parser.add_argument("--quick", action="store_true", help="8 MB, one turn, 2 clients: a check that it works")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.mb, arguments.turns, arguments.crowds, arguments.crowd_mb, arguments.again = [8], 1, [2], 8, 2
@@ -306,7 +308,7 @@ def main() -> int:
         "data_plane",
         [*_speed(results), *_memory(memory, arguments.crowd_mb)],
         ours={
-            "how": "atoll coordinator and the agent's own code; SHA-256 of each piece, numbers looked at, journal",
+            "how": "atoll coordinator and the agent's own code; SHA-256 of each piece, numbers inspected, journal",
             **{f"{mb} MB": sides["ours"].summary(mb * MB) for mb, sides in results.items()},
             "again": round(_of_pairs(repeated), 2) if repeated else None,
             "crowds": {n: {"vm_hwm_mb": round(mb), "mb_per_s": round(rate)} for n, (mb, rate) in memory.items()},
@@ -320,12 +322,12 @@ def main() -> int:
 
 
 def touch(folder: Path, size: int, chunk_kib: int) -> None:
-    """Write as much as is sent and received together, in pieces as either side writes it, and delete it.
+    """Write and delete the bytes of both sides, in pieces of the sizes that they write.
 
-    A hypervisor takes back what was free for some seconds, and hands it out again at the first touch: a gigabyte that
-    is written to a file in 0.19 s takes up to 2.7 s then. Whoever is measured after a pause would pay for it, and who
-    comes next would not. Memory that was touched but is no file's does not do, nor a file in pieces of another size:
-    each size of a write gets pages of its own size, from a list of its own, and only the large ones are taken back.
+    A hypervisor reclaims memory that was free for some seconds, and returns it at the first touch: a gigabyte that is
+    written to a file in 0.19 s then takes up to 2.7 s. A side that is measured after a pause would pay for that, and
+    the next one would not. Touching anonymous memory does not help, nor does a file in pieces of another size: each
+    size of a write gets pages of its size, from a separate list, and only the large pages are reclaimed.
     """
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         for piece in (chunk_kib << 10, CHUNK_BYTES):

@@ -1,7 +1,7 @@
-"""What a state directory says of a run after the fact: what was counted, what was promised, what is missing.
+"""The evidence about a run in its state directory: accepted updates, counted updates, and those that are missing.
 
-Promised is what the coordinator's disk held as accepted, or an agent's log calls accepted, at any time: from then
-on the update must be in exactly one committed model, whatever died.
+An update is promised once the coordinator's disk has it as accepted, or an agent's log calls it accepted. From then on
+it must be in exactly one committed model, whichever process dies.
 """
 
 import re
@@ -16,14 +16,14 @@ from atoll.server.rounds.record import RoundRecord
 from atoll.server.views.history import History
 
 Promise = tuple[int, str]
-"""Round and client of an update that was accepted."""
+"""Round and client of an accepted update."""
 
 _ACCEPTED = re.compile(r"the update of round (\d+) of \S+ is accepted")
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """One look at a run."""
+    """The state of a run at one moment."""
 
     state: RunState = RunState.QUEUED
     cause: str = ""
@@ -32,12 +32,12 @@ class Ledger:
 
     @property
     def num_committed(self) -> int:
-        """Rounds that were committed."""
+        """The number of committed rounds."""
         return sum(record.phase is Phase.COMMITTED for record in self.records)
 
     @property
     def accepted(self) -> dict[Promise, str]:
-        """The updates that the records call accepted, by round and client, with their digests."""
+        """The digests of the updates that the records call accepted, by round and client."""
         return {
             (record.round_id, client_id): client.digest
             for record in self.records
@@ -47,7 +47,7 @@ class Ledger:
 
     @property
     def counted(self) -> Counter[str]:
-        """How often each update is in a committed model, by digest."""
+        """The number of committed models that contain an update, by its digest."""
         counts: Counter[str] = Counter()
         for record in self.records:
             if record.phase is Phase.COMMITTED:
@@ -56,7 +56,7 @@ class Ledger:
         return counts
 
     def explained(self, promise: Promise) -> bool:
-        """Whether the record says why no model holds an update although it was accepted."""
+        """Return whether the record has a reason why no model contains an accepted update."""
         round_id, client_id = promise
         return any(
             record.round_id == round_id
@@ -67,7 +67,7 @@ class Ledger:
 
 
 def look(state: Path) -> Ledger:
-    """Read what is on disk, whether the coordinator lives or not; an empty ledger before there is a run."""
+    """Read the state on disk, with or without a running coordinator; an empty ledger before the first run."""
     with suppress(OSError, LookupError):
         history = History(state)
         run = history.runs()[-1]
@@ -76,8 +76,8 @@ def look(state: Path) -> Ledger:
     return Ledger()
 
 
-def heard(logs: Iterable[tuple[str, Path]]) -> set[Promise]:
-    """What the agents were told: (site, log) of each."""
+def accepted_in_logs(logs: Iterable[tuple[str, Path]]) -> set[Promise]:
+    """Return the updates that the agents' logs call accepted; `logs` has (site, log) of each agent."""
     return {
         (int(round_id), site)
         for site, path in logs
@@ -88,34 +88,34 @@ def heard(logs: Iterable[tuple[str, Path]]) -> set[Promise]:
 
 @dataclass(slots=True)
 class Verdict:
-    """What is wrong with a run that has ended; empty when nothing is."""
+    """The faults of an ended run; empty: none."""
 
     lost: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
-    is_same: bool = True  # set by whoever knows the undisturbed run
+    is_same: bool = True  # set by a caller that knows the undisturbed run
     faults: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """Return the faults as one line."""
         wrong = [f"lost {update}" for update in self.lost] + [f"counted twice: {update}" for update in self.twice]
         return "; ".join([*wrong, *self.faults, *([] if self.is_same else ["other bits"])]) or "well"
 
 
-def judge(end: Ledger, promised: Iterable[tuple[Promise, str]], told: set[Promise]) -> Verdict:
-    """Hold the end of a run against everything that was promised on the way.
+def judge(end: Ledger, promised: Iterable[tuple[Promise, str]], in_logs: set[Promise]) -> Verdict:
+    """Check the end of a run against all promises made before.
 
     Args:
-        end: the last look.
-        promised: (round, client) and digest of what any earlier look called accepted.
-        told: what the agents heard.
+        end: the ledger at the end.
+        promised: (round, client) and digest of each update that an earlier ledger called accepted.
+        in_logs: the updates that the agents' logs call accepted.
     """
     verdict, counted, accepted = Verdict(), end.counted, end.accepted
     for promise, digest in sorted({*promised, *accepted.items()}):
         if not counted[digest] and not end.explained(promise):
             verdict.lost.append(f"{digest[:12]} of {promise[1]} in round {promise[0]}")
-    for promise in sorted(told - accepted.keys()):
-        verdict.lost.append(f"what {promise[1]} was told of round {promise[0]}")
+    for promise in sorted(in_logs - accepted.keys()):
+        verdict.lost.append(f"round {promise[0]} of {promise[1]}, accepted by its log")
     verdict.twice = [f"{digest[:12]} ({count} times)" for digest, count in counted.items() if count > 1]
     if end.state is not RunState.FINISHED:
         verdict.faults.append(f"the run is {end.state} ({end.cause})")

@@ -1,4 +1,4 @@
-"""One federation of real processes that is killed on purpose, and brought back, until its run has ended."""
+"""A federation of real processes that are killed on purpose and restarted until the run has ended."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from atoll.protocol import crash_points
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.state_directory import running_coordinator
-from benchmarks.evidence import Ledger, Promise, Verdict, heard, judge, look
+from benchmarks.evidence import Ledger, Promise, Verdict, accepted_in_logs, judge, look
 from benchmarks.members import equip
 from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, free_address
 
@@ -25,7 +25,7 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How long a round takes, and where in it one can be hit."""
+    """The size of the model and of the rounds, which decides where a kill can hit."""
 
     rounds: int = 4
     num_elements: int = 750_000  # 3 MB: three chunks, and a fold of three blocks
@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Recovery:
-    """A process was started again: seconds until it was back, and until the next round was committed."""
+    """A restart: seconds until the process was back, and until the next round was committed."""
 
     of: str
     step: str
@@ -45,7 +45,7 @@ class Recovery:
 
 @dataclass(slots=True)
 class _Watch:
-    """A recovery that is under way."""
+    """A recovery in progress."""
 
     recovery: Recovery
     begun: float
@@ -58,8 +58,8 @@ class Federation:
     """A coordinator and three agents in one folder.
 
     Args:
-        folder: of its own.
-        shape: of the run.
+        folder: the folder, for this federation only.
+        shape: the shape of the run.
         crash_at: the process, and the value of ATOLL_CRASH_AT in its first life.
     """
 
@@ -75,32 +75,34 @@ class Federation:
     _looked_at: float = 0.0
 
     def run(self, disturb: Callable[["Federation", Processes], None] = lambda federation, processes: None) -> Verdict:
-        """Run to the end, restarting whatever was killed; `disturb` is called again and again."""
+        """Run to the end, and restart every killed process; `disturb` is called on each pass of the loop."""
         begun = time.monotonic()
         with Processes(self.folder) as processes:
             for name in (COORDINATOR, *SITES):
                 self._start(processes, name)
             while True:
                 if time.monotonic() - begun > LIMIT_S:
-                    said = (f"{name}:\n{processes.last_words(name)}" for name in (COORDINATOR, *SITES))
-                    raise NotMeasured("\n".join([f"no end in {LIMIT_S:g} s", *said]))
+                    logs = (f"{name}:\n{processes.last_words(name)}" for name in (COORDINATOR, *SITES))
+                    raise NotMeasured("\n".join([f"no end in {LIMIT_S:g} s", *logs]))
                 disturb(self, processes)
-                if self._has_ended(processes):  # else a coordinator that dies just after its run would begin another
+                if self._has_ended(
+                    processes
+                ):  # otherwise a coordinator that died just after its run would begin another
                     break
                 self._restart_the_dead(processes)
                 self._watch(processes)
                 time.sleep(POLL_S)
-            told = heard((site, processes.log(site)) for site in SITES)
+            in_logs = accepted_in_logs((site, processes.log(site)) for site in SITES)
         self.end = look(self.state)
-        return judge(self.end, self._promised, told)
+        return judge(self.end, self._promised, in_logs)
 
     @property
     def state(self) -> Path:
-        """Of the coordinator."""
+        """The state directory of the coordinator."""
         return self.folder / COORDINATOR
 
     def kill(self, processes: Processes, name: str) -> None:
-        """SIGKILL from outside."""
+        """Send SIGKILL to a process, and begin to measure its recovery."""
         processes.kill(name)
         self.num_kills += 1
 
@@ -143,7 +145,7 @@ class Federation:
         )
 
     def _has_ended(self, processes: Processes) -> bool:
-        """The coordinator ended well, or died after the end of the run was on disk."""
+        """Return whether the coordinator has ended well, or has died after the end of the run was on disk."""
         code = processes.running[COORDINATOR].poll()
         if code is None:
             return False
@@ -155,7 +157,7 @@ class Federation:
         return True
 
     def _died_at_its_step(self, name: str) -> str:
-        """Which named step a dead process died at; empty: it was killed from outside."""
+        """Return the crash point at which a process has died; empty: it was killed from outside."""
         if self.crash_at is None or self.crash_at[0] != name:
             return ""
         step, self.crash_at = self.crash_at[1], None
@@ -191,7 +193,7 @@ class Federation:
         self._watches = [watch for watch in self._watches if watch.recovery.commit_s is None]
 
     def _is_back(self, processes: Processes, watch: _Watch) -> bool:
-        """The coordinator listens, and has recovered its run before that; the agent is connected."""
+        """Return whether the coordinator listens, after recovering its run, or the agent is connected."""
         name = watch.recovery.of
         if name == COORDINATOR:
             coordinator = running_coordinator(self.state)
@@ -203,7 +205,7 @@ class Federation:
 
 @dataclass
 class Killer:
-    """Kills from outside at times that a seed decides, until there are enough or the run has ended."""
+    """Kills from outside at random times of a seed, up to a number of kills or the end of the run."""
 
     rng: random.Random
     most: int
@@ -211,7 +213,7 @@ class Killer:
     _due: float = 0.0
 
     def __call__(self, federation: Federation, processes: Processes) -> None:
-        """Kill one process when it is time; half of the kills hit the coordinator."""
+        """Kill one process if a kill is due; half of the kills hit the coordinator."""
         now = time.monotonic()
         if not self._due:
             self._due = now + self.rng.uniform(*self.pause_s)

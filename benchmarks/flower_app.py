@@ -1,8 +1,8 @@
-"""The other side of `round_vs_flower`: an app of Flower's, run by the Python of .venv-peers. Nothing of ours is here.
+"""The other side of `round_vs_flower`: a Flower app, run by the Python of .venv-peers. It has no code of Atoll's.
 
-A round sends the model to every node, each of which answers with the model plus a number of its own (one pass over
-it; random, and different on every client, for Flower stores equal content once), and ends with Flower's own weighted
-mean. The seconds of each round go into a file, a line of JSON for each.
+A round sends the model to every node; each node returns the model plus a random number in one pass, different on every
+client, as Flower stores equal content once; Flower's weighted mean ends the round. The seconds of each round go to a
+file, one line of JSON each.
 """
 
 import json
@@ -22,7 +22,7 @@ server_app = ServerApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """The model plus a number of this node's."""
+    """Return the model plus a number of this node."""
     assert message.content is not None
     offset = np.float32(1e-3 * (1 + context.node_id % 1009))
     model = message.content.array_records["arrays"]
@@ -33,7 +33,7 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """As many rounds as the app's configuration says."""
+    """Run the number of rounds in the app's configuration."""
     config: Any = context.run_config
     generator, count = np.random.default_rng(1), int(config["num-tensors"])
     model = ArrayRecord(
@@ -50,7 +50,7 @@ def main(grid: Grid, context: Context) -> None:
         messages = [Message(content, dst_node_id=node, message_type="train", group_id=str(number)) for node in nodes]
         replies = [reply.content for reply in grid.send_and_receive(messages) if reply.content is not None]
         if len(replies) != len(nodes):
-            raise RuntimeError(f"{len(replies)} of {len(nodes)} nodes have answered well")
+            raise RuntimeError(f"{len(replies)} of {len(nodes)} nodes have answered without an error")
         model = aggregate_arrayrecords(replies, "num-examples")
         with open(str(config["out"]), "a", encoding="utf-8") as file:
             file.write(json.dumps({"round": number, "seconds": time.time() - begun}) + "\n")

@@ -1,9 +1,9 @@
-"""The other side of `fold`: Flower's own aggregate function, run by the Python of .venv-peers.
+"""The other side of `fold`: Flower's aggregate function, run by the Python of .venv-peers.
 
     .venv-peers/bin/python benchmarks/flower_fold.py WEIGHT,FILE ...
 
-It loads the files as Flower holds replies (a RecordDict with the serialized array and a weight, all in memory), says
-`ready`, and for each line that it reads it aggregates once and answers with one JSON object. Nothing of ours is here.
+It loads the files as Flower has replies in memory (a RecordDict with the serialized array and a weight), prints
+`ready`, and for each line of standard input aggregates once and prints one JSON object. It has no code of Atoll's.
 """
 
 import json
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
 
 def main() -> None:
-    """Answer until the end of the input."""
+    """Aggregate on demand, until standard input ends."""
     records = []
     for argument in sys.argv[1:]:
         weight, path = argument.split(",", 1)

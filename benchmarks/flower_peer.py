@@ -30,14 +30,18 @@ clientapp = "flower_app:client_app"
 
 
 def check_installed() -> None:
-    """Raise NotMeasured when Flower is not there."""
+    """Check that Flower is installed.
+
+    Raises:
+        NotMeasured: it is not.
+    """
     if not (PEERS / "flower-superlink").exists():
         raise NotMeasured("Flower is not installed in .venv-peers: make peers")
 
 
 @dataclass
 class Flower:
-    """One SuperLink with so many SuperNodes; every process they start inherits the settings."""
+    """A SuperLink with several SuperNodes; all their processes inherit the settings."""
 
     processes: Processes
     num_clients: int
@@ -45,7 +49,7 @@ class Flower:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, num_rounds: int, limit_s: float) -> tuple[list[float], dict[str, int]]:
-        """The seconds of each round, and the greatest memory of each kind of process [bytes]."""
+        """Run the app; return the seconds of each round, and the peak memory of each kind of process [bytes]."""
         check_installed()
         folder, address = self.processes.folder, free_address()
         app, out = folder / "app", folder / "rounds.jsonl"
@@ -64,8 +68,8 @@ class Flower:
         self.processes.start("superlink", [*link, "--disable-runtime-dependency-installation"], environment)
         self._wait_for_port(int(port))
         for number in range(self.num_clients):
-            own = free_address().rpartition(":")[2]
-            node = [str(PEERS / "flower-supernode"), "--insecure", "--superlink", address, "--port", own]
+            node_port = free_address().rpartition(":")[2]
+            node = [str(PEERS / "flower-supernode"), "--insecure", "--superlink", address, "--port", node_port]
             self.processes.start(f"supernode{number}", node, environment)
         started = subprocess.run(
             [str(PEERS / "flwr"), "run", str(app), "bench"],

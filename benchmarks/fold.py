@@ -2,10 +2,10 @@
 
     python -m benchmarks.fold [--updates K ...] [--pairs N]
 
-Both sides make the weighted mean of the same numbers on all cores, in turns. Ours reads them from stored update files
-(in the page cache), adds the mean to the model, hashes and writes the new version and makes it durable; Flower's have
-been in its memory all the time, and so stays its result. What the disk takes to make a file durable is reported beside
-it, since the other side has nothing like it; the bar is on the whole. `make peers` installs the other side.
+Both sides compute the weighted mean of the same numbers on all cores, in turns. Ours reads them from stored update
+files in the page cache, adds the mean to the model, hashes and writes the new version and makes it durable; Flower's
+numbers are in its memory all the time, and its result stays there. The time of making a file durable is reported beside
+it, as the other side has no such step; the bar is on the whole. `make peers` installs the other side.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SPEEDUP = 1.5
 
 @dataclass(slots=True)
 class Pairs:
-    """What was measured for one number of updates."""
+    """The measurements with one number of updates."""
 
     num_updates: int
     tile_elements: int
@@ -51,11 +51,11 @@ class Pairs:
 
     @property
     def num_bytes(self) -> int:
-        """Of all updates."""
+        """The bytes of all updates."""
         return 4 * NUM_PARAMETERS * self.num_updates
 
     def summary(self) -> dict[str, Any]:
-        """For the last line."""
+        """Return the figures for the last line."""
         sides = {"ours": self.ours_s, "theirs": self.theirs_s}
         speeds = {f"{side}_gb_per_s": round(self.num_bytes / median(s) / 1e9, 2) for side, s in sides.items() if s}
         seconds = {f"{side}_s": spread(s) for side, s in sides.items() if s}
@@ -63,7 +63,7 @@ class Pairs:
 
 
 def make_updates(folder: Path, count: int) -> list[Weighted]:
-    """Files of normal numbers, with weights 1, 2, 3, ...; magnitudes as the inspection would record them."""
+    """Write files of normal numbers with weights 1, 2, 3, ..., and the magnitudes that the inspection would record."""
     pieces = (Piece("w", "F32", (0,), (NUM_PARAMETERS,), ""),)
     updates = []
     for k in range(count):
@@ -76,7 +76,7 @@ def make_updates(folder: Path, count: int) -> list[Weighted]:
 
 
 def ours(folder: Path, updates: list[Weighted], tile_elements: int) -> float:
-    """Seconds of one fold, with everything that it does."""
+    """Return the seconds of one whole fold."""
     begun = time.perf_counter()
     fold(folder / "base", updates, folder / "new", execution=Execution(os.cpu_count() or 1, tile_elements))
     return time.perf_counter() - begun
@@ -84,7 +84,7 @@ def ours(folder: Path, updates: list[Weighted], tile_elements: int) -> float:
 
 @contextmanager
 def flower(updates: list[Weighted]) -> Iterator[subprocess.Popen[str]]:
-    """The other side, with the updates in its memory."""
+    """Start the other side, which has the updates in its memory."""
     what = [f"{item.weight},{item.update.path}" for item in updates]
     command = [str(PEER), str(ROOT / "benchmarks" / "flower_fold.py"), *what]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -99,7 +99,7 @@ def flower(updates: list[Weighted]) -> Iterator[subprocess.Popen[str]]:
 
 
 def theirs(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """One aggregation of the other side."""
+    """Run one aggregation of the other side, and return its answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("again\n")
@@ -109,7 +109,7 @@ def theirs(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 def measure(folder: Path, num_updates: int, num_pairs: int) -> Pairs:
-    """The best tile first, then pairs."""
+    """Find the best tile, then measure pairs."""
     updates = make_updates(folder, num_updates)
     sweep = {tile: min(ours(folder, updates, tile) for _ in range(2)) for tile in TILES}
     say(f"  {num_updates} updates, by tile: " + ", ".join(f"{tile} {s:.3f} s" for tile, s in sweep.items()))
@@ -129,26 +129,26 @@ def measure(folder: Path, num_updates: int, num_pairs: int) -> Pairs:
 
 
 def peak_accumulators(folder: Path, updates: list[StoredUpdate]) -> float:
-    """How much one fold adds to a fresh process, in accumulators: float64 for each parameter."""
+    """Return the memory that one fold adds to a fresh process, in accumulators: float64 for each parameter."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_growth, (folder, updates)) / (8 * NUM_PARAMETERS)
 
 
 def _peak_growth(folder: Path, updates: list[StoredUpdate]) -> int:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak that the parent has left us is not ours
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak inherited from the parent
     before = _status("VmRSS")
     ours(folder, updates, TILE_ELEMENTS)
     return _status("VmHWM") - before
 
 
 def _status(key: str) -> int:
-    """A line of /proc/self/status [bytes]."""
+    """Return a value of /proc/self/status [bytes]."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{key}:")))
 
 
 def largest_error(folder: Path, num_updates: int = 16, size: int = 100_000) -> float:
-    """Of the mean of a model whose tensors are from 1e-6 to 1e2: L2, relative to a float64 mean, the worst tensor."""
+    """Return the relative L2 error of the mean against a float64 mean, of the worst of tensors from 1e-6 to 1e2."""
     rng, names = np.random.default_rng(1), {f"w{power}": 10.0**power for power in range(-6, 3)}
     safetensors_file.write(folder / "mixed", {name: np.zeros(size, np.float32) for name in names})
     weights, items, twins = rng.integers(1, 5000, num_updates), [], dict.fromkeys(names, 0.0)
@@ -167,12 +167,12 @@ def largest_error(folder: Path, num_updates: int = 16, size: int = 100_000) -> f
 
 
 def check_same(folder: Path, first: list[float]) -> None:
-    """The two sides computed the same thing: the base is zero, so the new version is the mean."""
+    """Check that both sides have the same result: the base is zero, so the new version is the mean."""
     np.testing.assert_allclose(safetensors_file.read(folder / "new")["w"][:8], first, rtol=1e-5, atol=1e-7)
 
 
 def durable_s(folder: Path) -> float:
-    """What the disk takes for as many bytes as the new version has."""
+    """Return the seconds in which the disk makes the bytes of a new version durable."""
     data, times = bytes(4 * NUM_PARAMETERS), []
     for _ in range(5):
         begun = time.perf_counter()
@@ -185,8 +185,8 @@ def durable_s(folder: Path) -> float:
 
 
 def main() -> int:
-    """Measure each number of updates."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fold", description=(__doc__ or "").split(":")[0])
+    """Measure each number of updates, and print the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fold", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--updates", type=int, nargs="+", default=[16, 64], metavar="K")
     parser.add_argument("--pairs", type=int, default=7)
     arguments = parser.parse_args()
@@ -210,10 +210,10 @@ def main() -> int:
         for num_updates, peak in peaks.items()
     ]
     bars.append(Bar.at_most("relative error of the worst tensor, magnitudes 1e-6 to 1e2 [1e-6]", error * 1e6, 1.0))
-    ours_said = {"scales": [pairs.summary() for pairs in results], "file_made_durable_s": round(durable, 3)}
-    theirs_said = {"flower": "1.41.0", "peak_bytes": {pairs.num_updates: pairs.their_peak_bytes for pairs in results}}
+    our_figures = {"scales": [pairs.summary() for pairs in results], "file_made_durable_s": round(durable, 3)}
+    their_figures = {"flower": "1.41.0", "peak_bytes": {pairs.num_updates: pairs.their_peak_bytes for pairs in results}}
     why = "run `make peers` first"
-    return conclude("fold", bars, ours=ours_said, theirs=theirs_said if PEER.exists() else None, why_not=why)
+    return conclude("fold", bars, ours=our_figures, theirs=their_figures if PEER.exists() else None, why_not=why)
 
 
 def _speedup(pairs: Pairs) -> float:

@@ -1,11 +1,11 @@
-"""The exact sum of a fold on a GPU, against the speed at which the same bytes merely reach it.
+"""The exact sum of a fold on a GPU, against the rate at which the same bytes reach the GPU.
 
     python -m benchmarks.fold_cuda [--updates K] [--elements N] [--pairs N] [--streams N]
 
-Updates of normal float32 numbers lie in pinned memory of the host. Ours copies and adds them tile by tile, as the fold
-does, at the best of the printed tiles; the other side copies them and does nothing. Both alternate, and the sum must
-have the bits of numpy's. Reported beside it, without a bar: the same from memory of the device against the speed of a
-copy within it, and a whole fold from files in the page cache to a durable new version, on the GPU and without.
+Updates of normal float32 numbers are in pinned memory of the host. Ours copies and adds them tile by tile, as the fold
+does, at the best of the printed tiles; the other side only copies them. Both alternate, and the sum must have the bits
+of numpy's. Reported beside it, without a bar: the same from device memory against a copy within the device, and a whole
+fold from files in the page cache to a durable new version, with and without the GPU.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SCALE = 2.0**40
 
 
 def summed(device: Device, updates: list[torch.Tensor], tile: int, streams: int) -> list[np.ndarray[Any, Any]]:
-    """The sum of all updates tile by tile, some at a time; each ends in memory of the host."""
+    """Return the sum of all updates, tile by tile with several tiles in flight; each tile ends in host memory."""
 
     def one(start: int) -> np.ndarray[Any, Any]:
         with device.stream():
@@ -52,7 +52,7 @@ def summed(device: Device, updates: list[torch.Tensor], tile: int, streams: int)
 
 
 def copied(updates: list[torch.Tensor], room: torch.Tensor) -> None:
-    """All updates, one after the other, to the same place on the device."""
+    """Copy all updates, one after the other, to the same place on the device."""
     for update in updates:
         room.copy_(update, non_blocking=True)
     torch.cuda.synchronize()
@@ -65,7 +65,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def pairs(ours: Callable[[], object], theirs: Callable[[], object], count: int) -> dict[str, list[float]]:
-    """Both in turns, after one call of each."""
+    """Measure both in turns, after one call of each."""
     ours(), theirs()
     measured = [(seconds(ours), seconds(theirs)) for _ in range(count)]
     return {"ours": [pair[0] for pair in measured], "theirs": [pair[1] for pair in measured]}
@@ -81,7 +81,7 @@ def check_bits(tiles: list[np.ndarray[Any, Any]], updates: list[torch.Tensor]) -
 
 
 def from_files(device: Device, updates: list[torch.Tensor], count: int) -> dict[str, dict[str, float]]:
-    """Whole folds, on the device and without."""
+    """Measure whole folds, with and without the device."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:
         folder, size = Path(name), updates[0].numel()
         safetensors_file.write(folder / "base", {"w": np.zeros(size, np.float32)})
@@ -103,7 +103,7 @@ def from_files(device: Device, updates: list[torch.Tensor], count: int) -> dict[
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Where there is a GPU."""
+    """Measure on a GPU."""
     device = Device("cuda")
     shape = (arguments.updates, arguments.elements)
     rows = np.random.default_rng(0).standard_normal(shape, np.float32)
@@ -132,18 +132,20 @@ def measure(arguments: argparse.Namespace) -> int:
         say(f"  from the {place}: {figures[place]}")
     figures["from_files"] = from_files(device, pinned, min(3, arguments.pairs))
     bars = [Bar.at_least("share of the copy's speed, from the host", figures["host"]["share_of_copy"], SHARE_OF_COPY)]
-    ours_said = {**vars(arguments), "device": torch.cuda.get_device_name(), "torch": torch.__version__, **figures}
-    theirs_said = {place: figures[place]["gb_per_s"]["theirs"] for place in ("host", "device")}
-    return conclude("fold_cuda", bars, ours=ours_said, theirs=theirs_said)
+    our_figures = {**vars(arguments), "device": torch.cuda.get_device_name(), "torch": torch.__version__, **figures}
+    their_figures = {place: figures[place]["gb_per_s"]["theirs"] for place in ("host", "device")}
+    return conclude("fold_cuda", bars, ours=our_figures, theirs=their_figures)
 
 
 def main() -> int:
-    """Measure, or say why not."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fold_cuda", description=(__doc__ or "").split(",")[0])
+    """Measure, or report that there is no GPU."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fold_cuda", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--updates", type=int, default=16)
-    parser.add_argument("--elements", type=int, default=25_000_000, help="float32 values of each")
+    parser.add_argument("--elements", type=int, default=25_000_000, help="float32 values in each update")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--streams", type=int, default=4, help="tiles that are under way at a time")
+    parser.add_argument("--streams", type=int, default=4, help="tiles in flight at a time")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         why = "no CUDA device"

@@ -1,14 +1,14 @@
-"""What attacks cost honest clients, and the coordinator: one after the other, beside ten clients at work.
+"""The cost of attacks for honest clients and for the coordinator, one attack at a time beside ten working clients.
 
     python -m benchmarks.hostile [--quick] [--seconds N] [--windows N] [--kinds KIND ...]
 
-Ten whole agents take part in one round after the other, with a short pause between them. Windows without and with an
-attack alternate, so that both see the same machine; a window's figure is the p99 of its rounds, from the opening of
-each to its commit on the coordinator's own clock, and an attack's ratio that of the medians of its windows. Attackers
-(`attackers`) speak HTTP/2 by hand at the lowest priority: elsewhere they have processors of their own. All lines are
-mutual TLS; the attacker is a member that has gone bad, with a certificate of its own. Memory is the
-coordinator's largest resident set against that before the first attack. Lost is a round that was abandoned, or an
-accepted update that no model holds.
+Ten whole agents take part in round after round, with a short pause between rounds. Windows without and with an attack
+alternate, so that both see the same machine. The figure of a window is the p99 of its rounds, from the opening of each
+to its commit on the coordinator's clock; an attack's ratio is that of the medians of its windows. Attackers
+(`attackers`) write HTTP/2 by hand at the lowest priority, as outside of a test they would have their own processors.
+All connections use mutual TLS; the attacker is a malicious member with its own certificate. Memory is the coordinator's
+largest resident set relative to that before the first attack. Lost is a round that was abandoned, or an accepted update
+that is in no model.
 """
 
 import argparse
@@ -37,7 +37,7 @@ CLIENTS = 10
 PAUSE_S = 0.05
 WARM_UP_S = 3.0
 SETTLE_S = 1.0
-"""After an attack, until the next window: what it left behind is its own cost, not the baseline's."""
+"""Seconds between an attack and the next window, so that the work an attack leaves is not in the baseline."""
 MEMORY_BYTES = 256 * 2**20
 RATIO = 2.0
 ALL = (*KINDS, "half_open")
@@ -45,30 +45,30 @@ ALL = (*KINDS, "half_open")
 
 @dataclass
 class Windows:
-    """From and until when, on the clock of the records; and what the attackers say."""
+    """The begin and end of the windows, on the clock of the records, and the attackers' counts."""
 
     quiet: list[tuple[float, float]] = field(default_factory=list)
     attacked: list[tuple[float, float]] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
     cpu_quiet: list[float] = field(default_factory=list)
-    """Of the coordinator: the share of one processor that it used."""
+    """The share of one processor that the coordinator used in each quiet window."""
     cpu_attacked: list[float] = field(default_factory=list)
 
 
 def attack(processes: Processes, kind: str, address: str, seconds: float, credential: Path) -> dict[str, int]:
-    """One window of an attack; returns what the attacker has seen."""
+    """Run one window of an attack, and return the attacker's counts."""
     where = [kind, address, str(seconds), str(credential)]
     command = [sys.executable, "-m", "benchmarks.attackers", *where]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, cwd=Path(__file__).parents[1])
     if done.returncode:
         raise NotMeasured(f"{kind}: {done.stderr[-2000:]}")
-    processes.usage("coordinator")  # it lives
+    processes.usage("coordinator")  # fails if it has ended
     seen: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return seen
 
 
 def measure(kinds: Sequence[str], seconds: float, num_windows: int, folder: Path) -> dict[str, Any]:
-    """All attacks on one coordinator."""
+    """Run all attacks on one coordinator."""
     state = folder / "coordinator"
     with Processes(folder) as processes:
         settings = {"coordinator__state": state, "coordinator__listen": "127.0.0.1:0"}
@@ -104,7 +104,7 @@ def measure(kinds: Sequence[str], seconds: float, num_windows: int, folder: Path
 
 
 def one_pair(processes: Processes, kind: str, windows: Windows, address: str, seconds: float, mallory: Path) -> None:
-    """A window without and one with the attack."""
+    """Run a window without the attack and one with it."""
     begun, used = time.time(), processes.usage("coordinator").cpu_s
     time.sleep(seconds)
     ended, now_used = time.time(), processes.usage("coordinator").cpu_s
@@ -121,7 +121,7 @@ def one_pair(processes: Processes, kind: str, windows: Windows, address: str, se
 
 
 def summary(records: Sequence[RoundRecord], windows: Windows) -> dict[str, Any]:
-    """Of one attack."""
+    """Return the figures of one attack."""
     quiet, attacked = ([p99_ms(records, window) for window in w] for w in (windows.quiet, windows.attacked))
     return {
         "p99_ms_quiet": [round(value, 1) for value in quiet],
@@ -134,7 +134,7 @@ def summary(records: Sequence[RoundRecord], windows: Windows) -> dict[str, Any]:
 
 
 def p99_ms(records: Sequence[RoundRecord], window: tuple[float, float]) -> float:
-    """Of the rounds that ended within it, or, when none did, of those that were open."""
+    """Return the p99 of the rounds that ended in a window [ms]; without one, of the rounds that were open in it."""
     begin, end = window
     took = [(r.ended_at, 1e3 * (r.ended_at - r.opened_at)) for r in records if r.ended_at and r.ended_at >= begin]
     within = [ms for ended_at, ms in took if ended_at < end] or [ms for _, ms in sorted(took)[:1]]
@@ -144,7 +144,7 @@ def p99_ms(records: Sequence[RoundRecord], window: tuple[float, float]) -> float
 
 
 def lost(records: Sequence[RoundRecord]) -> int:
-    """Rounds that were abandoned, and accepted updates that no model holds; the open round does not count."""
+    """Return the number of abandoned rounds and of accepted updates in no model; the open round does not count."""
     ended = [record for record in records if record.ended_at is not None]
     abandoned = sum(record.phase is not Phase.COMMITTED for record in ended)
     reported = (client for record in ended for _, client in record.with_fate(Fate.REPORTED))
@@ -152,12 +152,14 @@ def lost(records: Sequence[RoundRecord]) -> int:
 
 
 def main() -> int:
-    """Measure, and hold it against the bars."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=(__doc__ or "").split(":")[0])
-    parser.add_argument("--quick", action="store_true", help="one short window of each: does it work at all?")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
-    parser.add_argument("--windows", type=int, default=5, help="with and without each attack")
-    parser.add_argument("--kinds", nargs="+", choices=ALL, default=list(ALL), help="attacks")
+    """Measure, and print the result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hostile", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="one short window of each attack: a check that it works")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each window")
+    parser.add_argument("--windows", type=int, default=5, help="number of windows with and without each attack")
+    parser.add_argument("--kinds", nargs="+", choices=ALL, default=list(ALL), help="attacks to run")
     arguments = parser.parse_args()
     seconds, num_windows = (1.5, 1) if arguments.quick else (arguments.seconds, arguments.windows)
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
@@ -173,7 +175,7 @@ def main() -> int:
             for kind, a in ours["attacks"].items()
         ),
     ]
-    return conclude("hostile", bars, ours=ours, theirs=None, why_not="no peer bounds what one client may take")
+    return conclude("hostile", bars, ours=ours, theirs=None, why_not="no peer limits the resources of one client")
 
 
 if __name__ == "__main__":

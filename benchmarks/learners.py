@@ -1,10 +1,10 @@
-"""What `simulation` trains on every side, and how it talks to a side: each is a process that runs rounds when told.
+"""The models and data of `simulation`, and the protocol of its sides, which are processes that run rounds on demand.
 
-    to it     run SECONDS       rounds until so much time has gone
-              end               say what has been learned, and leave
-    from it   @ {json}          ready; then {"rounds", "seconds"} for each `run`; last {"accuracy"}
+    to the side     run SECONDS       run rounds for this time
+                    end               report the accuracy, and exit
+    from the side   @ {json}          ready; then {"rounds", "seconds"} for each `run`; at last {"accuracy"}
 
-It imports nothing but torch, so that the peers' Python can have it, too.
+The module imports only torch, so that the peers' Python can load it.
 """
 
 import json
@@ -24,17 +24,17 @@ MARK = "@ "
 LR, BATCH_SIZE = 0.1, 10
 
 TESTED = 1000
-"""Examples that nobody trains on."""
+"""The number of examples that no client trains on."""
 
 LEARNED = 0.3
-"""The accuracy after `ROUNDS_MIN` rounds that nobody stays below who learns; chance is 0.1."""
+"""The least accuracy of a side that learns, after `ROUNDS_MIN` rounds; chance is 0.1."""
 
 ROUNDS_MIN = 10
-"""That every side runs at least, timed or not."""
+"""The least number of rounds of each side, timed or not."""
 
 
 def examples(features: int, count: int, seed: int) -> Client:
-    """Ten pictures under noise, so that even a few rounds show whether a side learns."""
+    """Return examples of ten patterns with noise, on which a few rounds show whether a side learns."""
     pictures = torch.randn(10, features, generator=torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(10, (count,), generator=generator)
@@ -44,21 +44,21 @@ def examples(features: int, count: int, seed: int) -> Client:
 
 @cache
 def clients_of(name: str) -> list[Client]:
-    """The data of every client of a setting, made once in a process."""
+    """Return the data of all clients of a setting, made once in a process."""
     _, features, num_clients, each, _ = SETTINGS[name]
     inputs, targets = examples(features, num_clients * each, seed=1)
     return list(zip(inputs.split(each), targets.split(each), strict=True))
 
 
 def model_of(name: str) -> nn.Module:
-    """The model of a setting, the same at every side."""
+    """Return the model of a setting, the same on every side."""
     torch.manual_seed(1)
     return SETTINGS[name][0]()
 
 
 @torch.no_grad()
 def accuracy(name: str, weights: Sequence[torch.Tensor]) -> float:
-    """Of a model with these parameters on examples that nobody has trained on."""
+    """Return the accuracy of a model with these parameters on examples that no client has trained on."""
     model = model_of(name)
     for parameter, value in zip(model.parameters(), weights, strict=True):
         parameter.copy_(value)
@@ -66,15 +66,15 @@ def accuracy(name: str, weights: Sequence[torch.Tensor]) -> float:
     return float((model(inputs).argmax(1) == targets).float().mean())
 
 
-class Told:
-    """One side's end of the talk: asked before each round whether to go on."""
+class RoundRequests:
+    """The requests of the benchmark for rounds, as the side reads them from standard input."""
 
     def __init__(self) -> None:
         self._until, self._began, self._rounds, self._every = 0.0, 0.0, -1, -1
         self._is_ending = False
 
     def another(self, clock: Callable[[], float] = time.perf_counter) -> bool:
-        """Whether to run another round, called before the first one and after each; waits for the word."""
+        """Wait for a command, and return whether to run another round; called before the first round and after each."""
         now = clock()
         self._rounds, self._every = self._rounds + 1, self._every + 1
         if self._is_ending:
@@ -95,5 +95,5 @@ class Told:
 
 
 def say(**what: Any) -> None:
-    """Tell the benchmark."""
+    """Send a line to the benchmark."""
     print(MARK + json.dumps(what), flush=True)

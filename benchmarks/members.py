@@ -1,4 +1,4 @@
-"""Certificates for whoever takes part in a measurement: straight from the authority, without join codes."""
+"""Certificates for the processes of a measurement, signed by the authority without join codes."""
 
 import time
 from pathlib import Path
@@ -12,9 +12,9 @@ YEAR_S = 365 * 86400.0
 
 
 def equip(coordinator_state: Path, state: Path, identity: Identity) -> Path:
-    """Give the process with this state directory a credential, once; returns its folder.
+    """Give the process with this state directory a credential, unless it has one; return the credential's folder.
 
-    The authority is made when the coordinator has not been started yet; it then takes that one.
+    Before the first start of the coordinator the authority is made; the coordinator then uses it.
     """
     folder = identity_folder(state)
     if not (folder / "key.pem").exists():
@@ -25,6 +25,6 @@ def equip(coordinator_state: Path, state: Path, identity: Identity) -> Path:
 
 
 async def member(coordinator_state: Path, state: Path, name: str, address: str) -> Membership:
-    """The place of a client in this process."""
+    """Return the membership of a client that runs in this process."""
     identity = Identity(Role.CLIENT, name)
     return await Membership.take(equip(coordinator_state, state, identity), identity, coordinator=address)

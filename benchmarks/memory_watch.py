@@ -1,4 +1,4 @@
-"""The greatest memory of processes and of all that they start, by what each of them is."""
+"""The peak memory of processes and their descendants, by kind of process."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ POLL_S = 0.1
 
 
 class Peaks:
-    """While the block lasts: `greatest` has, for each kind of process, the VmHWM of the greatest of them [bytes].
+    """The peak memory of processes during a `with` block: `greatest` has the largest VmHWM of each kind [bytes].
 
     Args:
-        roots: the processes that are watched, with their descendants: name -> process id.
+        roots: name -> process id of the processes to watch, with their descendants.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -57,7 +57,7 @@ def _descendants(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
 
 
 def _kind_and_peak(pid: int) -> tuple[str, int] | None:
-    """What a process is, by the program or module that its command line names; None when it has ended."""
+    """Return the kind of a process, the program or module of its command line, and its VmHWM; None: it has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         status = Path(f"/proc/{pid}/status").read_text()

@@ -1,11 +1,11 @@
-"""Which share of a GPU's bf16 peak the engine reaches with a model of a billion parameters.
+"""The share of a GPU's bf16 peak that the engine reaches with a model of a billion parameters.
 
     python -m benchmarks.mfu [--steps N] [--only NAME ..] [--device cuda|cpu] [--scale S]
 
-Two decoders in bf16 with float32 masters under `fully_shard` at one rank, fused AdamW, eager and with compiled blocks:
-one of GPT-2's largest size (1.5 B) and one of the size of Llama 3.2 (1 B). The share is 6 N_matmul + 12 L h s FLOP per
-token, without a discount for the causal mask, over the peak of the device's data sheet. `--scale` divides widths and
-depths, to see that it runs where there is no GPU; then there is no peak, and no bar.
+Two decoders in bf16 with float32 master weights under `fully_shard` at one rank, with fused AdamW, eager and with
+compiled blocks: one of GPT-2's largest size (1.5 B) and one of the size of Llama 3.2 (1 B). The share is 6 N_matmul +
+12 L h s FLOP per token, without a discount for the causal mask, over the peak of the device's data sheet. `--scale`
+divides widths and depths for a trial without a GPU, which has no peak and no bar.
 """
 
 import argparse
@@ -36,14 +36,14 @@ MODELS = {
         4,
     ),
 }
-"""The decoder, and sequences of one step."""
+"""The decoder, and the number of sequences in a step."""
 
 BARS = {False: 0.33, True: 0.40}
-"""By whether blocks are compiled."""
+"""The bars, by whether blocks are compiled."""
 
 
 def flops_per_token(model: Decoder, config: DecoderConfig) -> float:
-    """6 N_matmul + 12 L h s; the embedding is looked up, not multiplied."""
+    """Return 6 N_matmul + 12 L h s; the embedding is looked up, not multiplied."""
     matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1) - config.vocab * config.dim
     return 6.0 * matrices + 12.0 * config.layers * config.dim * config.sequence
 
@@ -51,7 +51,7 @@ def flops_per_token(model: Decoder, config: DecoderConfig) -> float:
 def measured(
     config: DecoderConfig, sequences: int, device: torch.device, *, compile: bool, steps: int
 ) -> dict[str, Any]:
-    """Tokens per second, FLOP/s and the most memory of one configuration."""
+    """Return tokens per second, FLOP/s and peak memory of one configuration."""
     torch.manual_seed(0)
     model = Decoder(config)
     flops = flops_per_token(model, config)
@@ -78,8 +78,8 @@ def measured(
         if step >= 3:
             times.append(time.perf_counter() - began)
     rate = batch.count / median(times)
-    held = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
-    return {"parameters": parameters, "tokens_per_s": rate, "flops": rate * flops, "memory_gib": held}
+    peak_gib = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    return {"parameters": parameters, "tokens_per_s": rate, "flops": rate * flops, "memory_gib": peak_gib}
 
 
 def _wait(device: torch.device) -> None:
@@ -88,7 +88,7 @@ def _wait(device: torch.device) -> None:
 
 
 def scaled(config: DecoderConfig, by: int) -> DecoderConfig:
-    """A decoder of the same form with 1/by of the layers and the vocabulary, and of the features per head."""
+    """Return a decoder of the same form with 1/by of the layers, the vocabulary and the features of a head."""
     return replace(
         config,
         dim=config.dim // by // (2 * config.heads) * 2 * config.heads or 2 * config.heads,
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     bars.append(Bar.at_least(f"{name}, {'compiled' if compile else 'eager'}", share, BARS[compile]))
                 torch._dynamo.reset()
     ours = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "scale": given.scale} | figures
-    return conclude("mfu", bars, ours=ours, theirs=None, why_not="the other side of the bar is the data sheet's peak")
+    return conclude("mfu", bars, ours=ours, theirs=None, why_not="the bar is relative to the peak of the data sheet")
 
 
 if __name__ == "__main__":

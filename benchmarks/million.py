@@ -1,9 +1,9 @@
-"""A run of very many clients without sockets: `python -m benchmarks.million FOLDER CLIENTS COHORT ROUNDS`.
+"""A run of a million clients without sockets: `python -m benchmarks.million FOLDER CLIENTS COHORT ROUNDS`.
 
-What is deployed, without sockets and without training: every event goes through the run's machine, what follows from it
-through `server.rows` into the journal, and a group commit is on disk before anything is done about it; after each round
-the journal is pruned. In an empty folder all clients join first; in one that a killed process has left behind the run
-is recovered, and a part of the clients comes back. Each line of the output is one JSON object.
+It is the deployed code without sockets and training: every event goes through the run's state machine, its effects
+through `server.hosting.event_rows` into the journal, and a group commit is on disk before an effect is carried out;
+after each round the journal is pruned. In an empty folder all clients join first; in the folder of a killed process the
+run is recovered, and a share of the clients reconnects. Each line of the output is one JSON object.
 """
 
 import json
@@ -48,7 +48,7 @@ from atoll.server.selection.sampling import SAMPLERS, draw
 RUN = RunId("million")
 EVENTS_A_COMMIT = 2_000
 SHARE_BACK = 0.1
-"""Of the clients, that connect again after the coordinator was killed before the rounds go on."""
+"""The share of the clients that reconnects after the coordinator was killed, before the rounds continue."""
 
 
 class Million:
@@ -64,7 +64,7 @@ class Million:
     # ------------------------------------------------------------ the journal
 
     def post(self, event: Event) -> None:
-        """Decide; the effects are carried out when all of it is on disk."""
+        """Apply an event to the run; its effects are carried out when all of it is on disk."""
         now = self.clock.now()
         effects = self.machine.receive(event, now)
         self._seq += 1
@@ -87,13 +87,13 @@ class Million:
     # ------------------------------------------------------------ the run
 
     def join(self, names: Iterable[int], session: str) -> None:
-        """Clients connect."""
+        """Connect these clients."""
         for number in names:
             profile = Profile(10 + number % 90, "ab"[number % 2])
             self.post(ClientJoined(ClientId(f"client-{number:07d}"), f"{session}-{number:07d}", profile))
 
     def run(self) -> None:
-        """Carry out what was decided until nothing is left: the run is over."""
+        """Carry out the effects until none is left, at the end of the run."""
         while effects := self._written():
             for effect in effects:
                 self._act(effect)
@@ -117,14 +117,14 @@ class Million:
                 self.say(ended=str(state))
 
     def say(self, **what: Any) -> None:
-        """One line."""
+        """Print one line."""
         cpu_s = round(time.process_time(), 3)
         memory = {"rss": _rss(), "peak": _peak(), "before": self._rss_before}
         print(json.dumps({**what, "cpu_s": cpu_s, **memory}), flush=True)
 
 
 def first(state: StateDirectory, clients: int, rules: RunRules) -> Million:
-    """The run begins, and everyone joins."""
+    """Begin the run, and connect all clients."""
     clock, rss_before = Clock(), _rss()
     million = Million(state, RunMachine(rules), 0, clock, rss_before=rss_before)
     config = RunConfig(name="million", task="benchmarks.tasks:empty", rounds=rules.rounds, round=rules.policy)
@@ -137,7 +137,7 @@ def first(state: StateDirectory, clients: int, rules: RunRules) -> Million:
 
 
 def again(path: Path, clients: int) -> Million:
-    """The next process: the last snapshot, and every entry since."""
+    """Recover the run in the next process, from the last snapshot and the entries since."""
     begun, rss_before = time.perf_counter(), _rss()
     state = StateDirectory.open(path, create=False)
     journal = Journal(state)
@@ -167,7 +167,7 @@ def _peak() -> int:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     collect_seldom()
     path, (clients, cohort, rounds) = Path(sys.argv[1]), map(int, sys.argv[2:5])
     policy = StragglerPolicy(cohort_size=cohort, min_available=int(clients * SHARE_BACK), deadline=3600.0)

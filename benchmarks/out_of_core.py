@@ -1,10 +1,10 @@
-"""A model that fits in no memory: 16 updates of 2 GB folded within 600 MB, against reading the same bytes.
+"""A model larger than memory: 16 updates of 2 GB folded within 600 MB, against reading the same bytes.
 
     python -m benchmarks.out_of_core [--megabytes N] [--updates K] [--limit MB]
 
-Each piece of work is a process of its own in a memory cgroup of that size (page cache included); where none can be
-made, the largest resident set is looked at instead. The files are dropped from the page cache before each. The new
-version's bits are held against the same formulas on slices that lie wholly in memory, element for element.
+Each piece of work is a process in a memory cgroup of that size, which includes the page cache; where no cgroup can be
+made, the largest resident set counts. The files are dropped from the page cache before each. The bits of the new
+version are compared with the same formulas on slices in memory, element by element.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from atoll.aggregation.updates.reader import StoredUpdate
 from benchmarks.report import Bar, conclude, say
 
 CGROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
-"""Of version 1 and 2: where they are made, and the file that takes the limit."""
+"""The folder of cgroups of version 1 and of version 2, and the file of the limit."""
 
 BLOCK = 1 << 20
 SLICES = 24
@@ -46,7 +46,7 @@ TIMES_READING = 1.5
 
 
 def work(kind: str, folder: Path) -> None:
-    """Do it, and say how long it took and how much memory was resident at most."""
+    """Do one piece of work, and print its seconds and its largest resident set."""
     begun = time.perf_counter()
     if kind == "read":
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -68,7 +68,7 @@ def _read(path: Path) -> None:
 
 
 def updates_in(folder: Path) -> list[Weighted]:
-    """As the coordinator knows them."""
+    """Return the updates as the coordinator records them."""
     known = json.loads((folder / "known.json").read_text())
     piece = Piece("w", "F32", (0,), (known["elements"],), "")
     return [
@@ -85,7 +85,7 @@ def _update_paths(folder: Path) -> list[Path]:
 
 
 def make_files(folder: Path, num_elements: int, num_updates: int) -> None:
-    """A base and updates of normal numbers, block by block."""
+    """Write a base and updates of normal numbers, block by block."""
     rng = np.random.default_rng(0)
     with safetensors_file.TensorFileWriter(folder / "base", [Tensor("w", "F32", (num_elements,))]) as writer:
         for begin in range(0, num_elements, BLOCK):
@@ -105,7 +105,7 @@ def make_files(folder: Path, num_elements: int, num_updates: int) -> None:
 
 
 def measured(kind: str, folder: Path, limit_bytes: int) -> dict[str, Any]:
-    """One child, in its cgroup, with nothing in the page cache."""
+    """Run one child in its cgroup, with an empty page cache."""
     for path in [folder / "base", *_update_paths(folder)]:
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -143,7 +143,7 @@ def _entering(cgroup: Path | None) -> Callable[[], None] | None:
 
 
 def wrong_elements(folder: Path, name: str, expected: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]) -> int:
-    """Elements of random slices of a new version whose bits are not those of `expected` on arrays in memory."""
+    """Return the number of elements, in random slices of a version, that differ in bits from `expected` in memory."""
     updates = updates_in(folder)
     num_elements = json.loads((folder / "known.json").read_text())["elements"]
     _, start = safetensors_file.parse_header(folder / "base")
@@ -156,7 +156,7 @@ def wrong_elements(folder: Path, name: str, expected: Callable[[NDArray[Any], ND
 
 
 def exact_mean(updates: list[Weighted]) -> Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]:
-    """The formulas of `grid`, on whole arrays."""
+    """Return the formulas of `grid` on whole arrays."""
     weights = [item.weight for item in updates]
     magnitude = max(item.update.magnitudes["w"] for item in updates)
     quantum = 2.0 ** grid_exponent(float(magnitude), total_weight=sum(weights), count=len(weights))
@@ -169,20 +169,22 @@ def exact_mean(updates: list[Weighted]) -> Callable[[NDArray[Any], NDArray[Any]]
 
 
 def median_of(rows: NDArray[Any], base: NDArray[Any]) -> NDArray[Any]:
-    """Element by element, on whole arrays."""
+    """Return the base plus the median of the rows, element by element."""
     ordered, count = np.sort(rows, axis=0).astype(np.float64), len(rows)
     return np.asarray((base + (ordered[(count - 1) // 2] + ordered[count // 2]) * 0.5).astype(np.float32))
 
 
 def main() -> int:
-    """Make the files, then each piece of work."""
+    """Make the files, then do each piece of work, and print the result."""
     if sys.argv[1:2] == ["--child"]:
         work(sys.argv[2], Path(sys.argv[3]))
         return 0
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.out_of_core", description=(__doc__ or "").split(":")[0])
-    parser.add_argument("--megabytes", type=int, default=2000, help="of one update")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.out_of_core", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--megabytes", type=int, default=2000, help="megabytes of one update")
     parser.add_argument("--updates", type=int, default=16)
-    parser.add_argument("--limit", type=int, default=600, help="megabytes of memory")
+    parser.add_argument("--limit", type=int, default=600, help="memory limit in megabytes")
     arguments = parser.parse_args()
     limit = arguments.limit * 10**6
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:

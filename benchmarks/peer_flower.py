@@ -1,4 +1,4 @@
-"""Flower's side of `simulation`, run by the Python of .venv-peers: its simulation on Ray, with its FedAvg.
+"""The side of Flower in `simulation`, run by the Python of .venv-peers: its simulation on Ray with its FedAvg.
 
 .venv-peers/bin/python -m benchmarks.peer_flower SETTING CPUS_OF_A_CLIENT THREADS
 """
@@ -14,12 +14,12 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.learners import BATCH_SIZE, LR, Told, accuracy, clients_of, model_of, say
+from benchmarks.learners import BATCH_SIZE, LR, RoundRequests, accuracy, clients_of, model_of, say
 from benchmarks.tight_loops import SETTINGS
 
 
 def client_app(name: str, threads: int) -> ClientApp:
-    """A client that trains as the quick start of Flower does it."""
+    """Return a client that trains as in Flower's quick start."""
     app = ClientApp()
 
     @app.train()  # type: ignore[untyped-decorator]
@@ -43,7 +43,7 @@ def client_app(name: str, threads: int) -> ClientApp:
 
 
 def server_app(name: str) -> ServerApp:
-    """FedAvg without an evaluation, round after round as it is told."""
+    """Return FedAvg without an evaluation, which runs rounds on demand."""
     app = ServerApp()
     _, _, num_clients, _, cohort = SETTINGS[name]
 
@@ -55,11 +55,11 @@ def server_app(name: str) -> ServerApp:
             min_train_nodes=cohort,
             min_available_nodes=num_clients,
         )
-        arrays, told = ArrayRecord(model_of(name).state_dict()), Told()
+        arrays, requests = ArrayRecord(model_of(name).state_dict()), RoundRequests()
         while len(list(grid.get_node_ids())) < num_clients:
             pass
         arrays = one_round(strategy, grid, arrays)  # starts Ray's actors
-        while told.another():
+        while requests.another():
             arrays = one_round(strategy, grid, arrays)
         say(accuracy=accuracy(name, list(arrays.to_torch_state_dict().values())))
 
@@ -67,7 +67,7 @@ def server_app(name: str) -> ServerApp:
 
 
 def one_round(strategy: FedAvg, grid: Grid, arrays: ArrayRecord) -> ArrayRecord:
-    """What `FedAvg.start` does in one."""
+    """Run one round as `FedAvg.start` does."""
     return strategy.start(grid, arrays, num_rounds=1).arrays
 
 

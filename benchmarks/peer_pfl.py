@@ -1,4 +1,4 @@
-"""pfl-research's side of `simulation`, run by the Python of .venv-peers: its simulated backend, with its FedAvg.
+"""The side of pfl-research in `simulation`, run by the Python of .venv-peers: its simulated backend with its FedAvg.
 
 .venv-peers/bin/python -m benchmarks.peer_pfl SETTING THREADS
 .venv-peers/bin/torchrun --nproc-per-node 2 -m benchmarks.peer_pfl SETTING THREADS
@@ -22,42 +22,42 @@ from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
 
-from benchmarks.learners import BATCH_SIZE, LR, Told, accuracy, clients_of, model_of, say
+from benchmarks.learners import BATCH_SIZE, LR, RoundRequests, accuracy, clients_of, model_of, say
 from benchmarks.tight_loops import SETTINGS
 
 NEVER = 10**9
 
 
 class Learner(nn.Module):
-    """A model as pfl wants it."""
+    """A model with the interface that pfl expects."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.inside = model_of(name)
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor, eval: bool = False) -> torch.Tensor:
-        """Of one batch."""
+        """Return the loss of one batch."""
         return nn.functional.cross_entropy(self.inside(inputs), targets)
 
     def metrics(self, inputs: torch.Tensor, targets: torch.Tensor, eval: bool = True) -> dict[str, Any]:
-        """None."""
+        """Return no metrics."""
         return {}
 
 
 class Word(TrainingProcessCallback):  # type: ignore[misc]
-    """Rounds as they are told; with several ranks, the first one passes the word on."""
+    """A callback that runs rounds on demand; with several ranks, the first one forwards the commands."""
 
     def __init__(self) -> None:
         self._ranks, self._is_first = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0)) == 0
-        self._told = Told()
+        self._requests = RoundRequests()
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        """Another one?"""
+        """Return whether to stop, by the next command."""
         goes_on = torch.ones(1)
         if self._is_first:
-            goes_on[0] = self._told.another()
+            goes_on[0] = self._requests.another()
         if self._ranks > 1:
             torch.distributed.broadcast(goes_on, 0)
         return not goes_on, Metrics()

@@ -1,4 +1,4 @@
-"""The real thing as child processes, each with its log: the `atoll` command, or a module of the benchmarks."""
+"""Atoll as child processes, each with its log: the `atoll` command, or a module of the benchmarks."""
 
 import os
 import random
@@ -24,12 +24,12 @@ START_TIMEOUT_S = 60.0
 
 
 class NotMeasured(RuntimeError):
-    """A process did not do what a measurement needs; the message has its last words."""
+    """A process that did not do what a measurement needs; the message has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used so far."""
+    """The resources that a process has used so far."""
 
     cpu_s: float
     rss_bytes: int
@@ -37,7 +37,7 @@ class Usage:
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """From /proc."""
+        """Read the usage of a process from /proc."""
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
         status = dict(
@@ -49,13 +49,13 @@ class Usage:
 
 @dataclass
 class Processes:
-    """Children that end with the block they were started in, by their pids."""
+    """Child processes, which end at the end of the `with` block."""
 
     folder: Path
     running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self, name: str, command: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start, or start again; what it says goes to <name>.log, its standard output too."""
+        """Start a process, or restart it; its standard output and error go to <name>.log."""
         assert name not in self.running or self.running[name].poll() is not None, f"{name} runs already"
         with self.log(name).open("ab") as log:
             self.running[name] = subprocess.Popen(
@@ -68,18 +68,18 @@ class Processes:
             )
 
     def log(self, name: str) -> Path:
-        """Where the output of a process goes."""
+        """Return the log of a process."""
         return self.folder / f"{name}.log"
 
     def last_words(self, name: str, num_lines: int = 15) -> str:
-        """The end of a log."""
+        """Return the last lines of a log."""
         return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-num_lines:])
 
     def stop(self, name: str, seconds: float = 30.0) -> None:
-        """SIGTERM, and the end that it asks for.
+        """Send SIGTERM, and wait for the end.
 
         Raises:
-            NotMeasured: it does not end in time; says where its threads were.
+            NotMeasured: the process does not end in time; its log has the stacks of its threads.
         """
         process = self.running[name]
         process.terminate()
@@ -89,27 +89,29 @@ class Processes:
             process.send_signal(signal.SIGABRT)  # Python's fault handler writes the stacks into its log
             process.wait()
             raise NotMeasured(f"{name} did not end within {seconds:g} s:\n{self.last_words(name, 150)}") from None
-        if process.returncode == -signal.SIGALRM:  # it has said so itself (`atoll.cli.shutdown_deadline`)
+        if process.returncode == -signal.SIGALRM:  # it has written its stacks itself (`atoll.cli.shutdown_deadline`)
             raise NotMeasured(f"{name} could not end in time:\n{self.last_words(name, 150)}")
 
     def kill(self, name: str) -> None:
-        """SIGKILL, by pid: no time to say goodbye or to flush anything."""
+        """Send SIGKILL, which leaves the process no time to flush anything, and wait for its end."""
         self.running[name].kill()
         self.running[name].wait()
 
     def died(self, name: str) -> bool:
-        """Whether a process was ended by SIGKILL; one that ended in another bad way is an error."""
+        """Return whether SIGKILL has ended a process; another bad end is an error."""
         code = self.running[name].poll()
         if code not in (None, 0, -signal.SIGKILL):
             raise NotMeasured(f"{name} ended with exit code {code}:\n{self.last_words(name)}")
         return code == -signal.SIGKILL
 
     def usage(self, name: str) -> Usage:
-        """What a living process has used."""
+        """Return the usage of a living process."""
         return Usage.of(self.running[name].pid)
 
     def __enter__(self) -> Self:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the block ends orderly
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+        )  # so that the `with` block ends in order
         return self
 
     def __exit__(
@@ -125,12 +127,12 @@ class Processes:
 
 
 def coordinator_command(*what: str, **settings: object) -> list[str]:
-    """`atoll coordinator`; `round__quorum=1` stands for --set round.quorum=1."""
+    """Return the command of a coordinator; `round__quorum=1` stands for --set round.quorum=1."""
     return [ATOLL, "coordinator", *what, *_set({"coordinator__enrol": "127.0.0.1:0"} | settings)]
 
 
 def agent_command(task: str, **settings: object) -> list[str]:
-    """`atoll agent`."""
+    """Return the command of an agent; settings as for the coordinator."""
     return [ATOLL, "agent", task, *_set(settings)]
 
 
@@ -139,14 +141,14 @@ def _set(settings: Mapping[str, object]) -> list[str]:
 
 
 def toml(value: object) -> str:
-    """One value as TOML writes it."""
+    """Return a value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else f'"{value}"'
 
 
 def wait_for_address(processes: Processes, name: str, state: Path) -> str:
-    """Where the coordinator listens, as soon as it does."""
+    """Wait until the coordinator listens, and return its address."""
     until = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < until:
         with suppress(StateUnusable, OSError):
@@ -160,12 +162,12 @@ def wait_for_address(processes: Processes, name: str, state: Path) -> str:
 
 
 PORTS = range(20_000, 32_000)
-"""Below those that the kernel gives to whoever asks for any, or calls somebody: none of them is taken by chance."""
+"""Ports below the ephemeral range of the kernel, which it gives to no other process by chance."""
 
 
 def free_address() -> str:
-    """A loopback address that nobody uses: the same one for a coordinator's second life."""
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # whoever runs us may have seeded the other
+    """Return an unused loopback address, which a restarted coordinator can have again."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # the module's own generator may have been seeded
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return f"127.0.0.1:{port}"

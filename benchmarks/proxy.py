@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that counts every byte, and lets something happen at exact positions of the traffic."""
+"""A TCP proxy on loopback that counts every byte and can act at an exact position of the traffic."""
 
 import socket
 import threading
@@ -12,7 +12,7 @@ CONNECT_TIMEOUT_S = 2.0
 
 
 class Way(Enum):
-    """Which way bytes go."""
+    """The direction of bytes."""
 
     UP = "up"  # from the agent to the coordinator
     DOWN = "down"
@@ -20,7 +20,7 @@ class Way(Enum):
 
 @dataclass(slots=True, eq=False)
 class Crossing:
-    """One connection through the proxy, and how many bytes its ends have sent."""
+    """One connection through the proxy, with the bytes that each end has sent."""
 
     near: socket.socket  # the agent's side
     far: socket.socket
@@ -28,7 +28,7 @@ class Crossing:
     is_cut: bool = False
 
     def cut(self) -> None:
-        """Close both sides at once; what their ends had sent already and nobody has read is counted, too."""
+        """Close both sides at once; bytes that were sent but not yet read are counted as well."""
         if self.is_cut:
             return
         self.is_cut = True
@@ -43,11 +43,11 @@ class Crossing:
 
 
 class Proxy:
-    """Listens on a port of its own and forwards to `address`; ends with the block it is used in.
+    """A port that forwards to `address`; it closes at the end of its `with` block.
 
     Args:
-        address: host:port of the coordinator; while nobody listens there, connections are closed at once.
-        on_bytes: called, before they are forwarded, when bytes have come: (crossing, way). It may cut the crossing.
+        address: host:port of the coordinator; while it is not listening, connections are closed at once.
+        on_bytes: called with (crossing, way) when bytes have come, before they are forwarded. It may cut the crossing.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""What more aggregation ranks are worth when each one's port is the bottleneck.
+"""The gain of more aggregation ranks when the port of each rank is the bottleneck.
 
     python -m benchmarks.ranks [--mib N] [--clients N] [--pairs N] [--port-mb-per-s N]
 
-A coordinator, its ranks and the uploading clients are real processes; each rank's port is behind a proxy that lets 50
-MB/s through (`throttle`). Clients are bare gRPC streams with prepared bytes (`uploaders`): what is measured is what the
-ranks take in, from the first byte to the last acceptance, every byte hashed, looked at and durable. Federations of one
-and of four ranks take turns, round by round; one of two joins them for the bits. From the close of a round to its
-commit the ranks exchange sums: what they sent is held against the optimum, (N-1) accumulators of 8 bytes for each
-element. Once more without the proxies' limit, which tells how far the limit is from what the machine could do.
+A coordinator, its ranks and the uploading clients are real processes; each rank's port is behind a proxy with a limit
+of 50 MB/s (`throttle`). Clients are bare gRPC streams with prepared bytes (`uploaders`), so the figure is the intake of
+the ranks, from the first byte to the last acceptance, every byte hashed, inspected and durable. Federations of one and
+of four ranks take turns, round by round; one of two ranks runs for the comparison of bits. From the close of a round to
+its commit the ranks exchange sums: the bytes that they send are compared with the optimum, (N-1) accumulators of 8
+bytes for each element. A last measurement without the proxies' limit shows the distance to what the machine can do.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Round:
 
 @dataclass
 class Federation:
-    """A coordinator with so many ranks, each behind a proxy of its own, and clients."""
+    """A coordinator with some ranks, each behind a proxy, and clients."""
 
     processes: Processes
     num_ranks: int
@@ -59,26 +59,26 @@ class Federation:
     bytes_per_s: float
     rounds: list[Round] = field(default_factory=list)
     end: tuple[list[str], int] = ([], 0)
-    """All versions' digests, and the bytes of updates that the coordinator received."""
+    """The digests of all versions, and the bytes of updates that the coordinator received."""
     _spoken: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Of its folder, and in front of its processes' names."""
+        """The name of its folder and the prefix of its processes' names."""
         return f"{self.num_ranks}-{self.bytes_per_s / 1e6:g}"
 
     @property
     def state(self) -> Path:
-        """Of the coordinator."""
+        """The state directory of the coordinator."""
         return self.processes.folder / self.name / "coordinator"
 
     @property
     def update_bytes(self) -> int:
-        """Of one client."""
+        """The bytes of one client's update."""
         return 4 * self.num_elements + 8
 
     def start(self) -> None:
-        """Start everything, up to the first invitation."""
+        """Start all processes, and wait for the first invitation."""
         address = free_address()
         settings: dict[str, object] = {
             "name": "ranks",
@@ -142,15 +142,15 @@ class Federation:
 
     @property
     def mb_per_s(self) -> list[float]:
-        """What the ranks took in, of each measured round."""
+        """Return the intake of the ranks in each measured round [MB/s]."""
         return [self.num_clients * self.update_bytes / 1e6 / found.intake_s for found in self.rounds]
 
     def finish(self) -> None:
-        """Note what is to be compared."""
+        """Store the digests and byte counts to compare."""
         self.end = [row.digest for row in History(self.state).versions(RUN)], admin.ranks(self.state).received_bytes
 
     def summary(self) -> dict[str, Any]:
-        """For the last line."""
+        """Return the figures for the last line."""
         gigabytes = self.num_clients * self.update_bytes / 1e9
         return {
             "ranks": self.num_ranks,
@@ -213,7 +213,7 @@ class Federation:
         return sum(row.exchanged_bytes for row in admin.ranks(self.state).ranks)
 
     def _usages(self) -> dict[str, float]:
-        """Processor seconds of the parts, so far."""
+        """Return the processor seconds of the parts so far."""
         found = dict.fromkeys(("ranks", "coordinator", "proxies", "uploaders"), 0.0)
         kinds = {"rank": "ranks", "coor": "coordinator", "thro": "proxies", "uplo": "uploaders"}
         for name, process in self.processes.running.items():
@@ -226,7 +226,7 @@ class Federation:
 def measured(
     folder: Path, arguments: argparse.Namespace, num_ranks: Sequence[int], mb_per_s: float
 ) -> list[Federation]:
-    """Federations of so many ranks that take turns; the last one of three only joins for two rounds."""
+    """Run federations of these numbers of ranks in turns; the last of three runs only two rounds."""
     with Processes(folder) as processes:
         num_elements = arguments.mib * MIB // 4
         all_of_them = [
@@ -235,7 +235,7 @@ def measured(
         for federation in all_of_them:
             (folder / federation.name).mkdir()
             federation.start()
-            federation.round()  # warm: code is loaded and compiled, files are there
+            federation.round()  # the first round warms up: code is loaded and compiled
             federation.rounds.clear()
         for pair in range(arguments.pairs):
             for federation in all_of_them[: 2 if pair else 3]:
@@ -249,12 +249,12 @@ def measured(
 
 
 def main() -> int:
-    """Measure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=(__doc__ or "").split(".")[0])
-    parser.add_argument("--mib", type=int, default=48, help="size of the model, and of each update")
-    parser.add_argument("--clients", type=int, default=8, help="in a round")
-    parser.add_argument("--pairs", type=int, default=7, help="of rounds, one with one rank and one with four")
-    parser.add_argument("--port-mb-per-s", type=float, default=50.0, help="that each rank's port lets through")
+    """Measure, and print the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--mib", type=int, default=48, help="size of the model and of each update [MiB]")
+    parser.add_argument("--clients", type=int, default=8, help="clients in a round")
+    parser.add_argument("--pairs", type=int, default=7, help="pairs of rounds, one with one rank and one with four")
+    parser.add_argument("--port-mb-per-s", type=float, default=50.0, help="limit of each rank's port [MB/s]")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
         limited = measured(Path(place), arguments, (1, 4, 2), arguments.port_mb_per_s)
@@ -288,7 +288,7 @@ def main() -> int:
             "without_the_limit": [federation.summary() for federation in unlimited],
         },
         theirs=None,
-        why_not="no peer spreads the aggregation of one model over ranks that clients upload to",
+        why_not="no peer shards the aggregation of one model over ranks that receive uploads",
     )
 
 

@@ -1,11 +1,11 @@
-"""What every benchmark prints last: one JSON object on one line.
+"""The last line of every benchmark: one JSON object.
 
-name      of the benchmark
-bars      list of {name, value, bar, ok}: the raw figure, what it is held against, whether it stands
-ok        whether all of them do
-ours      what was measured, with its configuration
-theirs    the same of the other side, or "not measured: <why>"
-machine   where
+name      name of the benchmark
+bars      list of {name, value, bar, ok}: a figure, its bar, and whether it passes
+ok        whether all bars pass
+ours      Atoll's figures, with their configuration
+theirs    those of the other side, or "not measured: REASON"
+machine   the machine and its software
 """
 
 import json
@@ -23,7 +23,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One figure and what it is held against."""
+    """A figure with the bar that it must pass."""
 
     name: str
     value: float
@@ -32,27 +32,27 @@ class Bar:
 
     @classmethod
     def below(cls, name: str, value: float, limit: float) -> "Bar":
-        """Less than the limit is good."""
+        """Return a bar that a value below the limit passes."""
         return cls(name, round(value, 6), f"< {limit:g}", value < limit)
 
     @classmethod
     def at_most(cls, name: str, value: float, limit: float) -> "Bar":
-        """The limit itself is still good."""
+        """Return a bar that a value up to the limit passes, the limit included."""
         return cls(name, round(value, 6), f"<= {limit:g}", value <= limit)
 
     @classmethod
     def at_least(cls, name: str, value: float, limit: float) -> "Bar":
-        """The limit itself is still good."""
+        """Return a bar that a value from the limit on passes, the limit included."""
         return cls(name, round(value, 6), f">= {limit:g}", value >= limit)
 
     @classmethod
     def exactly(cls, name: str, value: float, wanted: float) -> "Bar":
-        """Nothing else is good."""
+        """Return a bar that only this value passes."""
         return cls(name, value, f"= {wanted:g}", value == wanted)
 
 
 def conclude(name: str, bars: Sequence[Bar], *, ours: Any, theirs: Any, why_not: str = "") -> int:
-    """Print the last line; returns the exit code, 0 also when a bar is missed."""
+    """Print the last line; return the exit code, which is 0 also when a bar is missed."""
     document = {
         "name": name,
         "bars": [asdict(bar) for bar in bars],
@@ -66,12 +66,12 @@ def conclude(name: str, bars: Sequence[Bar], *, ours: Any, theirs: Any, why_not:
 
 
 def say(text: str) -> None:
-    """Progress, for a person; on standard output, as the last line is."""
+    """Print a line of progress to standard output."""
     print(text, flush=True)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the properties of the machine and its software that figures depend on."""
     import grpc
     import numpy
 
@@ -91,13 +91,13 @@ def machine() -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all values does not exceed."""
+    """Return the smallest value that is at least as large as this share of all values."""
     ordered = sorted(values)
     return ordered[max(0, -(-round(share * 1000) * len(ordered) // 1000) - 1)]
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """Median, least and greatest."""
+    """Return median, minimum and maximum."""
     return {name: round(of(values), digits) for name, of in (("median", median), ("min", min), ("max", max))}
 
 
@@ -111,7 +111,7 @@ def _processor() -> str:
 
 
 def _python_loop_s() -> float:
-    """What a fixed loop takes just now: on a shared machine it tells how much of a processor was really there."""
+    """Return the seconds of a fixed loop, which show the share of a processor that this process gets at present."""
     begun, total = time.perf_counter(), 0
     for number in range(1_000_000):
         total += number * number % 7
@@ -119,7 +119,7 @@ def _python_loop_s() -> float:
 
 
 def _fdatasync_s() -> float:
-    """Median of what it takes to make 4 KiB durable where temporary files lie: a round waits for it several times."""
+    """Return the median seconds of a durable write of 4 KiB to the folder of temporary files; a round has several."""
     times = []
     with tempfile.TemporaryFile() as file:
         for _ in range(31):

@@ -1,20 +1,20 @@
-"""How many bytes travel twice when a transfer is interrupted at every tenth of its way.
+"""The bytes that travel twice when a transfer is interrupted at each tenth of its way.
 
     python -m benchmarks.resume_transfer [--mib N]
 
-A coordinator and one agent are real processes; what they say to each other goes through a proxy on loopback that counts
-every byte. In one round the agent downloads a version of 64 MiB and uploads an update of the same size, and at 10 %,
-20 %, ... 90 % of either transfer
+A coordinator and one agent are real processes, connected through a proxy on loopback that counts every byte. In one
+round the agent downloads a version of 64 MiB and uploads an update of the same size. At 10 %, 20 %, ... 90 % of each
+transfer comes one of these interruptions:
 
-    cut             the connection is closed, or
-    coordinator     the coordinator is killed with SIGKILL and started again, or
-    agent           the agent is.
+    cut             the connection is closed
+    coordinator     the coordinator is killed with SIGKILL and restarted
+    agent           the agent is killed with SIGKILL and restarted
 
-Bytes sent again by one interruption are those that had left the sender in all, minus the position from which the next
-connection goes on: the length of the file that grows at the receiver. Their sum is checked against the proxy alone:
-everything that was sent, minus the size of the transfer. Both contain what HTTP/2 and gRPC add. The undisturbed
-transfers are timed without the proxy: by the agent (download) and from the begin of the upload to its acceptance, bytes
-checked and durable.
+The bytes that an interruption sends again are all bytes that had left the sender, minus the position from which the
+next connection continues: the length of the file that grows at the receiver. Their sum is checked against the proxy
+alone: all bytes sent, minus the size of the transfer. Both contain the overhead of HTTP/2 and gRPC. Undisturbed
+transfers are timed without the proxy: a download by the agent, an upload from its begin to its acceptance, checked and
+durable.
 """
 
 import argparse
@@ -47,7 +47,7 @@ LIMIT_S = 300.0
 
 @dataclass
 class Transfer:
-    """One direction of one round, with what interrupted it."""
+    """One direction of one round, with its interruptions."""
 
     size: int
     position: int = 0  # where the present connection has begun
@@ -57,12 +57,12 @@ class Transfer:
 
     @property
     def excess(self) -> int:
-        """Bytes sent beyond the size."""
+        """The bytes sent beyond the size."""
         return self.num_bytes - self.size
 
 
 class Scene:
-    """Counts, and interrupts when the traffic reaches the next threshold."""
+    """The counter of the traffic, which interrupts it at the next threshold."""
 
     def __init__(self, folder: Path, size: int, interrupt: Callable[[Crossing], None]) -> None:
         self._folder, self._interrupt = folder, interrupt
@@ -73,7 +73,7 @@ class Scene:
         self.transfers = {way: Transfer(size, thresholds=list(marks)) for way in Way}
 
     def count(self, crossing: Crossing, way: Way) -> None:
-        """Bytes have come; the next threshold may be reached."""
+        """Count bytes that have come, and interrupt when they reach the next threshold."""
         transfer = self.transfers[way]
         with self._lock:
             if crossing is not self._crossing and not self._takes_over(crossing, way):
@@ -88,7 +88,7 @@ class Scene:
             crossing.cut()
 
     def end(self, crossings: Iterable[Crossing]) -> None:
-        """The round is over: settle, and count what all connections have carried."""
+        """Settle at the end of the round, and count what all connections have carried."""
         with self._lock:
             self._settle()
             for crossing in crossings:
@@ -96,7 +96,7 @@ class Scene:
                     transfer.num_bytes += crossing.num_bytes[way]
 
     def _takes_over(self, crossing: Crossing, way: Way) -> bool:
-        """The connection that carries the transfer is the one with bulk on it: others come and go after a cut."""
+        """Return whether this connection carries the transfer, which has bulk on it; others come and go after a cut."""
         if crossing.num_bytes[way] < BULK_BYTES:
             return False
         self._settle()
@@ -104,7 +104,7 @@ class Scene:
         return True
 
     def _settle(self) -> None:
-        """Account for the connection that has gone, and see where the next one goes on."""
+        """Account for the closed connection, and find the position from which the next one continues."""
         for way, transfer in self.transfers.items():
             kept = self._kept(way)
             if transfer is self._interrupted and self._crossing is not None:
@@ -113,14 +113,14 @@ class Scene:
         self._interrupted = None
 
     def _kept(self, way: Way) -> int:
-        """How much of a transfer its receiver has on disk."""
+        """Return the bytes of a transfer that its receiver has on disk."""
         where = "coordinator/runs/*/incoming/*.bin" if way is Way.UP else f"{SITE}/models/*.part"
         return max((path.stat().st_size for path in self._folder.glob(where)), default=0)
 
 
 @dataclass
 class Session:
-    """A coordinator and an agent in one folder, and how they are started."""
+    """A coordinator and an agent in one folder."""
 
     folder: Path
     processes: Processes
@@ -130,7 +130,7 @@ class Session:
     join: str = ""
 
     def start(self, name: str) -> None:
-        """Start, or start again."""
+        """Start a process, or restart it."""
         state = self.folder / name
         if name == "coordinator":
             command = coordinator_command(
@@ -153,7 +153,7 @@ class Session:
         self.processes.start(name, command, {"ATOLL_BENCH_ELEMENTS": str(self.num_elements)})
 
     def wait(self) -> None:
-        """Until the run has ended; whoever was killed is started again."""
+        """Wait until the run has ended, and restart every killed process."""
         until = time.monotonic() + LIMIT_S
         while self.processes.running["coordinator"].poll() != 0:
             if time.monotonic() > until:
@@ -167,7 +167,7 @@ class Session:
 
 
 def interrupted(kind: str, num_elements: int) -> dict[Way, Transfer]:
-    """One round; both transfers are interrupted nine times."""
+    """Run one round in which each transfer is interrupted nine times."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place, Processes(Path(place)) as processes:
         session = Session(Path(place), processes, num_elements, num_rounds=1)
 
@@ -186,12 +186,12 @@ def interrupted(kind: str, num_elements: int) -> dict[Way, Transfer]:
         if len(transfer.resent) != len(TENTHS):
             raise NotMeasured(f"{kind}: {len(transfer.resent)} of {len(TENTHS)} interruptions of the {NAMES[way]}")
         worst, excess = max(transfer.resent) / MIB, transfer.excess / MIB
-        say(f"{kind}: {NAMES[way]}: sent again at most {worst:.2f} MiB at once, {excess:.2f} MiB in all")
+        say(f"{kind}: {NAMES[way]}: sent again at most {worst:.2f} MiB after an interruption, {excess:.2f} MiB in all")
     return scene.transfers
 
 
 def undisturbed(num_elements: int, num_rounds: int) -> dict[str, list[float]]:
-    """Bytes per second of whole transfers, without the proxy."""
+    """Return the bytes per second of whole transfers, without the proxy."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place, Processes(Path(place)) as processes:
         session = Session(Path(place), processes, num_elements, num_rounds)
         session.start("coordinator")
@@ -209,12 +209,12 @@ def undisturbed(num_elements: int, num_rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> int:
-    """Measure."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.resume_transfer", description=(__doc__ or "").split(".")[0]
+        prog="python -m benchmarks.resume_transfer", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--mib", type=int, default=64, help="size of the version, and of the update")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of interruptions")
+    parser.add_argument("--mib", type=int, default=64, help="size of the version and of the update [MiB]")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of interruptions")
     arguments = parser.parse_args()
     num_elements = arguments.mib * MIB // 4
     rates = undisturbed(num_elements, 7)
@@ -233,7 +233,7 @@ def main() -> int:
             "resent_mib": {kind: _resent(transfers) for kind, transfers in results.items()},
         },
         theirs=None,
-        why_not="no peer goes on with a transfer after one of its sides has died",
+        why_not="no peer resumes a transfer after one of its sides has died",
     )
 
 

@@ -1,11 +1,11 @@
-"""Certificates that are renewed a thousand times under load, and those that are refused.
+"""A thousand renewals of certificates under load, and calls with certificates that must be refused.
 
     python -m benchmarks.rotation [--quick] [--rotations N] [--clients N] [--lifetime S]
 
-The coordinator is the real process; its certificates, its own among them, hold for a few seconds. The clients are whole
-agents in this process (only the training is missing), in rounds one after the other: control streams, downloads and
-uploads over mutual TLS all the while. Every call that breaks anywhere in an agent is counted, also one that it repeats.
-Then one client is revoked with its streams open, and callers with certificates that must not do are turned away.
+The coordinator is the real process; all certificates, its own included, are valid for a few seconds. The clients are
+whole agents in this process, without training, in one round after the other, with control streams, downloads and
+uploads over mutual TLS all the time. Every call that breaks anywhere in an agent is counted, also one that it repeats.
+Then one client is revoked while its streams are open, and calls with unacceptable certificates are refused.
 """
 
 import argparse
@@ -58,14 +58,14 @@ from benchmarks.processes import NotMeasured, Processes, coordinator_command, to
 from benchmarks.report import Bar, conclude, say
 
 TASK = "benchmarks.tasks:noise"
-ELEMENTS = 100_000  # 400 kB: more than rides in an invitation
+ELEMENTS = 100_000  # 400 kB: more than an invitation can carry
 REFUSALS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 LIMIT_S = 900.0
 
 
 @dataclass
 class Count:
-    """What happens in all agents of this process."""
+    """The counts of events in all agents of this process."""
 
     calls: int = 0
     rotations: int = 0
@@ -73,17 +73,17 @@ class Count:
     is_over: bool = False
 
     def failed(self, what: str) -> None:
-        """A call did not end as it should."""
+        """Count a call that failed."""
         if not self.is_over:
             self.broken[what[:120]] += 1
 
     def broke(self, error: control_stream.StreamBroken) -> None:
-        """A call of an agent did not end well; what is made for one that has, is no failure."""
+        """Count a broken call of an agent; the exception of a call that ended well is no failure."""
         if error.code is not grpc.StatusCode.OK:
             self.failed(str(error))
 
     def counting(self, kind: type[Any], note: Callable[..., None]) -> Any:
-        """Note each object of a class that is made."""
+        """Call `note` with each object of a class that is created."""
         begin = kind.__init__
 
         def init(made: Any, *arguments: Any, **options: Any) -> None:
@@ -93,13 +93,13 @@ class Count:
         return mock.patch.object(kind, "__init__", init)
 
     def called(self, _: object) -> None:
-        """A call has begun."""
+        """Count a call that has begun."""
         self.calls += 1
 
 
 @dataclass
 class Site:
-    """One agent."""
+    """One agent with the folder of its state."""
 
     name: str
     membership: Membership
@@ -122,7 +122,7 @@ async def begin(count: Count, state: Path, folder: Path, num_clients: int) -> li
         agent = Agent(config, [TASK], Instant(), directory, Gate(None, directory.path), place, verifier)
         agents.append(agent)
         sites.append(Site(name, place, asyncio.ensure_future(agent.run())))
-    while not all(agent.session.is_connected for agent in agents):  # noqa: ASYNC110 - agents tell nobody
+    while not all(agent.session.is_connected for agent in agents):  # noqa: ASYNC110 - agents announce nothing
         await asyncio.sleep(0.02)
     return sites
 
@@ -132,12 +132,12 @@ def _rotated(count: Count) -> None:
 
 
 def own_serial(state: Path) -> int:
-    """Of the certificate that the coordinator has now."""
+    """Return the serial number of the coordinator's present certificate."""
     return read_leaf((identity_folder(state) / MINE / "certificate.pem").read_bytes()).serial
 
 
 def start_run(state: Path, num_clients: int) -> str:
-    """Rounds without an end."""
+    """Start a run of rounds without an end."""
     settings = {
         "task": TASK,
         "name": "rotation",
@@ -151,8 +151,8 @@ def start_run(state: Path, num_clients: int) -> str:
 
 
 async def rotate(count: Count, state: Path, sites: list[Site], wanted: int) -> int:
-    """Wait for so many rotations; returns how often the coordinator's own certificate was renewed meanwhile."""
-    begun, serials, said = time.monotonic(), {own_serial(state)}, 0
+    """Wait for this number of rotations; return the number of renewals of the coordinator's certificate meanwhile."""
+    begun, serials, reported = time.monotonic(), {own_serial(state)}, 0
     while count.rotations < wanted:
         if time.monotonic() - begun > LIMIT_S:
             raise NotMeasured(f"{count.rotations} rotations in {LIMIT_S:g} s; broken: {dict(count.broken)}")
@@ -160,18 +160,18 @@ async def rotate(count: Count, state: Path, sites: list[Site], wanted: int) -> i
             if site.running.done():
                 raise NotMeasured(f"{site.name} has ended: {site.running.exception()}")
         serials.add(own_serial(state))
-        if count.rotations >= said + wanted / 5:
-            said = count.rotations
-            say(f"  {said} rotations, {count.calls} calls, {count.broken.total()} broken")
+        if count.rotations >= reported + wanted / 5:
+            reported = count.rotations
+            say(f"  {reported} rotations, {count.calls} calls, {count.broken.total()} broken")
         await asyncio.sleep(0.1)
     return len(serials) - 1
 
 
-# ---------------------------------------------------------------- who is refused
+# ---------------------------------------------------------------- refusals
 
 
 async def revoke(state: Path, site: Site, address: str) -> tuple[float, float]:
-    """Seconds from the beginning of the command to the end of the open stream, and to the first new call refused."""
+    """Return the seconds from the command's begin to the end of the open stream, and to the first new call refused."""
     keeper = site.membership.keeper
     assert keeper is not None
     mine, begun = keeper.current, time.monotonic()
@@ -192,7 +192,7 @@ async def revoke(state: Path, site: Site, address: str) -> tuple[float, float]:
 async def call(
     address: str, ca_pem: bytes, pair: tuple[bytes | None, bytes | None], *, hello: str = ""
 ) -> grpc.StatusCode:
-    """How a call ends: of a manifest that there is not, or a control stream under a name."""
+    """Return the status of a call: for a manifest that does not exist, or a control stream under a name."""
     credentials = grpc.ssl_channel_credentials(ca_pem, *pair)
     options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
     async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
@@ -213,7 +213,7 @@ async def _outcome(channel: grpc.aio.Channel, hello: str = "") -> grpc.StatusCod
 
 
 async def refusals(state: Path, address: str, insider: Identity) -> dict[str, grpc.StatusCode]:
-    """How calls end with certificates that must not do; the insider's own is good."""
+    """Return the status of calls with unacceptable certificates; the insider's own certificate is good."""
     folder = identity_folder(state) / AUTHORITY
     issuer = Issuer(
         read_certificates((folder / "certificate.pem").read_bytes())[0], read_key((folder / "key.pem").read_bytes())
@@ -243,7 +243,7 @@ def _pair(issuer: Issuer, identity: Identity, now: float, lifetime_s: float = 60
 
 
 async def _call_an_impostor(issuer: Issuer, pair: tuple[bytes, bytes]) -> grpc.StatusCode:
-    """A rank, whose certificate is good, that says it is the coordinator."""
+    """Call a rank that has a good certificate and claims to be the coordinator."""
     server = grpc.aio.server()
     rpc.add_CoordinatorServicer_to_server(rpc.CoordinatorServicer(), server)
     ca_pem = to_pem(issuer.certificate)
@@ -256,11 +256,11 @@ async def _call_an_impostor(issuer: Issuer, pair: tuple[bytes, bytes]) -> grpc.S
         await server.stop(0)
 
 
-# ---------------------------------------------------------------- the whole
+# ---------------------------------------------------------------- the measurement
 
 
 async def measure(processes: Processes, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in one federation."""
+    """Measure everything in one federation."""
     state, count = processes.folder / "coordinator", Count()
     settings = {"coordinator__state": state, "coordinator__listen": "127.0.0.1:0", "coordinator__keep_rounds": 100_000}
     lifetime = {"coordinator__certificate_lifetime": arguments.lifetime}
@@ -302,7 +302,7 @@ async def measure(processes: Processes, arguments: argparse.Namespace) -> dict[s
 
 
 def bars(ours: dict[str, Any], wanted: int) -> list[Bar]:
-    """What the figures are held against."""
+    """Return the bars on the figures."""
     codes = [grpc.StatusCode[name] for name in ours["refused"].values()]
     return [
         Bar.at_least("rotations of clients' certificates", ours["rotations"], wanted),
@@ -314,12 +314,14 @@ def bars(ours: dict[str, Any], wanted: int) -> list[Bar]:
 
 
 def main() -> int:
-    """Measure, and print the last line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rotation", description=(__doc__ or "").split(":")[0])
-    parser.add_argument("--quick", action="store_true", help="a few rotations, to see that it works")
-    parser.add_argument("--rotations", type=int, default=1000, metavar="N", help="of clients' certificates")
+    """Measure, and print the result."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rotation", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="a few rotations: a check that it works")
+    parser.add_argument("--rotations", type=int, default=1000, metavar="N", help="rotations of clients' certificates")
     parser.add_argument("--clients", type=int, default=24, metavar="N", help="agents in this process")
-    parser.add_argument("--lifetime", type=float, default=6.0, metavar="S", help="seconds that a certificate holds")
+    parser.add_argument("--lifetime", type=float, default=6.0, metavar="S", help="validity of a certificate [s]")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rotations, arguments.clients, arguments.lifetime = 3, 3, 4.0

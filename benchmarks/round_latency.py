@@ -148,7 +148,7 @@ def connect_tight(processes: Processes, num_clients: int, cohort_size: int) -> T
     folder = processes.folder
     prepare(folder)
     server = Talker(processes, "tight", "benchmarks.tight_rounds", "serve", folder, cohort_size)
-    attend = ["benchmarks.tight_rounds", "attend", str(folder), server.said]
+    attend = ["benchmarks.tight_rounds", "attend", str(folder), server.first_line]
     crowd(processes, "tight-crowd", num_clients, lambda *numbers: [*attend, *numbers])
     return server
 

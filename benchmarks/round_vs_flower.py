@@ -1,15 +1,15 @@
-"""A round without training beside Flower's: how long it takes, and how much memory the servers need.
+"""A round without training, against Flower's: its duration, and the memory of the servers.
 
     python -m benchmarks.round_vs_flower [--shapes 8x1 4x100] [--rounds N] [--passes N] [--quick]
 
-The same exchange on both sides, N clients x M MB in ten float32 tensors: the model goes to every client, each sends
-back random numbers of its own (one pass over the model; different on every client, for Flower stores equal content
-once), the weighted mean is the next model. Ours: `atoll coordinator` and an agent for each client, with mutual TLS,
-journal, every update durable before it is acknowledged, and the process of its task kept warm. Theirs: a SuperLink in
-memory and a SuperNode for each client, subprocess isolation, without TLS; at the best of a printed sweep of its
-settings. The sides take turns; a round is timed from its begin to its end, ours from its opening to its commit, and the
-first round of each pass, in which processes start, does not count. Memory is the sum over the kinds of server processes
-(SuperLink and ServerApp; ours: coordinator and its task's process) of the greatest VmHWM.
+The exchange is the same on both sides, N clients x M MB in ten float32 tensors: the model goes to every client, each
+returns the model plus a random number (one pass over the model; different on every client, as Flower stores equal
+content once), and the weighted mean is the next model. Ours: `atoll coordinator` and an agent for each client, with
+mutual TLS, journal, every update durable before it is acknowledged, and a warm worker process. Theirs: a SuperLink in
+memory and a SuperNode for each client, subprocess isolation, without TLS, at the best of a printed sweep of its
+settings. The sides take turns. Our round is timed from its opening to its commit, Flower's from its begin to its end;
+the first round of each pass, in which processes start, does not count. Memory is the sum over the kinds of server
+processes (SuperLink and ServerApp; coordinator and its worker) of the largest VmHWM.
 """
 
 import argparse
@@ -44,28 +44,28 @@ LIMIT_S = 600.0
 
 @dataclass
 class Side:
-    """What the rounds of one side took [s], and the greatest memory of its processes by their kind [bytes]."""
+    """The seconds of one side's rounds, and the peak memory of its processes by their kind [bytes]."""
 
     seconds: list[float] = field(default_factory=list)
     peaks: dict[str, int] = field(default_factory=dict)
 
     def add(self, seconds: list[float], peaks: Mapping[str, int]) -> None:
-        """One pass; its first round does not count."""
+        """Add one pass without its first round."""
         self.seconds += seconds[1:]
         self.peaks = {kind: max(self.peaks.get(kind, 0), peaks.get(kind, 0)) for kind in {*self.peaks, *peaks}}
 
     def server_mb(self, *kinds: str) -> float:
-        """Of the processes whose kind has one of these words in it."""
+        """Return the peak memory of the processes whose kind contains one of these words [MB]."""
         return sum(peak for kind, peak in self.peaks.items() if any(word in kind for word in kinds)) / 1e6
 
     def summary(self) -> dict[str, Any]:
-        """For the last line."""
+        """Return the figures for the last line."""
         peaks = {kind: round(peak / 1e6) for kind, peak in sorted(self.peaks.items())}
         return {"round_s": spread(self.seconds, 3), "rounds": len(self.seconds), "vm_hwm_mb": peaks}
 
 
 def our_pass(num_clients: int, num_elements: int, num_rounds: int) -> tuple[list[float], dict[str, int]]:
-    """The seconds of our rounds, and the memory of our processes."""
+    """Return the seconds of our rounds, and the memory of our processes."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place, Processes(Path(place)) as processes:
         state, environment = Path(place) / "state", {"ATOLL_BENCH_ELEMENTS": str(num_elements)}
         command = coordinator_command(
@@ -83,9 +83,9 @@ def our_pass(num_clients: int, num_elements: int, num_rounds: int) -> tuple[list
         processes.start("coordinator", [*command, "--stay"], environment)
         address = wait_for_address(processes, "coordinator", state)
         for number in range(num_clients):
-            own = Path(place) / f"site{number}"
-            equip(state, own, Identity(Role.CLIENT, own.name))
-            agent = agent_command(TASK, site=own.name, coordinator=address, state=own)
+            folder = Path(place) / f"site{number}"
+            equip(state, folder, Identity(Role.CLIENT, folder.name))
+            agent = agent_command(TASK, site=folder.name, coordinator=address, state=folder)
             processes.start(f"agent{number}", agent, environment)
         with Peaks({name: process.pid for name, process in processes.running.items()}) as peaks:
             _wait(History(state), processes)
@@ -107,13 +107,13 @@ def _wait(history: History, processes: Processes) -> None:
 def their_pass(
     num_clients: int, num_elements: int, num_rounds: int, settings: Mapping[str, str]
 ) -> tuple[list[float], dict[str, int]]:
-    """The same of Flower."""
+    """Return the seconds of Flower's rounds, and the memory of its processes."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place, Processes(Path(place)) as processes:
         return Flower(processes, num_clients, num_elements, settings).run(num_rounds, LIMIT_S)
 
 
 def sweep(num_clients: int, num_elements: int) -> str:
-    """Flower's best settings for a shape, by the median of a few rounds."""
+    """Return Flower's best settings for a shape, by the median of a few rounds."""
     found = {}
     for name, settings in SWEEP.items():
         seconds, _ = their_pass(num_clients, num_elements, 3, settings)
@@ -123,7 +123,7 @@ def sweep(num_clients: int, num_elements: int) -> str:
 
 
 def measure(shape: tuple[int, int], passes: int, rounds: int, best: str) -> tuple[Side, Side]:
-    """Both sides, taking turns."""
+    """Measure both sides in turns."""
     num_clients, mb = shape
     num_elements, ours, theirs = mb * 1_000_000 // 4, Side(), Side()
     for number in range(passes):
@@ -135,7 +135,7 @@ def measure(shape: tuple[int, int], passes: int, rounds: int, best: str) -> tupl
 
 
 def bars_of(shape: tuple[int, int], ours: Side, theirs: Side) -> list[Bar]:
-    """Of one shape."""
+    """Return the bars of one shape."""
     name = f"{shape[0]} clients x {shape[1]} MB"
     ratio = median(theirs.seconds) / median(ours.seconds)
     bars = [Bar.at_least(f"{name}: Flower's round over ours", ratio, BARS.get(shape, 5.0))]
@@ -146,14 +146,16 @@ def bars_of(shape: tuple[int, int], ours: Side, theirs: Side) -> list[Bar]:
 
 
 def main() -> int:
-    """Measure."""
+    """Measure, and print the result."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.round_vs_flower", description=(__doc__ or "").split(".")[0]
+        prog="python -m benchmarks.round_vs_flower", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--shapes", nargs="+", default=["8x1", "4x100"], help="clients x MB")
-    parser.add_argument("--rounds", type=int, default=3, help="of Flower in a pass, after the first; ours: four times")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds of Flower in a pass, after the first; 4 x for ours"
+    )
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="2 clients x 1 MB, one pass: only that it works")
+    parser.add_argument("--quick", action="store_true", help="2 clients x 1 MB, one pass: a check that it works")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.shapes, arguments.rounds, arguments.passes = ["2x1"], 1, 1

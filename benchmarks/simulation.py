@@ -1,15 +1,15 @@
-"""Client trainings per second of `atoll simulate`, beside Flower's simulation, pfl-research and a tight loop by hand.
+"""The client trainings per second of `atoll simulate`, against Flower's simulation, pfl-research and a tight loop.
 
     python -m benchmarks.simulation [--settings digits-mlp 2nn cnn] [--pairs 7] [--seconds 3] [--quick]
 
-FedAvg with E = 1, B = 10 and no evaluation, the same models and data on every side:
+FedAvg with E = 1, B = 10 and no evaluation, with the same models and data on every side:
 
     digits-mlp   64-32-10, 100 clients of 18 examples, all of them in each round
     2nn          784-200-200-10, 1,000 clients of 60 examples, 100 in each round
     cnn          McMahan's, 1,000 clients of 60 examples, 10 in each round
 
-Each side is a process that is told when to run, so that sides take turns on the same cores; a peer has the best of
-a printed sweep of its settings, and we as `atoll simulate` runs by itself. Whoever does not learn is an error.
+Each side is a process that runs rounds on demand, so that sides take turns on the same cores. A peer has the best of a
+printed sweep of its settings, Atoll the settings that `atoll simulate` chooses. A side that does not learn is an error.
 `make peers` installs the peers.
 """
 
@@ -31,7 +31,7 @@ from benchmarks.tight_loops import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 TURN_MAX_S = 240.0
-"""A side that does not answer for so long, its start included, is ended."""
+"""Seconds after which a side without an answer is ended, its start included."""
 
 PEERS = ROOT / ".venv-peers" / "bin"
 
@@ -45,7 +45,7 @@ TITLES = {"flower": "Flower's simulation", "pfl": "pfl-research", "tight": "the 
 
 
 def peers_of(setting: str, cores: int) -> dict[str, dict[str, list[str]]]:
-    """By peer, how each of its settings is started."""
+    """Return the commands of each peer, by setting."""
     python, torchrun = str(PEERS / "python"), str(PEERS / "torchrun")
     flower = [python, "-m", "benchmarks.peer_flower", setting]
     pfl = ["-m", "benchmarks.peer_pfl", setting]
@@ -64,7 +64,7 @@ def peers_of(setting: str, cores: int) -> dict[str, dict[str, list[str]]]:
 
 
 class Side:
-    """One process that runs rounds when it is told."""
+    """A process that runs rounds on demand."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name, self.rates = name, list[float]()
@@ -84,16 +84,16 @@ class Side:
         return self
 
     def run(self, seconds: float, cohort: int) -> float:
-        """Clients per second over at least so long."""
+        """Run rounds for at least this time, and return the clients per second."""
         found = self._ask(f"run {seconds}")
         self.rates.append(found["rounds"] * cohort / found["seconds"])
         return self.rates[-1]
 
     def end(self) -> dict[str, Any]:
-        """What it has learned.
+        """End the process, and return its report.
 
         Raises:
-            RuntimeError: nothing.
+            RuntimeError: the model has not learned.
         """
         found = self._ask("end")
         if not found["accuracy"] >= LEARNED:
@@ -123,7 +123,7 @@ class Side:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()  # ends whoever still waits for a word
+        self._process.stdin.close()  # ends a side that still waits for a command
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
@@ -131,7 +131,7 @@ class Side:
 
 
 def best_of(setting: str, peer: str, commands: dict[str, list[str]], seconds: float) -> tuple[str, dict[str, float]]:
-    """The fastest way to start a peer, and what each made [clients/s]."""
+    """Return the fastest setting of a peer, and the rate of each [clients/s]."""
     found = {}
     for how, command in commands.items():
         try:
@@ -149,7 +149,7 @@ def best_of(setting: str, peer: str, commands: dict[str, list[str]], seconds: fl
 
 
 def measure(setting: str, pairs: int, seconds: float, with_peers: bool) -> dict[str, Any]:
-    """Rates of all sides, by turns."""
+    """Return the rates of all sides, measured in turns."""
     cores, cohort = len(os.sched_getaffinity(0)), SETTINGS[setting][4]
     ours = [sys.executable, "-m", "benchmarks.simulation_side"]
     commands = {
@@ -185,10 +185,12 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=(__doc__ or "").split(":")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulation", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--settings", nargs="+", choices=list(BARS), default=list(BARS))
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn, at least")
+    parser.add_argument("--seconds", type=float, default=3.0, help="least seconds of each turn")
     parser.add_argument("--quick", action="store_true", help="the smallest setting, one short turn, without the peers")
     given = parser.parse_args(arguments)
     if given.quick:

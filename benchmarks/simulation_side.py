@@ -1,4 +1,4 @@
-"""Our sides of `simulation`, each a process that is told when to run: `atoll simulate`'s own path, and the tight loop.
+"""Atoll's sides of `simulation`, processes that run rounds on demand: the path of `atoll simulate`, and the tight loop.
 
 python -m benchmarks.simulation_side atoll SETTING ENGINE WORKERS
 python -m benchmarks.simulation_side tight SETTING PROCESSES
@@ -21,14 +21,14 @@ from atoll.parallel.task.task import Task
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.run import opened
-from benchmarks.learners import BATCH_SIZE, LR, Told, accuracy, clients_of, model_of, say
+from benchmarks.learners import BATCH_SIZE, LR, RoundRequests, accuracy, clients_of, model_of, say
 from benchmarks.tight_loops import SETTINGS, Lean, LeanProcesses
 
 ROUNDS = 10**6
 
 
 def task_of(name: str) -> Task:
-    """A setting as a user would write it."""
+    """Return a setting as the task that a user would write."""
     clients = {f"client-{number:04d}": TensorDataset(*data) for number, data in enumerate(clients_of(name))}
     return Task(
         model=lambda: model_of(name),
@@ -41,12 +41,12 @@ def task_of(name: str) -> Task:
 
 
 def atoll(name: str, engine: str, workers: str) -> None:
-    """A run of `atoll simulate`, stopped between rounds."""
-    told, running = Told(), list[Federation]()
+    """Run `atoll simulate`, which pauses between rounds."""
+    requests, running = RoundRequests(), list[Federation]()
 
     def between(line: dict[str, Any]) -> None:
         assert line["counted"] == SETTINGS[name][4], line
-        if not told.another():
+        if not requests.another():
             running[0].interrupt()
 
     overrides = [
@@ -70,17 +70,17 @@ def atoll(name: str, engine: str, workers: str) -> None:
 
 
 def tight(name: str, processes: str) -> None:
-    """The lean loop, one process for each core."""
+    """Run the lean loop, in one process for each core."""
     torch.set_num_threads(1)
     _, _, num_clients, _, cohort = SETTINGS[name]
-    clients, told, begin = clients_of(name), Told(), 0
+    clients, requests, begin = clients_of(name), RoundRequests(), 0
     weights: Sequence[torch.Tensor] = [parameter.detach() for parameter in model_of(name).parameters()]
     loop = Lean(lambda: model_of(name), nn.functional.cross_entropy, lr=LR, batch_size=BATCH_SIZE)
     with LeanProcesses(loop, weights, clients, processes=int(processes)) as every:
         while True:
             weights = every.round(weights, [(begin + i) % num_clients for i in range(cohort)])
             begin += cohort
-            if not told.another():
+            if not requests.another():
                 break
     say(accuracy=accuracy(name, weights))
 

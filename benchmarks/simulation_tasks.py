@@ -1,4 +1,4 @@
-"""The tasks of `simulation`: one file, as users have it."""
+"""The tasks of `simulation`, in one file, as a user's tasks are."""
 
 from benchmarks.simulation_side import task_of
 from benchmarks.tight_loops import SETTINGS

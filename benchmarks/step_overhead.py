@@ -1,17 +1,17 @@
-"""What `atoll train` costs beside the tightest loop that one would write by hand.
+"""The overhead of `atoll train` against the tightest loop by hand.
 
     python -m benchmarks.step_overhead [--pairs N] [--seconds S] [--device cpu|cuda] [--only NAME ..]
 
 Both sides train the same decoder on the same device with the same optimizer. Ours is the trainer as the command runs
-it, with its loader, its log, its engine; it is stopped at each line of its log, where the other side takes as many
-steps: so pairs are interleaved, in one process. The loop by hand has its batches ready.
+it, with its loader, its log and its engine. It pauses at each line of its log, where the other side takes the same
+number of steps, so that pairs are interleaved in one process. The batches of the loop by hand are ready beforehand.
 
     plain   one process, no wrapper
     ddp     DistributedDataParallel on both sides; 2 ranks on CPUs, 1 on a GPU
     fsdp    ours under fully_shard at one rank, the loop by hand without any wrapper
 
-Memory is the growth of the resident set (on a GPU: the most allocated) from before the model was built, each side in a
-process of its own. The interval is a bootstrap of the median ratio.
+Memory is the growth of the resident set (on a GPU, of the peak allocation) since before the model was built, with each
+side in its own process. The interval is a bootstrap of the median ratio.
 """
 
 import argparse
@@ -49,7 +49,7 @@ SIZES = {
 BARS = {"plain": 0.97, "ddp": 0.97, "fsdp": 0.95}
 LR = 1e-4
 WARM_UP = 2
-"""Pairs that are not counted."""
+"""The number of first pairs that do not count."""
 
 
 def decoder(device: str) -> Decoder:
@@ -68,7 +68,7 @@ def tokens(device: str, examples: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def by_hand(name: str, device: str) -> Callable[[int], None]:
-    """The loop, as a function that takes some steps."""
+    """Return the loop by hand, as a function that takes some steps."""
     model: nn.Module = decoder(device).to(device)
     if name == "ddp":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -87,7 +87,7 @@ def by_hand(name: str, device: str) -> Callable[[int], None]:
 
 
 def ours(name: str, device: str, steps: int, every: int, report: Callable[[dict[str, Any]], None]) -> None:
-    """The trainer, as `atoll train` runs it on this rank."""
+    """Run the trainer as `atoll train` runs it on this rank."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     world = World(dist.get_rank(), dist.get_rank(), ranks) if dist.is_initialized() else World()
     batch = SIZES[device]["batch"] * ranks
@@ -113,7 +113,7 @@ def ours(name: str, device: str, steps: int, every: int, report: Callable[[dict[
 
 
 def pairs(name: str, device: str, number: int, seconds: float) -> list[tuple[float, float]]:
-    """Seconds for as many steps of ours and of the loop by hand, so many times, on this rank."""
+    """Return the seconds of ours and of the loop by hand for the same steps, `number` times, on this rank."""
     torch.set_num_threads(1)
     hand = by_hand(name, device)
     hand(2)
@@ -138,7 +138,7 @@ def pairs(name: str, device: str, number: int, seconds: float) -> list[tuple[flo
 
 
 def memory(name: str, device: str, side: str) -> float:
-    """Bytes by which the most that was held grows while one side takes ten steps."""
+    """Return the growth of the peak memory while one side takes ten steps [bytes]."""
     torch.set_num_threads(1)
     tokens(device, 2)
     gc.collect()
@@ -157,12 +157,12 @@ def _held(device: str) -> float:
 
 
 def _agreed(every: int) -> int:
-    """The number of the first rank."""
+    """Return the number of the first rank, on all ranks."""
     if not dist.is_initialized():
         return every
-    said = torch.tensor(every)
-    dist.broadcast(said, 0)
-    return int(said)
+    number = torch.tensor(every)
+    dist.broadcast(number, 0)
+    return int(number)
 
 
 def _meet() -> None:
@@ -180,7 +180,7 @@ def _how(device: str) -> dict[str, bool]:
 
 
 def interval(ratios: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """The middle 95 % of the medians of resampled ratios."""
+    """Return the middle 95 % of the medians of resampled ratios."""
     chance = random.Random(0)
     medians = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(draws))
     return medians[draws // 40], medians[-draws // 40]
@@ -189,7 +189,7 @@ def interval(ratios: Sequence[float], draws: int = 2000) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each side of a pair, at least about")
+    parser.add_argument("--seconds", type=float, default=1.0, help="approximate seconds of each side of a pair")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", nargs="*", choices=BARS, default=list(BARS))
     given = parser.parse_args(arguments)
@@ -200,8 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         timed = run_ranks(pairs, ranks, name, given.device, given.pairs, given.seconds, timeout_s=3000)[0]
         ratios = [hand / mine for mine, hand in timed]
         low, high = interval(ratios)
-        held = {side: run_ranks(memory, ranks, name, given.device, side)[0] for side in ("ours", "hand")}
-        growth = held["ours"] / held["hand"]
+        peaks = {side: run_ranks(memory, ranks, name, given.device, side)[0] for side in ("ours", "hand")}
+        growth = peaks["ours"] / peaks["hand"]
         say(f"{name:<6} {median(ratios):.3f} of the loop by hand (95 %: {low:.3f} to {high:.3f}), memory {growth:.3f}")
         bars += [
             Bar.at_least(f"{name}: speed beside the loop by hand", median(ratios), BARS[name]),
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "ours_s": spread([mine for mine, _ in timed]),
             "by_hand_s": spread([hand for _, hand in timed]),
             "interval_95": [round(low, 4), round(high, 4)],
-            "memory_bytes": held,
+            "memory_bytes": peaks,
         }
     ours_is = {"decoder": SIZES[given.device], "parameters": sum(p.numel() for p in decoder(given.device).parameters())}
     say(f"a decoder of {ours_is['parameters']:,} parameters, {config.sequence} tokens a sequence, on {given.device}")

@@ -1,4 +1,4 @@
-"""The tasks of the benchmarks: numpy alone, so that a worker stands in a tenth of a second."""
+"""The tasks of the benchmarks, which need only numpy, so that a worker starts in 0.1 s."""
 
 import os
 import time
@@ -13,22 +13,22 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Empty:
-    """A model of four numbers: a round of it is nothing but the protocol."""
+    """A model of four numbers, so that a round has only the cost of the protocol."""
 
     def initial(self, seed: int) -> Arrays:
-        """Zeros."""
+        """Return four zeros."""
         return {"w": np.zeros(4, np.float32)}
 
     def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
-        """Adds one."""
+        """Add one to each number."""
         return Trained({"w": np.ones(4, np.float32)}, num_examples=1)
 
 
 class Noise:
-    """A model of which every byte of every update is known: noise from (seed, site, round) alone.
+    """A model whose updates are noise, determined by seed, site and round to the bit.
 
-    Its size is that of two tensors, so that a transfer ends inside of one: `ATOLL_BENCH_ELEMENTS` float32 in all; a
-    training takes `ATOLL_BENCH_TRAIN_S` seconds.
+    It has `ATOLL_BENCH_ELEMENTS` float32 in two tensors, so that a transfer can end within a tensor; a training takes
+    `ATOLL_BENCH_TRAIN_S` seconds.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -36,11 +36,11 @@ class Noise:
         self._train_s = float(environment.get("ATOLL_BENCH_TRAIN_S", "0"))
 
     def initial(self, seed: int) -> Arrays:
-        """Noise that the seed decides, and a counter."""
+        """Return noise determined by the seed, and a counter."""
         return {**self._noise(seed), "rounds": np.zeros((), np.int64)}
 
     def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
-        """Noise that site, round and global model decide: a model of other bits gives an update of other bits."""
+        """Return noise determined by site, round and global model; any other model gives other noise."""
         time.sleep(self._train_s)
         noise = self._noise(instructions.seed)
         update: Arrays = {name: values - np.float32(0.1) * parameters[name] for name, values in noise.items()}
@@ -57,9 +57,9 @@ class Noise:
 
 
 class Plus:
-    """The exchange of `flower_app`: ten tensors of noise, to which each client adds a number of its own.
+    """The exchange of `flower_app`: ten tensors of noise, to which each client adds a random number.
 
-    `ATOLL_BENCH_ELEMENTS` float32 in all. The update is random, and different on every client and in every round.
+    The model has `ATOLL_BENCH_ELEMENTS` float32. The update differs between clients and rounds.
     """
 
     NUM_TENSORS = 10
@@ -68,12 +68,12 @@ class Plus:
         self._num_elements = int(environment.get("ATOLL_BENCH_ELEMENTS", "100000"))
 
     def initial(self, seed: int) -> Arrays:
-        """Noise that the seed decides."""
+        """Return noise determined by the seed."""
         generator, count = np.random.default_rng(seed), self._num_elements // self.NUM_TENSORS
         return {f"w{number}": generator.standard_normal(count, np.float32) for number in range(self.NUM_TENSORS)}
 
     def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
-        """One pass over the model."""
+        """Add one number in one pass over the model."""
         offset = np.float32(1e-3 * (1 + instructions.seed % 1009))
         scale = np.float32(1 / 1024)
         update: Arrays = {name: scale * values + offset for name, values in parameters.items()}

@@ -1,8 +1,8 @@
-"""A port as slow as a network card: `python -m benchmarks.throttle BYTES_PER_S ADDRESS...`.
+"""Ports with the rate of a slow network card: `python -m benchmarks.throttle BYTES_PER_S ADDRESS...`.
 
-For each address it listens on a port of its own, prints all of them on one line, and forwards; what goes to the address
-is let through at so many bytes per second for all connections of that port together, what comes back at once. The bytes
-never enter this process: `splice` moves them from socket to pipe to socket.
+For each address the process listens on a port, prints all ports on one line, and forwards. Bytes to an address are
+limited to BYTES_PER_S over all connections of its port; bytes from it are not limited. The bytes never enter this
+process: `splice` moves them from socket to pipe to socket.
 """
 
 import fcntl
@@ -15,20 +15,20 @@ from contextlib import closing, suppress
 
 BLOCK_BYTES = 256 * 1024
 F_SETPIPE_SZ = 1031
-"""Of Linux' fcntl.h."""
+"""The constant of Linux's fcntl.h."""
 
 BURST_S = 0.02
-"""So much of the past may be made up for: a thread that sleeps wakes late."""
+"""Seconds of unused rate that may be caught up, as a sleeping thread wakes late."""
 
 
 class Rate:
-    """How fast all who take from it may go together."""
+    """A limit on the bytes per second of all threads that share it."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s, self._free_at, self._lock = bytes_per_s, 0.0, threading.Lock()
 
     def take(self, num_bytes: int) -> None:
-        """Wait until so many bytes may go."""
+        """Wait until these bytes may pass."""
         if not self._bytes_per_s:
             return
         with self._lock:
@@ -59,7 +59,7 @@ def forward(source: socket.socket, sink: socket.socket, rate: Rate) -> None:
 
 
 def serve(listener: socket.socket, address: str, rate: Rate) -> None:
-    """Accept connections, and forward each both ways."""
+    """Accept connections, and forward each in both directions."""
     host, _, port = address.rpartition(":")
     while True:
         near, _ = listener.accept()

@@ -1,7 +1,7 @@
-"""The events of the histories by hand: the measure for the judging of histories.
+"""The same number of events as in histories, by hand: the baseline for judging histories.
 
 An event of a history is planned (a draw of its latency, a push to the heap of the world), comes (a pop), changes a
-state (a dict), and is written down for the checks. After that, every event is replayed into a second state, and a third
+state (a dict), and is recorded for the checks. After that, every event is replayed into a second state, and a third
 state judges it. The coordinator's events are replayed from JSON, as from a disk. Those are the duties: no event has
 rules, effects or faults. Histories are spread over the processors as ours are.
 """

@@ -1,10 +1,10 @@
-"""FedAvg as one would write it by hand for one experiment: what an engine may cost is measured against these.
+"""FedAvg by hand for a single experiment, as the baseline for the overhead of the engines.
 
-    lean        a model that is built once, its parameters loaded and its steps taken without an optimizer object; one
-                process for each core, each with its share of the clients, a round's sums added up in shared memory
-    idiomatic   as tutorials have it: a copy of the state, torch.optim.SGD and a DataLoader's order for each client
+    lean        one model, whose parameters are loaded and stepped without an optimizer object; one process for each
+                core, each with its share of the clients; a round's sums are added in shared memory
+    idiomatic   as in tutorials: a copy of the state, torch.optim.SGD and a DataLoader's order for each client
 
-Neither has a metric, a report or a seed of its own for each client; both shuffle in every epoch.
+Neither has a metric, a report or a seed for each client; both shuffle in every epoch.
 
     python -m benchmarks.tight_loops [--processes 2] [--seconds 3]
 """
@@ -25,16 +25,16 @@ from torch import nn
 from benchmarks.report import say
 
 Client = tuple[torch.Tensor, torch.Tensor]
-"""Inputs (n, ...) and targets (n,)."""
+"""The inputs (n, ...) and targets (n,) of one client."""
 
 
 class Lean:
-    """One process's clients in one model.
+    """The clients of one process, trained in one model.
 
     Args:
-        model: () -> it.
-        loss: (outputs, targets) -> the mean.
-        lr: of plain SGD.
+        model: () -> the model.
+        loss: (outputs, targets) -> the mean loss.
+        lr: learning rate of plain SGD.
         batch_size: B; one epoch.
     """
 
@@ -46,7 +46,7 @@ class Lean:
         self._plain = [parameter.detach() for parameter in self._parameters]
 
     def train(self, start: Sequence[torch.Tensor], client: Client) -> list[torch.Tensor]:
-        """The parameters of one client after one epoch; they are overwritten by the next."""
+        """Return the parameters of one client after one epoch; the next call overwrites them."""
         inputs, targets = client
         torch._foreach_copy_(self._plain, list(start))
         for rows in torch.randperm(len(targets)).split(self._batch_size):
@@ -56,7 +56,7 @@ class Lean:
         return self._plain
 
     def round(self, start: Sequence[torch.Tensor], clients: Sequence[Client]) -> list[torch.Tensor]:
-        """The sum of n_k w_k over the clients."""
+        """Return the sum of n_k w_k over the clients."""
         sums = [torch.zeros_like(tensor) for tensor in start]
         for client in clients:
             torch._foreach_add_(sums, self.train(start, client), alpha=len(client[1]))
@@ -64,13 +64,13 @@ class Lean:
 
 
 class LeanProcesses:
-    """One process for each core, forked once; `start` and the sums lie in shared memory.
+    """One process for each core, forked once; `start` and the sums are in shared memory.
 
     Args:
-        loop: of each process.
-        start: tensors of the global model, like those that `round` is called with.
-        clients: of all rounds; a round names its own by index.
-        processes: how many.
+        loop: the loop of each process.
+        start: tensors of the global model, in the shapes of those passed to `round`.
+        clients: all clients; a round selects its cohort by index.
+        processes: the number of processes.
     """
 
     def __init__(self, loop: Lean, start: Sequence[torch.Tensor], clients: Sequence[Client], *, processes: int) -> None:
@@ -88,7 +88,7 @@ class LeanProcesses:
             self._processes.append(process)
 
     def round(self, start: Sequence[torch.Tensor], cohort: Sequence[int]) -> list[torch.Tensor]:
-        """FedAvg's next global model."""
+        """Return the next global model of FedAvg."""
         torch._foreach_copy_(self._start, list(start))
         for number, pipe in enumerate(self._pipes):
             pipe.send(cohort[number :: len(self._pipes)])
@@ -121,7 +121,7 @@ def _serve(
 def idiomatic(
     model: nn.Module, loss: Callable[[Any, Any], torch.Tensor], clients: Sequence[Client], *, lr: float, batch_size: int
 ) -> dict[str, torch.Tensor]:
-    """FedAvg's next global model, as a state dict, in one process."""
+    """Return the next global model of FedAvg as a state dict, in one process."""
     start = copy.deepcopy(model.state_dict())
     sums = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
     for inputs, targets in clients:
@@ -138,17 +138,17 @@ def idiomatic(
 
 
 def digits_mlp() -> nn.Module:
-    """64-32-10."""
+    """Return the multilayer perceptron 64-32-10."""
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def two_nn() -> nn.Module:
-    """784-200-200-10 (McMahan et al. 2017)."""
+    """Return the multilayer perceptron 784-200-200-10 (McMahan et al. 2017)."""
     return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
 def mcmahan_cnn() -> nn.Module:
-    """Two convolutions of 5 x 5 with 32 and 64 channels, 512 hidden features (McMahan et al. 2017)."""
+    """Return two convolutions of 5 x 5 with 32 and 64 channels, and 512 hidden features (McMahan et al. 2017)."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 28, 28)),
         *(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
@@ -162,11 +162,11 @@ SETTINGS: dict[str, tuple[Callable[[], nn.Module], int, int, int, int]] = {
     "2nn": (two_nn, 784, 1000, 60, 100),
     "cnn": (mcmahan_cnn, 784, 1000, 60, 10),
 }
-"""Model, features, clients, examples of each, clients in a round; B = 10, E = 1, lr 0.1."""
+"""The model, features, clients, examples of each client, and clients in a round; B = 10, E = 1, lr 0.1."""
 
 
 def synthetic(features: int, clients: int, examples: int) -> list[Client]:
-    """Ten classes that a linear model can tell apart, so that a loop that does not learn is seen."""
+    """Return examples of ten classes that a linear model can separate, so that a loop that does not learn fails."""
     generator = torch.Generator().manual_seed(1)
     teacher = torch.randn(features, 10, generator=generator)
     inputs = torch.rand(clients * examples, features, generator=generator)

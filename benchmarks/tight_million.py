@@ -71,7 +71,7 @@ class TightMillion:
     # ------------------------------------------------------------ the run
 
     def join(self, numbers: Iterable[int], session: str) -> None:
-        """Register the clients of these numbers."""
+        """Register clients as members."""
         for number in numbers:
             name = f"client-{number:07d}"
             profile = {"num_examples": 10 + number % 90, "label": "ab"[number % 2]}

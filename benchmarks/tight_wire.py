@@ -1,12 +1,12 @@
-"""A transfer as one would write it by hand with grpcio, for one purpose: what our data plane is measured against.
+"""A transfer by hand with grpcio, for this single purpose, as the baseline of the data plane.
 
     python -m benchmarks.tight_wire serve CREDENTIALS FOLDER CHUNK_KIB     the server, which prints its port
     python -m benchmarks.tight_wire drive CREDENTIALS FOLDER CHUNK_KIB PORT SOURCE SIZE
                                                                             the client; reads up|down duties|raw
 
-Mutual TLS, bytes as they are (no protobuf), blocking gRPC on both sides, one call for each transfer, nothing but the
-library's own flow control. With duties whoever receives does what must be done: hash with SHA-256, write to a file of
-its own, and after an upload fdatasync. No manifest, no position to go on from, no verdict on what the numbers are.
+Mutual TLS, raw bytes without protobuf, blocking gRPC on both sides, one call for each transfer, only the library's flow
+control. With duties the receiver hashes with SHA-256, writes to a new file, and after an upload calls fdatasync. There
+is no manifest, no position to resume from, and no inspection of the numbers.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ SIDES = {"server": COORDINATOR, "client": Identity(Role.CLIENT, "tight")}
 
 
 def make_credentials(folder: Path) -> None:
-    """An authority, and a certificate for each side."""
+    """Make an authority, and a certificate for each side."""
     now = time.time()
     issuer = Issuer.create("tight loop", now=now)
     (folder / "ca.pem").write_bytes(to_pem(issuer.certificate))
@@ -42,14 +42,14 @@ def make_credentials(folder: Path) -> None:
 
 
 class Receiver:
-    """Takes the chunks of one transfer."""
+    """The receiver of one transfer."""
 
     def __init__(self, path: Path, *, has_duties: bool, is_durable: bool) -> None:
         self._sha256, self._has_duties, self._is_durable = hashlib.sha256(), has_duties, is_durable
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if has_duties else -1
 
     def receive(self, chunks: Iterable[bytes]) -> str:
-        """All of them; the SHA-256."""
+        """Receive all chunks, and return the SHA-256."""
         for chunk in chunks:
             if self._has_duties:
                 self._sha256.update(chunk)
@@ -62,19 +62,19 @@ class Receiver:
 
 
 def new_file(folder: Path, kind: str) -> Path:
-    """Where one transfer goes."""
+    """Return the path of the next transfer."""
     return folder / f"{kind}.{time.monotonic_ns():020}"
 
 
 def keep_two(folder: Path) -> None:
-    """Delete all but the last two files of each kind, as an agent does: outside of what is measured."""
+    """Delete all but the last two files of each kind, as an agent does; outside of the measurement."""
     for kind in (UP, DOWN):
         for old in sorted(folder.glob(f"{kind}.*"))[:-2]:
             old.unlink()
 
 
 def chunks_of(path: Path, size: int, chunk_bytes: int) -> Iterator[bytes]:
-    """The first `size` bytes of a file."""
+    """Yield the first `size` bytes of a file."""
     fd = os.open(path, os.O_RDONLY)
     try:
         for begin in range(0, size, chunk_bytes):
@@ -84,7 +84,7 @@ def chunks_of(path: Path, size: int, chunk_bytes: int) -> Iterator[bytes]:
 
 
 def serve(credentials: Path, folder: Path, chunk_bytes: int) -> None:
-    """Until standard input ends."""
+    """Serve until standard input ends."""
 
     def up(chunks: Iterator[bytes], context: Any) -> bytes:
         has_duties = next(chunks) == DUTIES
@@ -100,8 +100,8 @@ def serve(credentials: Path, folder: Path, chunk_bytes: int) -> None:
     }
     server = grpc.server(ThreadPoolExecutor(4), options=OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Tight", handlers),))
-    own = [((credentials / "server.key").read_bytes(), (credentials / "server.pem").read_bytes())]
-    ssl = grpc.ssl_server_credentials(own, (credentials / "ca.pem").read_bytes(), require_client_auth=True)
+    pair = [((credentials / "server.key").read_bytes(), (credentials / "server.pem").read_bytes())]
+    ssl = grpc.ssl_server_credentials(pair, (credentials / "ca.pem").read_bytes(), require_client_auth=True)
     print(server.add_secure_port("127.0.0.1:0", ssl), flush=True)
     server.start()
     sys.stdin.read()
@@ -109,9 +109,9 @@ def serve(credentials: Path, folder: Path, chunk_bytes: int) -> None:
 
 
 def drive(credentials: Path, folder: Path, chunk_bytes: int, port: str, source: Path, size: int) -> None:
-    """Transfers as standard input asks for them; a line with the seconds of each."""
-    own = [(credentials / f"client.{kind}").read_bytes() for kind in ("key", "pem")]
-    ssl = grpc.ssl_channel_credentials((credentials / "ca.pem").read_bytes(), *own)
+    """Run the transfers that standard input asks for, and print the seconds of each on a line."""
+    pair = [(credentials / f"client.{kind}").read_bytes() for kind in ("key", "pem")]
+    ssl = grpc.ssl_channel_credentials((credentials / "ca.pem").read_bytes(), *pair)
     name = ("grpc.ssl_target_name_override", server_name(SIDES["server"]))
     with grpc.secure_channel(f"127.0.0.1:{port}", ssl, options=[*OPTIONS, name]) as channel:
         up, down = channel.stream_unary("/Tight/Up"), channel.unary_stream("/Tight/Down")
@@ -137,7 +137,7 @@ def drive(credentials: Path, folder: Path, chunk_bytes: int, port: str, source: 
 
 
 def main() -> None:
-    """One of the two sides."""
+    """Run one of the two sides."""
     what, credentials, folder, chunk_kib, *rest = sys.argv[1:]
     chunk_bytes = int(chunk_kib) << 10
     if what == "serve":

@@ -1,11 +1,11 @@
-"""Clients that do nothing but transfer, with the agent's own code: `python -m benchmarks.transfers`.
+"""Clients that only transfer, with the agent's own code: `python -m benchmarks.transfers`.
 
     ADDRESS COORDINATOR_STATE FOLDER COUNT
 
-Each has a control stream and, once invited, downloads the version into its cache of models (each piece checked by its
-SHA-256) and uploads an update of the version's size from a file, which all of them share, until the verdict. It reads
-`invited`, `down` and `up` from standard input, does this for all clients at once, and says in a line of JSON how long
-it took.
+Each client has a control stream and, once invited, downloads the version into its model cache (each piece checked by
+its SHA-256) and uploads an update of the version's size, from a file that all clients share, until the verdict. The
+process reads `invited`, `down` and `up` from standard input, does this for all clients at once, and prints the
+durations as a line of JSON.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ BLOCK_ELEMENTS = 1 << 22
 
 @dataclass
 class Material:
-    """What is uploaded: one file of noise, of the shape of the version, made and hashed once."""
+    """The upload of all clients: one file of noise in the shape of the version, written and hashed once."""
 
     path: Path
     pieces: tuple[Piece, ...] = ()
 
     def make(self, version: VersionManifest) -> None:
-        """Write the file and note the digest of each piece."""
+        """Write the file, and store the digest of each piece."""
         if self.pieces:
             return
         generator, pieces = np.random.default_rng(7), []
@@ -68,7 +68,7 @@ class Material:
 
 @dataclass
 class Client:
-    """One client."""
+    """One client with its control stream."""
 
     name: str
     folder: Path
@@ -79,7 +79,7 @@ class Client:
     _tidying: "asyncio.Future[None] | None" = None
 
     async def join(self) -> None:
-        """Say Hello, and listen from now on."""
+        """Open the control stream with a Hello, and begin to listen."""
         self._cache = ModelCache(self.folder)
         self._cache.scan()
         self._link = Link(self.dialer, self.address)
@@ -93,21 +93,21 @@ class Client:
                 self._invitations.put_nowait(message.invite)
 
     async def invited(self) -> float:
-        """Wait for an invitation, and prepare; the seconds of it."""
+        """Wait for an invitation, prepare its transfers, and return the seconds of that."""
         begun = time.perf_counter()
         getting = asyncio.create_task(self._invitations.get())
         await asyncio.wait({getting, self._listening}, return_when=asyncio.FIRST_COMPLETED)
         if not getting.done():
             raise RuntimeError(f"{self.name}: the coordinator is gone")
         self.invite = getting.result()
-        asked = pb.ManifestRequest(run_id=self.invite.run_id, digest=self.invite.model_digest)
+        request = pb.ManifestRequest(run_id=self.invite.run_id, digest=self.invite.model_digest)
         async with self._link.calls() as stub:
-            self._version = parse_version((await stub.GetManifest(asked)).manifest)
+            self._version = parse_version((await stub.GetManifest(request)).manifest)
         self.material.make(self._version)
         return time.perf_counter() - begun
 
     async def down(self) -> float:
-        """Download what the invitation is about; the seconds."""
+        """Download the version of the invitation, and return the seconds."""
         run_id, digest = RunId(self.invite.run_id), Digest(self.invite.model_digest)
         if self._tidying is not None:
             await self._tidying
@@ -122,7 +122,7 @@ class Client:
         return seconds
 
     async def up(self) -> float:
-        """Upload; the seconds until it was accepted."""
+        """Upload, and return the seconds until the acceptance."""
         manifest = UpdateManifest(
             run_id=RunId(self.invite.run_id),
             round_id=RoundId(self.invite.round_id),
@@ -143,7 +143,7 @@ class Client:
         return time.perf_counter() - begun
 
     async def leave(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._listening.cancel()
         await self._link.close()
 
@@ -152,7 +152,7 @@ WAYS = {"invited": Client.invited, "down": Client.down, "up": Client.up}
 
 
 async def main() -> None:
-    """Transfer whenever told to, until standard input ends."""
+    """Transfer on demand, until standard input ends."""
     address, coordinator_state, place, count = sys.argv[1:]
     folder = Path(place)
     material = Material(folder / "update.bin")

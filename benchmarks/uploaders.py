@@ -1,8 +1,9 @@
-"""Clients that do nothing but upload: `python -m benchmarks.uploaders COORDINATOR FIRST COUNT RANK_ADDRESS...`.
+"""Clients that only upload: `python -m benchmarks.uploaders COORDINATOR FIRST COUNT RANK_ADDRESS...`.
 
-Each has its control stream and a connection to its rank, and sends bytes that were made, hashed and put into messages
-beforehand. A line `ready ROUND` says that all of them are invited and prepared; the line `go` that it reads begins all
-uploads at once; then it says in one line of JSON when the first byte went and when the last update was accepted.
+Each client has its control stream and a connection to its rank, and sends bytes that were generated, hashed and packed
+into messages before. The line `ready ROUND` reports that all clients are invited and prepared; the line `go` on
+standard input starts all uploads at once; then one line of JSON has the instants of the first byte and of the last
+acceptance.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ TASK = "benchmarks.tasks:noise"
 
 @dataclass
 class Uploader:
-    """One client; its update is the same in every round, but for the count of rounds that the manifest tells."""
+    """One client; its update is the same in every round, except for the number of rounds in the manifest."""
 
     name: str
     seed: int
@@ -42,7 +43,7 @@ class Uploader:
     invite: pb.Invite = field(default_factory=pb.Invite)
 
     async def invited(self) -> int:
-        """Wait for the next invitation and prepare what it asks for. Returns the round."""
+        """Wait for the next invitation, prepare its upload, and return the round."""
         while (message := await self.control.read()) is not grpc.aio.EOF:
             if message.WhichOneof("message") == "invite":
                 self.invite = message.invite
@@ -50,8 +51,8 @@ class Uploader:
         else:
             raise RuntimeError(f"{self.name}: {await self.control.details()}")
         if not self.pieces:
-            asked = pb.ManifestRequest(run_id=self.invite.run_id, digest=self.invite.model_digest)
-            reply = await rpc.CoordinatorStub(self.coordinator).GetManifest(asked)
+            request = pb.ManifestRequest(run_id=self.invite.run_id, digest=self.invite.model_digest)
+            reply = await rpc.CoordinatorStub(self.coordinator).GetManifest(request)
             self._prepare(parse_version(reply.manifest))
         manifest = UpdateManifest(
             run_id=RunId(self.invite.run_id),
@@ -67,7 +68,7 @@ class Uploader:
         return int(self.invite.round_id)
 
     async def connect(self) -> None:
-        """Say Hello."""
+        """Open the control stream with a Hello."""
         self.control = rpc.CoordinatorStub(self.coordinator).Session()
         hello = pb.Hello(protocol=PROTOCOL, client_id=self.name, session="1", tasks=[TASK])
         await self.control.write(pb.ClientMessage(hello=hello))
@@ -92,7 +93,7 @@ class Uploader:
         ]
 
     async def upload(self) -> tuple[float, float]:
-        """Send the update; when it began, and when it was accepted."""
+        """Send the update; return the instants of its begin and its acceptance."""
         call = self.ranks[self.invite.rank].stream_stream(
             "/atoll.v1.Aggregator/Upload", response_deserializer=pb.UploadReply.FromString
         )()
@@ -112,7 +113,7 @@ class Uploader:
 
 
 async def main() -> None:
-    """Upload whenever told to, until standard input ends."""
+    """Upload on demand, until standard input ends."""
     coordinator, state, first, count, *ranks = sys.argv[1:]
     clients = []
     for number in range(int(first), int(first) + int(count)):

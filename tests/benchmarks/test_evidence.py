@@ -4,7 +4,7 @@ from atoll.protocol.crash_points import STEPS
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, RunState, Version
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from benchmarks.crash_matrix import QUICK, Tally, bars_of, schedule
-from benchmarks.evidence import Ledger, heard, judge
+from benchmarks.evidence import Ledger, accepted_in_logs, judge
 
 
 def record(round_id, *, used=True, digest="d"):
@@ -42,7 +42,7 @@ def test_an_update_that_was_promised_before_a_crash_and_has_gone_is_lost():
 
 
 def test_an_update_that_only_its_agent_knows_to_be_accepted_is_lost():
-    assert judge(ledger(record(1)), [], {(1, "b")}).lost == ["what b was told of round 1"]
+    assert judge(ledger(record(1)), [], {(1, "b")}).lost == ["round 1 of b, accepted by its log"]
 
 
 def test_an_update_whose_record_says_why_it_is_in_no_model_is_not_lost():
@@ -70,7 +70,7 @@ def test_what_agents_were_told_is_read_from_their_logs(tmp_path):
     log.write_text(
         "12:00:00 the update of round 3 of crash-1 is accepted\n12:00:01 the update of round 4 of crash-1 is refu"
     )
-    assert heard([("a", log), ("b", tmp_path / "none")]) == {(3, "a")}
+    assert accepted_in_logs([("a", log), ("b", tmp_path / "none")]) == {(3, "a")}
 
 
 def test_every_named_step_is_on_the_schedule():
