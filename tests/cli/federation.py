@@ -18,7 +18,7 @@ LIMIT_S = 40.0
 
 
 class Federation:
-    """What a test asks and ends; `state` is the coordinator's directory."""
+    """The processes of a test; `state` is the coordinator's state directory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.state = folder, folder / "state"
@@ -38,7 +38,7 @@ class Federation:
 
 @contextmanager
 def federation(folder: Path, *settings: str) -> Iterator[Federation]:
-    """Everybody is up, and no run is hosted yet."""
+    """Start a coordinator and two agents, without a run."""
     settings = ("listen=127.0.0.1:0", *settings)
     it = Federation(folder)
     try:
@@ -62,7 +62,7 @@ def start_run(it: Federation, name: str, *overrides: str) -> dict[str, Any]:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    """Whatever true value the condition gives, in time."""
+    """Return the first true value of the condition; fail after `LIMIT_S`."""
     until = time.monotonic() + LIMIT_S
     while not (value := condition()):
         assert time.monotonic() < until, "it takes too long"

@@ -21,7 +21,7 @@ def run_toml(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_fault_of_a_run_is_said_at_once(run_toml: Path) -> None:
+def test_all_mistakes_of_a_run_are_reported_at_once(run_toml: Path) -> None:
     run_toml.write_text(run_toml.read_text() + "[round]\ncohort_sise = 3\nquorum = 'six'\n")
     faults = refused("coordinator", run_toml, "--set", "round.retry=-1", "--set", "seed=one")
     keys = [fault.split(": ")[1] for fault in faults]
@@ -90,7 +90,7 @@ FAULTY_LOCAL = ("--set", "local.ir=1", "--set", "local.lr=-1.0")
 
 
 @pytest.mark.real
-def test_a_start_says_of_the_local_training_what_check_does_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_start_refuses_local_settings_as_check_does_and_leaves_nothing(tmp_path: Path) -> None:
     invoke("new", tmp_path / "project")
     start = ("coordinator", tmp_path / "project" / "run.toml", *FAULTY_LOCAL, "--set=coordinator.listen=localhost:0")
     faults, state = refused(*start, "--check"), tmp_path / "state"
@@ -192,7 +192,7 @@ def test_a_port_in_use_is_refused(run_toml: Path) -> None:
     assert fault == f"cannot listen on {address}: the port is in use, or not allowed"
 
 
-def test_every_fault_of_an_agent_is_said_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_an_agent_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "agent.toml").write_text("threads = -1\nsight = 'north'\n")
     faults = refused(
         "agent", tmp_path / "no.py:task", "--coordinator", "example.org", "--config", tmp_path / "agent.toml"

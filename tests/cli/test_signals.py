@@ -1,4 +1,4 @@
-"""What a signal does to those who wait for a coordinator that does not answer yet."""
+"""The effect of a signal on processes that wait for a coordinator without an answer."""
 
 import signal
 import subprocess
@@ -18,7 +18,7 @@ NOBODY = str(JoinCode(("127.0.0.1:1",), bytes(32), bytes(8), bytes(16)))
 @pytest.mark.parametrize(
     "arguments", [("agent", f"{TINY}:task", "--site", "north"), ("aggregator", "--rank", "0", "--of", "1")]
 )
-def test_whoever_still_waits_to_enrol_is_ended_orderly(
+def test_a_process_that_waits_to_enrol_ends_in_order(
     tmp_path: Path, arguments: tuple[str, ...], number: signal.Signals
 ) -> None:
     log = tmp_path / "log"

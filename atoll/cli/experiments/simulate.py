@@ -68,7 +68,9 @@ Seeds = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", metavar="N", help="Seed of the run; short for seed. With --faults: show its history."),
+    typer.Option(
+        "--seed", metavar="N", help="Seed of the run; short for seed. With --faults: seed of the one history to show."
+    ),
 ]
 Jobs = Annotated[
     int | None,

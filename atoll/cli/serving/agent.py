@@ -20,7 +20,10 @@ Tasks = Annotated[
         help="The tasks that this agent trains, `module:attribute` or `path/to/file.py:attribute`; it refuses others.",
     ),
 ]
-Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="Name of the site; short for site.")]
+Site = Annotated[
+    str | None,
+    typer.Option("--site", metavar="NAME", help="Name of the site, required here or as site in the settings."),
+]
 Join = Annotated[
     str | None,
     typer.Option(
@@ -39,10 +42,15 @@ Coordinator = Annotated[
 ]
 State = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="The agent's state directory; by default atoll-agent-NAME."),
+    typer.Option(
+        "--state", metavar="DIR", help="The agent's state directory; by default atoll-agent-NAME; short for state."
+    ),
 ]
 Policy = Annotated[
-    Path | None, typer.Option("--policy", metavar="FILE", help="TOML of the site's policy; short for policy.")
+    Path | None,
+    typer.Option(
+        "--policy", metavar="FILE", help="TOML of the site's policy; by default every run is allowed; short for policy."
+    ),
 ]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML of the agent's settings.")]
 

@@ -28,14 +28,27 @@ Join = Annotated[
         "standard input.",
     ),
 ]
-Rank = Annotated[int | None, typer.Option("--rank", metavar="N", help="Number of this rank, from 0; short for rank.")]
-Ranks = Annotated[int | None, typer.Option("--of", metavar="N", help="Number of all ranks; short for ranks.")]
+Rank = Annotated[
+    int | None,
+    typer.Option("--rank", metavar="N", help="Number of this rank, from 0, required here or as rank in the settings."),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option("--of", metavar="N", help="Number of all ranks, required here or as ranks in the settings."),
+]
 Listen = Annotated[
     str | None,
-    typer.Option("--listen", metavar="HOST:PORT", help="Address that receives updates; short for listen."),
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Address that receives updates; by default 127.0.0.1 with the last port; short for listen.",
+    ),
 ]
 State = Annotated[
-    Path | None, typer.Option("--state", metavar="DIR", help="The rank's state directory; short for state.")
+    Path | None,
+    typer.Option(
+        "--state", metavar="DIR", help="The rank's state directory, required here or as state in the settings."
+    ),
 ]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML of the rank's settings.")]
 WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True, help="End when standard input ends.")]

@@ -40,14 +40,14 @@ def test_both_trainings_stand_beside_each_other_and_go_on_where_they_were(tmp_pa
     ]
 
 
-def test_a_mistake_on_either_side_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_a_mistake_on_either_side_is_refused_before_anything_runs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "train.epoch: unknown key" in refused("compare", TASK, "--out", out, *SMALL, "--set", "train.epoch=3")[0]
     assert "round.quorun: unknown key" in refused("compare", TASK, "--out", out, "--set", "round.quorun=3")[0]
     assert not out.exists()
 
 
-def test_a_metric_that_nobody_measures_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_measured_is_refused_before_anything_runs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     asked = ["compare", TASK, *SMALL, *FAST, "--out", out]
     assert refused(*asked, "--metric", "server/f1") == [

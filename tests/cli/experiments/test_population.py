@@ -54,7 +54,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "who.png").stat().st_size > 5000
 
 
-def test_what_is_wrong_is_said_in_lines(tmp_path: Path) -> None:
+def test_mistakes_are_refused_one_a_line(tmp_path: Path) -> None:
     assert refused("population", DIGITS, "--set", "population.kind=shard", "--set", "population.client=3") == [
         "--set: population.kind: got 'shard'; allowed: "
         '"natural" | "iid" | "dirichlet" | "shards" | "quantity" | "feature"',

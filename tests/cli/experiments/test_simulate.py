@@ -37,7 +37,7 @@ def test_a_client_that_fails_is_named_with_what_its_task_raised(engine: str) -> 
     assert told == "the training of client d failed: IndexError: Target 77 is out of bounds."
 
 
-def test_what_the_user_s_own_code_raised_is_told_with_its_place() -> None:
+def test_an_exception_of_the_user_s_code_is_reported_with_its_line() -> None:
     told = failed(f"{TASKS}:own_mistake", *ALL, "--engine", "sequential")
     assert told.startswith("the training of client a failed: RuntimeError: no loss today (")
     assert f"({failing_tasks.__file__}, line " in told
@@ -52,7 +52,7 @@ def test_what_the_user_s_own_code_raised_is_told_with_its_place() -> None:
         ("model", "RuntimeError: no model"),
     ],
 )
-def test_code_of_the_task_that_fails_before_a_client_trains_is_told_with_its_place(what: str, raised: str) -> None:
+def test_task_code_that_fails_before_training_is_reported_with_its_line(what: str, raised: str) -> None:
     told = failed(f"{TASKS}:no_{what}", *ALL, "--engine", "sequential")
     assert told.startswith(f"the task failed: {raised} ({failing_tasks.__file__}, line ")
 
@@ -74,7 +74,7 @@ def test_a_text_without_a_traceback_is_a_sentence_already() -> None:
     assert one_line("worker process 3\nended") == "worker process 3 ended"
 
 
-def test_why_a_client_failed_is_said_and_written_down(folder: Path) -> None:
+def test_the_reason_of_a_client_s_failure_is_printed_and_recorded(folder: Path) -> None:
     settings = [*ALL, "--set", "round.retry=0", "--set", "round.quorum=4", "--engine", "sequential", "--out", folder]
     result = invoke("simulate", f"{TASKS}:not_finite", *settings)
     assert result.exit_code == 1
@@ -128,7 +128,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert fault.startswith("simulation.device: got 'cuda'; allowed here: \"cpu\"")
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     wrong = {
         "round.cohort_size": 50,
         "attack.kind": "label_flip",

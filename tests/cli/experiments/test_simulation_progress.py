@@ -11,7 +11,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_elsewhere_than_on_a_terminal_a_line_comes_now_and_then_and_at_the_end() -> None:
+def test_without_a_terminal_there_is_a_line_a_second_and_one_at_the_end() -> None:
     said: list[str] = []
     progress = RoundProgress(io.StringIO(), said.append, rounds=4)
     for number in (1, 2, 3, 4):
@@ -42,7 +42,7 @@ def test_an_abandoned_round_says_why_and_is_none_of_the_rounds() -> None:
     ]
 
 
-def test_the_most_frequent_reason_of_failures_is_said_of_a_round_and_of_the_run() -> None:
+def test_a_round_and_the_run_show_the_most_frequent_reason_of_failures() -> None:
     said: list[str] = []
     progress = RoundProgress(io.StringIO(), said.append, rounds=4)
     assert progress.failures == ""

@@ -62,7 +62,7 @@ def test_a_script_gets_the_same_as_json_and_a_page_as_markdown(grid: Path) -> No
 
 
 @pytest.mark.real
-def test_what_failed_is_said_and_the_command_ends_with_one(grid: Path) -> None:
+def test_a_failed_cell_is_reported_and_the_exit_code_is_1(grid: Path) -> None:
     result = invoke("sweep", grid, "--no-plot", "--set", "fails=true")
     assert result.exit_code == 1
     assert "speed 0.25, seed 1: failed: it broke" in result.stderr
@@ -75,13 +75,13 @@ def test_cells_can_be_looked_at_before_they_are_run(grid: Path) -> None:
     assert "speed=0.5_seed=2-" in said("sweep", grid, "--check")
 
 
-def test_mistakes_are_said_before_anything_runs(grid: Path) -> None:
+def test_mistakes_are_refused_before_anything_runs(grid: Path) -> None:
     assert "unknown (known:" in refused("sweep", grid, "--columns", "speed")[0]
     assert refused("sweep", grid.parent / "none.toml")[0].startswith(f"{grid.parent / 'none.toml'}: cannot be read")
     assert "no cell has a report yet" in refused("sweep", grid, "--show")[0]
 
 
-def test_a_setting_that_no_simulation_has_is_said_before_anything_runs(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_refused_before_anything_runs(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text('task = "a:b"\n[grid]\n"round.dedline" = [1, 2]\n"round.quorum" = [0, 1]\n')
     deadline, quorum = sorted(refused("sweep", path, "--out", tmp_path / "out"), reverse=True)
@@ -142,7 +142,7 @@ def test_a_metric_that_no_cell_measures_is_refused_at_the_start(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_faults_of_the_metric_and_of_the_cells_are_said_together(tmp_path: Path) -> None:
+def test_faults_of_the_metric_and_of_the_cells_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(f'task = "{TASK}"\n[grid]\n"local.lr" = [-1]\n[sweep]\nmetric = "server/nope"\n')
     assert [fault.split(": got")[0] for fault in refused("sweep", path, "--check")] == [
@@ -164,7 +164,7 @@ def test_what_only_a_round_can_tell_is_refused_when_the_first_has_ended(grid: Pa
 
 
 def refused_late(*arguments: object) -> list[str]:
-    """As `refused`, beside what was said of cells."""
+    """Return the faults of a command that has run some cells before it is refused."""
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     return [line.removeprefix("atoll: ") for line in result.stderr.splitlines() if line.startswith("atoll: ")]

@@ -15,7 +15,7 @@ NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """Ten runs were stopped, one each hour; the last one by somebody whose name is none."""
+    """A log of ten stopped runs, one an hour; the last actor's name has a control sequence of terminals."""
     state, now = tmp_path / "state", [NOON]
     files = AuditFiles(audit_folder(state), lambda: now[0], file_bytes=1500)
     for number in range(10):
@@ -31,7 +31,7 @@ def verdict(*arguments: object) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout)
 
 
-def test_a_sound_log_is_said_to_be_sound(state: Path) -> None:
+def test_a_sound_log_is_reported_sound(state: Path) -> None:
     code, found = verdict("--state", state)
     assert (code, found["events"], found["checkpoints"], found["num_faults"]) == (0, 10, 10, 0)
     assert (found["first"], found["last"], found["unsigned"]) == (0, 19, 0)
@@ -51,13 +51,13 @@ def test_a_changed_line_is_named_and_the_exit_code_is_1(state: Path) -> None:
 
 
 def once_more(state: Path) -> None:
-    """The next process writes."""
+    """Append an event from a further process."""
     files = AuditFiles(audit_folder(state), lambda: NOON + 86400, file_bytes=1500)
     files.append([Event(instant(NOON + 86400), "ada", "operator", "run.stop", "run-x", "ok")], sign=True)
     files.close()
 
 
-def test_what_a_crash_has_torn_is_no_fault_and_is_said(state: Path) -> None:
+def test_a_line_torn_by_a_crash_is_reported_and_no_fault(state: Path) -> None:
     folder = audit_folder(state)
     with log_files(folder)[-1].open("ab") as file:
         file.write(b'{"action":"run.st')
@@ -84,7 +84,7 @@ def test_a_damaged_log_stays_faulty_when_the_next_process_has_written(state: Pat
     assert [(line["action"], line["object"]) for line in found["mended"]] == [("audit.fault", damaged.name)]
 
 
-def test_a_log_that_was_cut_off_is_found_by_who_remembers(state: Path) -> None:
+def test_a_log_that_was_cut_off_fails_against_a_known_checkpoint(state: Path) -> None:
     known = shown("audit", "show", "--state", state)["checkpoint"]
     assert verdict("--state", state, "--checkpoint", known)[0] == 0
     log_files(audit_folder(state))[-1].unlink()
@@ -175,7 +175,7 @@ def test_another_key_s_log_is_not_this_one_s(state: Path, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_cannot_be_is_said(tmp_path: Path, arguments: list[str], fault: str) -> None:
+def test_an_impossible_request_is_refused(tmp_path: Path, arguments: list[str], fault: str) -> None:
     if fault.startswith("allowed: a time"):
         AuditFiles(audit_folder(tmp_path), lambda: NOON).append([Event(instant(NOON), *["x"] * 5)], sign=True)
     assert fault in refused("audit", *arguments, "--state", tmp_path)[0]

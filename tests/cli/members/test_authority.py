@@ -18,7 +18,7 @@ def atoll(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_a_coordinator_elsewhere_gets_its_certificate_and_its_key_stays_where_it_is(tmp_path: Path) -> None:
+def test_a_coordinator_elsewhere_gets_a_certificate_and_its_key_never_leaves_it(tmp_path: Path) -> None:
     made = atoll("authority", "init", tmp_path / "ca")
     assert made.exit_code == 0, made.output
     shown = json.loads(atoll("authority", "show", tmp_path / "ca", "--json").stdout)
@@ -52,7 +52,7 @@ def test_a_first_owner_is_made_at_the_authority(tmp_path: Path) -> None:
     assert Credential.load(out).identity == Identity(Role.OWNER, "ann")
 
 
-def test_no_credential_takes_the_place_of_an_authority_or_of_somebody_else(tmp_path: Path) -> None:
+def test_no_credential_replaces_an_authority_or_that_of_another_identity(tmp_path: Path) -> None:
     ca, joe, request, answer = (tmp_path / name for name in ("ca", "joe", "request", "answer"))
     atoll("authority", "init", ca)
     assert atoll("authority", "issue", ca, "joe", "--out", joe).exit_code == 0
@@ -98,7 +98,7 @@ def test_the_credential_of_a_member_is_no_authority(tmp_path: Path) -> None:
         (("serve", "ca", "--coordinator", "somewhere"), "allowed: HOST:PORT, with a port"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
+def test_an_impossible_request_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

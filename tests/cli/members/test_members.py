@@ -15,7 +15,7 @@ from tests.cli.invoking import TINY, invoke, refused, shown
 
 
 @pytest.mark.real
-def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it(
+def test_a_site_joins_with_a_code_and_ends_when_it_is_revoked_from_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = Federation(tmp_path)
@@ -59,7 +59,7 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
             process.wait()
 
 
-def test_whoever_is_revoked_and_not_known_may_have_been_spelt_otherwise() -> None:
+def test_a_revoked_name_that_is_unknown_comes_with_similar_names() -> None:
     known = {"north": "member", "harbour": "member", "north-2": "invited", "nort": "revoked"}
     assert similar_names("nroth", known) == ["north", "north-2"]
     assert similar_names("north", known) == []

@@ -82,7 +82,7 @@ def test_the_agents_directory_need_not_be_named_when_there_is_one(state: Path, m
     ]
 
 
-def test_a_mistake_is_told_and_makes_nothing(state: Path) -> None:
+def test_a_mistake_is_refused_and_creates_no_file(state: Path) -> None:
     assert refused("site", "approve", "digits-2", "--state", state) == [
         "run 'digits-2' has not asked here (known: digits-1)"
     ]
@@ -117,7 +117,7 @@ def test_an_agent_does_not_start_with_a_policy_that_is_not_valid(tmp_path: Path)
     assert refused(*agent) == [f"{tmp_path / 'policy.toml'}: cannot be read: No such file or directory"]
 
 
-def test_every_line_of_the_new_projects_policy_is_allowed_when_it_is_uncommented(tmp_path: Path) -> None:
+def test_every_commented_line_of_the_new_project_s_policy_is_valid(tmp_path: Path) -> None:
     invoke("new", tmp_path)
     path = tmp_path / "policy.toml"
     lines = path.read_text().splitlines()

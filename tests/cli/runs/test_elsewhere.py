@@ -1,4 +1,4 @@
-"""What an auditor on another machine sees of a coordinator, by the command line alone: what is seen here, too."""
+"""The view of an auditor on another machine, which equals the view at the coordinator."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_an_auditor_elsewhere_sees_what_is_seen_here(it: Federation, view: tuple
 
 
 @pytest.mark.usefixtures("hugo")
-def test_whoever_names_a_directory_that_is_not_here_is_told_who_is_asked() -> None:
+def test_a_command_with_a_missing_directory_notes_the_coordinator_it_asks() -> None:
     result = invoke("audit", "verify", "--state", "backup")
     assert "there is no backup here: asking the coordinator at 127.0.0.1:" in result.stderr
     assert result.exit_code == 0
@@ -116,7 +116,7 @@ def test_an_operator_elsewhere_takes_the_model_that_is_here(
     assert {e["object"] for e in exports(it) if e["actor"] == "olga"} == {"done-1 version 2", "done-1 version 1"}
 
 
-def test_an_operator_elsewhere_starts_a_run_of_a_task_that_lies_at_the_coordinator(
+def test_an_operator_elsewhere_starts_a_run_of_a_task_at_the_coordinator(
     it: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     become_operator(it, "otto", monkeypatch, tmp_path)
@@ -134,10 +134,10 @@ def test_an_operator_elsewhere_starts_a_run_of_a_task_that_lies_at_the_coordinat
     shown("run", "delete", "far-1", "--yes", "--state", it.state)
 
 
-def test_what_a_file_says_of_a_coordinator_stays_here_when_its_run_is_started(
+def test_a_file_s_coordinator_table_is_not_sent_when_its_run_is_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It is of the coordinator that this file may start, with its paths and its database."""
+    """The table is for the coordinator that this file may start, with its paths and its database."""
     asked = list[str]()
     monkeypatch.setattr(admin, "start", lambda state, toml: asked.append(toml) or pb.RunReply(run_id="a-1"))
     file = tmp_path / "run.toml"
@@ -169,7 +169,7 @@ def exports(it: Federation) -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("hugo")
-def test_the_audit_log_is_verified_from_elsewhere_and_says_who_read_it(it: Federation) -> None:
+def test_the_audit_log_is_verified_from_elsewhere_and_records_its_reader(it: Federation) -> None:
     assert "sound: nothing is changed" in said("audit", "verify")
     events = shown("audit", "show", "--actor", "hugo")["events"]
     assert {event["role"] for event in events} == {"auditor"}

@@ -1,4 +1,4 @@
-"""Commands on a machine without a coordinator renew the certificate of whoever gives them, and do so once."""
+"""Commands on a machine without a coordinator renew their person's certificate, and renew it once."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ CA = Issuer.create("one", now=time.time())
 
 
 def credential(age_s: float) -> Credential:
-    """One that was issued so long ago, for a day."""
+    """Return a credential for a day that was issued `age_s` seconds ago."""
     key = new_key()
     certificate = CA.issue(key.public_key(), OLGA, now=time.time() - age_s, lifetime_s=86400.0)
     return Credential(key_to_pem(key), to_pem(certificate), to_pem(CA.certificate))
@@ -27,7 +27,7 @@ def credential(age_s: float) -> Credential:
 
 @pytest.fixture
 def olga(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Her folder, with a certificate that is to be renewed."""
+    """The folder of her credential, whose renewal is due."""
     credential(age_s=80000.0).store(tmp_path / "olga")
     Place("127.0.0.1:7070", "127.0.0.1:7072", "00").store(tmp_path / "olga")
     monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "olga"))
@@ -35,9 +35,7 @@ def olga(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.real
-def test_commands_at_the_same_moment_renew_it_once_and_wait_for_nobody(
-    olga: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_commands_renew_the_certificate_once(olga: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older, newer, renewals = Credential.load(olga), credential(age_s=0.0), []
 
     async def renew_once(mine: Credential, renew: Any) -> Credential:

@@ -1,4 +1,4 @@
-"""What the commands show: while a coordinator runs, and after it has died."""
+"""The output of the commands, while a coordinator runs and after its death."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_rounds_are_listed_with_their_reasons(it: Federation) -> None:
     assert len(said("round", "list", "--run", "done", "--state", it.state).splitlines()) == 3
 
 
-def test_a_round_is_told_in_sentences(it: Federation) -> None:
+def test_a_round_is_explained_in_sentences(it: Federation) -> None:
     lines = said("round", "show", "2", "--run", "done", "--state", it.state).splitlines()
     assert lines[0].startswith("Round 2 started from version 1 and was committed as version 2")
     record = shown("round", "show", "2", "--run", "done", "--state", it.state)
@@ -78,7 +78,7 @@ def test_a_round_is_told_in_sentences(it: Federation) -> None:
     assert said("round", "show", "--run", "done", "--state", it.state).splitlines() == lines
 
 
-def test_the_open_round_of_the_run_is_told_too(it: Federation) -> None:
+def test_the_open_round_of_a_run_is_explained_too(it: Federation) -> None:
     text = said("round", "show", "1", "--run", "open", "--state", it.state)
     assert "waiting for clients: 9 must be connected" in text
     assert refused("round", "show", "7", "--run", "open", "--state", it.state) == [
@@ -171,7 +171,7 @@ def test_the_log_of_a_process_is_one_line_for_each_thing(it: Federation) -> None
     assert it.log("a").startswith("atoll agent a, for four_numbers_task:task, state in ")
 
 
-def test_a_run_is_stopped_and_resumed_and_everything_is_still_shown_after_a_kill(it: Federation) -> None:
+def test_a_run_is_stopped_and_resumed_and_all_is_shown_after_a_kill(it: Federation) -> None:
     why = "enough of it, " * 60 + "truly"
     stopped = shown("run", "stop", "open-1", "--reason", why, "--state", it.state)
     assert stopped["state"] == "stopped"
@@ -218,7 +218,7 @@ def test_json_is_json_whatever_is_in_it() -> None:
     assert json.loads(json.dumps(plain(value), allow_nan=False)) == {"a": "nan", "1": ["inf", "x"]}
 
 
-def test_metrics_are_what_the_task_makes_of_the_sums_and_else_total_over_count() -> None:
+def test_metrics_come_from_the_task_or_are_total_over_count() -> None:
     def row(version: int, **sums: tuple[float, ...]) -> EvaluationRow:
         return EvaluationRow(RunId("r"), Version(version), "server", sums, 1, "", 0.0)
 

@@ -85,7 +85,7 @@ def test_a_dry_run_stands_beside_the_prediction() -> None:
     assert "DIFFERENT" not in text
 
 
-def test_every_mistake_is_said_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     faults = refused("plan", "gpt5", "--cluster", "h100-80,node=2", "--batch", -1, "--optimizer", "adamax")
     assert [fault.partition(":")[0] for fault in faults] == [
         *("model", "cluster.node", "training.batch", "training.optimizer"),

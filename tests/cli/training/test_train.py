@@ -28,7 +28,7 @@ EVERY_STEP = ["--set", "train.log_every=1", "--set", "train.batch_size=8", "--se
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from a shell: nobody has made this process a rank."""
+    """Remove the environment variables of a launcher, as in a shell."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -52,7 +52,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--set", "train.last=drop", "--set", "train.batch_size=64"], ["last: leaves no step: 52 examples"]),
     ],
 )
-def test_every_mistake_is_said_before_anything_is_started(
+def test_all_mistakes_are_reported_before_anything_starts(
     options: list[str], faults: list[str], tmp_path: Path
 ) -> None:
     said = refused("train", TASK, "--out", tmp_path / "out", *options)
@@ -117,7 +117,7 @@ class Trainer:
             )
 
     def wait_for(self, step: int) -> None:
-        """Until so many steps are in the log."""
+        """Wait until the log has this step."""
         until = time.monotonic() + LIMIT_S
         while not self.log.exists() or max(tasks.losses(self.log.parent), default=0) < step:
             assert self.process.poll() is None, self.errors.read_text()
