@@ -34,7 +34,7 @@ class BoundedMapping(MutableMapping[Key, Value]):
         del self._entries[key]
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._entries)
+        return iter(list(self._entries))  # `items` and `values` read while they iterate, which reorders the entries
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -97,7 +97,7 @@ def sizes(folder: Path) -> list[tuple[Path, int]]:
     try:
         with shared(folder / "lock"):
             return [(path, path.stat().st_size) for path in log_files(folder)]
-    except OSError:  # a copy of a log, or one that others may only read
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # a copy of a log, or one that is read by others
         return [(path, path.stat().st_size) for path in log_files(folder)]
 
 

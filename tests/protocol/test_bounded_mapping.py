@@ -27,3 +27,12 @@ def test_the_newest_entries_are_kept_in_the_order_of_their_use(
             newest_last = [*newest_last, key][-size_max:]
         assert list(mapping) == newest_last
         assert len(mapping) == len(newest_last)
+
+
+def test_a_mapping_is_read_whole_from_the_oldest_entry_to_the_newest() -> None:
+    mapping = BoundedMapping[int, str](2)
+    mapping.update({1: "a", 2: "b", 3: "c"})
+    assert list(mapping.items()) == [(2, "b"), (3, "c")]
+    assert list(mapping.values()) == ["b", "c"]
+    assert mapping == {2: "b", 3: "c"}
+    assert list(mapping) == [2, 3]

@@ -1,5 +1,7 @@
 """The files of a log: they go on after a crash, share an end, and follow one another."""
 
+import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -381,3 +383,14 @@ def test_a_copy_without_a_lock_can_be_read(folder, tmp_path):
     shutil.copytree(folder.parent, tmp_path / "copy", ignore=shutil.ignore_patterns("lock", "key.pem"))
     assert verify(Source.of_state(tmp_path / "copy")).events == 3
     assert len(sizes(tmp_path / "copy" / "audit")) == 1
+
+
+def test_a_lock_that_fails_is_no_reason_to_read_beside_a_writer(folder, monkeypatch):
+    written(folder, 1)
+
+    def full(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", full)
+    with pytest.raises(OSError, match="No locks available"):
+        sizes(folder)
