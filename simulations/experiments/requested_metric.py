@@ -23,7 +23,7 @@ class RequestedMetric:
     """A metric that a sweep requests."""
 
     metric: str
-    """Name of the metric, WHO/NAME."""
+    """Name of the metric, GROUP/NAME."""
     source: str
     """Setting or option that requests it, for messages."""
 
@@ -31,7 +31,9 @@ class RequestedMetric:
         """Check the form of the name; raise ConfigError if no task can have such a metric."""
         who, _, name = self.metric.partition("/")
         if who not in GROUPS or not name:
-            raise self._refused(f"allowed: WHO/NAME, where WHO is one of {', '.join(GROUPS)}, such as server/{LOSS}")
+            raise self._refused(
+                f"allowed: GROUP/NAME, where GROUP is one of {', '.join(GROUPS)}, such as server/{LOSS}"
+            )
 
     def check_start(self, task: Task | ArrayTask, cells: Sequence[Cell]) -> None:
         """Check that some cell may measure the metric.

@@ -123,7 +123,7 @@ TASK = "tests.simulations.federation.line_task:task"
 @pytest.mark.parametrize(
     ("metric", "fault"),
     [
-        ("nope", "allowed: WHO/NAME, where WHO is one of server, clients, train, such as server/loss"),
+        ("nope", "allowed: GROUP/NAME, where GROUP is one of server, clients, train, such as server/loss"),
         ("server/nope", "allowed: server/accuracy, server/loss"),
         ("clients/loss", "it will not be measured, because evaluation.clients_every is 0"),
     ],
@@ -137,7 +137,7 @@ def test_a_metric_that_no_cell_measures_is_refused_at_the_start(
     asked = [path, "--out", tmp_path / "out", *(["--check"] if with_check else [])]
     assert refused("sweep", *asked) == [f"sweep.metric: got {metric!r}; {fault}"]
     assert refused("sweep", *asked, "--metric", "client/loss")[0].startswith(
-        "--metric: got 'client/loss'; allowed: WHO"
+        "--metric: got 'client/loss'; allowed: GROUP"
     )
     assert not (tmp_path / "out").exists()
 
