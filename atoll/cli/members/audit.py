@@ -75,7 +75,7 @@ def verify(
     """
     from atoll.server.audit.reading import verify as verify_source
 
-    expected = [_checkpoint(text) for text in known]
+    expected = _checkpoints(known)
     with _source(files, key, state) as source:
         found = verify_source(source, expected)
     if json:
@@ -123,9 +123,7 @@ def export(
     """Export the log or a period of it, unchanged: JSON lines, times in RFC 3339. `atoll audit verify` reads it."""
     from atoll.server.audit.reading import between
 
-    begin, end = _instant("--since", since), _instant("--until", until)
-    if begin and end and end <= begin:
-        raise CommandError(f"--until {until} is not after --since {since}: nothing lies between them")
+    begin, end = _period(since, until)
     with _source(files, None, state) as source:
         lines = between(source, begin, end)
         if out is None:
@@ -158,16 +156,41 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
         yield source.with_key(key) if key is not None else source
 
 
-def _checkpoint(text: str) -> "Checkpoint":
+def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":
+    """Parse the checkpoints that must be in the log.
+
+    Raises:
+        CommandError: those that are none.
+    """
     from atoll.protocol.audit.chain import Checkpoint
 
-    try:
-        return Checkpoint.parse(text)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
+    found, faults = [], []
+    for text in texts:
+        try:
+            found.append(Checkpoint.parse(text))
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise CommandError(*faults)
+    return found
 
 
-def _instant(option: str, text: str) -> str:
+def _period(since: str, until: str) -> tuple[str, str]:
+    """Return the begin and the end of a period as the log writes times; an empty one is open.
+
+    Raises:
+        CommandError: a text that is no time, or an end that is not after the begin.
+    """
+    faults: list[str] = []
+    begin, end = _instant("--since", since, faults), _instant("--until", until, faults)
+    if begin and end and end <= begin:
+        faults.append(f"--until {until} is not after --since {since}: nothing lies between them")
+    if faults:
+        raise CommandError(*faults)
+    return begin, end
+
+
+def _instant(option: str, text: str, faults: list[str]) -> str:
     """Return a time as the log writes it; one without a time zone is UTC."""
     from atoll.protocol.audit.chain import instant
 
@@ -175,8 +198,9 @@ def _instant(option: str, text: str) -> str:
         return ""
     try:
         at = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise CommandError(f"{option} {text[:80]!r}; allowed: a time such as 2026-01-31T12:00:00Z") from error
+    except ValueError:
+        faults.append(f"{option} {text[:80]!r}; allowed: a time such as 2026-01-31T12:00:00Z")
+        return ""
     return instant((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp())
 
 

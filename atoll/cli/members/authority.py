@@ -138,14 +138,17 @@ def install(folder: Credential, answer: Answer, admin: Admin = None) -> None:
     from atoll.protocol.identity.enrolling import ENROLLING, Place, key_in
     from atoll.protocol.identity.join_code import is_address
 
+    faults = []
     if admin is not None and not is_address(admin):
-        raise CommandError(f"--admin {admin!r} is no address; allowed: HOST:PORT")
+        faults.append(f"--admin {admin!r} is no address; allowed: HOST:PORT")
     try:
         leaf, *authorities = read_certificates(answer.read_bytes())
+        if not authorities or not (folder / ENROLLING).exists():
+            faults.append(f"{answer} is not the answer to a request of {folder}: begin with `atoll authority request`")
     except CertificateError as error:
-        raise CommandError(f"{answer}: {error}") from error
-    if not authorities or not (folder / ENROLLING).exists():
-        raise CommandError(f"{answer} is not the answer to a request of {folder}: begin with `atoll authority request`")
+        faults.append(f"{answer}: {error}")
+    if faults:
+        raise CommandError(*faults)
     credential = Credential(key_to_pem(key_in(folder)), to_pem(leaf), to_pem(*authorities))
     _spare_others(folder, credential.identity)
     credential.store(folder)

@@ -179,3 +179,10 @@ def test_an_impossible_request_is_refused(tmp_path: Path, arguments: list[str], 
     if fault.startswith("allowed: a time"):
         AuditFiles(audit_folder(tmp_path), lambda: NOON).append([Event(instant(NOON), *["x"] * 5)], sign=True)
     assert fault in refused("audit", *arguments, "--state", tmp_path)[0]
+
+
+def test_all_mistakes_of_a_command_are_reported_at_once(tmp_path: Path) -> None:
+    period = refused("audit", "export", "--since", "yesterday", "--until", "today", "--state", tmp_path)
+    assert [fault.split(" ")[0] for fault in period] == ["--since", "--until"]
+    checkpoints = refused("audit", "verify", "--checkpoint", "17", "--checkpoint", "x:y", "--state", tmp_path)
+    assert len(checkpoints) == 2

@@ -109,3 +109,13 @@ def test_an_impossible_request_is_refused_in_one_line(
     assert refused.exit_code == 2, refused.output
     assert says in refused.output
     assert not Path("x").exists()
+
+
+def test_all_mistakes_of_an_installation_are_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("noise").write_bytes(b"noise")
+    refused = atoll("authority", "install", "mine", "noise", "--admin", "nowhere")
+    assert refused.exit_code == 2
+    address, certificates = refused.output.splitlines()
+    assert "'nowhere' is no address; allowed: HOST:PORT" in address
+    assert "no certificates in PEM" in certificates
