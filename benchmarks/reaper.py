@@ -32,7 +32,8 @@ def watch() -> None:
         return
     command = [sys.executable, "-S", "-E", __file__, str(os.getpid()), mine]
     nothing = subprocess.DEVNULL
-    subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True)
+    watcher = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, cwd="/", start_new_session=True)
+    watcher.returncode = 0  # it outlives this process: Python need not warn that it still runs
     os.environ[VARIABLE] = ":".join(mark for mark in [*marks, mine] if mark)
 
 

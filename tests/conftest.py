@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from benchmarks import reaper
 from tests import fast
@@ -21,10 +21,11 @@ reaper.watch()  # what a test has started ends with this process, also when that
 # that wait for each other on the same cores take four times as long as one thread of each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# On a build machine a property is tried on the same examples each time; elsewhere every run looks further.
-settings.register_profile("build", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("build")
+# No example fails because the machine is busy. On a build machine a property is tried on the same examples each time;
+# elsewhere every run looks further.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("build", settings.get_profile("suite"), derandomize=True)
+settings.load_profile("build" if os.environ.get("CI") else "suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,8 @@
 
 A test acts when it starts a process, opens a port or sleeps. It then has the marker `real`: by the table `REAL` of
 folders and files, none of which `make test-fast` imports, or by `@pytest.mark.real` in a file that has others.
+
+A property that names no number of examples is tried on `NUM_EXAMPLES`, in `make test` on a hundred.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 REAL = (
     "benchmarks/test_codecs.py",
@@ -75,6 +78,9 @@ REAL = (
 )
 """Folders and files of which all tests, or nearly all, act."""
 
+NUM_EXAMPLES = 25
+"""The examples of a property, unless it names a number itself."""
+
 TESTS = Path(__file__).parent
 EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"})
 """The audit events of CPython that tell of a process or a port."""
@@ -108,6 +114,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Install the guard, once for the process."""
     ACTS.is_strict = not config.getoption("--real-list")
+    if ACTS.is_strict:
+        settings.register_profile("fast", settings.default, max_examples=NUM_EXAMPLES)
+        settings.load_profile("fast")
     sys.addaudithook(_on_event)
     time.sleep = _noting(time.sleep, "a sleep", lambda seconds, *_: seconds > 0)
     asyncio.sleep = _noting(asyncio.sleep, "a sleep", lambda seconds, *_: seconds > 0)

@@ -167,9 +167,7 @@ def test_what_lies_where_a_half_backup_would_is_never_touched(state, out, is_fol
         ["restore", state.parent / "source.tar", part.with_suffix("")],
     ):
         (fault,) = refused(*command)
-        assert fault.startswith(
-            f"{part} exists (of a backup or restore that was killed or still runs, or a file"
-        )
+        assert fault.startswith(f"{part} exists (of a backup or restore that was killed or still runs, or a file")
         assert precious.read_text() == "precious"
         assert not (state.parent / out).exists()
 
