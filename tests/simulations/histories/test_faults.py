@@ -37,13 +37,6 @@ def remarks(history: History, text: str) -> list[float]:
     return [remark.at for remark in history.remarks if text in remark.what]
 
 
-def test_the_standard_worlds_have_every_fault() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(200):
-        seen += judged(seed).faults
-    assert {field.name for field in fields(Faults)} - NOT_COUNTED - set(seen) == set()
-
-
 @pytest.mark.parametrize("preset", ["none", "network", "crashes", "disk", "clock"])
 def test_a_preset_has_its_own_faults_and_no_others(preset: str) -> None:
     seen: Counter[str] = Counter()
