@@ -14,6 +14,7 @@ import multiprocessing.process
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,11 @@ def pytest_configure(config: pytest.Config) -> None:
     setattr(process, "start", _noting(process.start, "a process", lambda *_: True))  # noqa: B010 - typed as a method
 
 
+@cache  # of a path for each test
 def is_real(path: Path) -> bool:
     """Return whether all tests of a folder or file have the marker `real`, by the table."""
-    return any(path == TESTS / entry or TESTS / entry in path.parents for entry in REAL)
+    begin = f"{path}/"
+    return any(begin.startswith(f"{TESTS}/{entry}/") for entry in REAL)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
