@@ -39,6 +39,7 @@ def test_digits_belong_to_five_owners_and_the_server_and_to_nobody_twice() -> No
         assert test >= 10
 
 
+@pytest.mark.slow
 def test_digits_are_learned_by_federated_averaging_in_ten_rounds() -> None:
     task = digits.task
     model, sites = task.model(), {site: task.data(site, "train") for site in task.sites}
@@ -56,6 +57,7 @@ def test_digits_are_learned_by_federated_averaging_in_ten_rounds() -> None:
     assert accuracy > 0.93
 
 
+@pytest.mark.slow
 def test_digits_are_learned_centrally() -> None:
     assert train_centrally(digits.task, epochs=6, seed=0) > 0.95
 
@@ -116,6 +118,7 @@ def test_digits_train_in_a_worker_and_a_slow_disk_makes_a_straggler(
         assert trained["seconds"] < 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "low", "high"), [("batchnorm", 0.55, 1.0), (None, 0.0, 0.45)])
 def test_scanners_that_differ_are_learned_by_those_who_keep_their_batch_norms(
     keep: str | None, low: float, high: float

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -7,9 +8,11 @@ from hypothesis import strategies as st
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.planner.accounting import ACCOUNTINGS
 from atoll.parallel.planner.cluster import CLUSTERS, Cluster
-from atoll.parallel.planner.search import Wanted, complexity, lost, meshes, search, why
+from atoll.parallel.planner.search import Wanted, complexity, lost, meshes, why
+from atoll.parallel.planner.search import search as search_anew
 from atoll.parallel.planner.shape import MODELS, ModelShape
 
+search = cache(search_anew)  # several tests look at the same plans
 SMALL = ModelShape(layers=8, hidden=512, heads=8, vocab=1024, sequence=256)
 H100 = CLUSTERS["h100-80"]
 

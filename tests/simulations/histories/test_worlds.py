@@ -166,6 +166,7 @@ def test_a_bad_history_names_its_seed_and_how_to_replay_it(monkeypatch: pytest.M
     assert "coordinator  " in text
 
 
+@pytest.mark.slow
 def test_ten_thousand_clients_commit_a_round_in_seconds() -> None:
     policy = StragglerPolicy(cohort_size=8000, over_selection=1.25, quorum=0.5, deadline=60.0, grace=20.0)
     faults = Faults(cut_gap=200.0, worker_crashes=0.05)
