@@ -1,5 +1,6 @@
 # Every target works as the only command on a fresh clone.
 PYTHON ?= python3
+unexport PYTHONDONTWRITEBYTECODE # or each of the thousand processes of the tests would compile Atoll again
 BIN := .venv/bin
 STAMP := .venv/.installed
 TORCH := torch==2.13.0
@@ -7,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation ranks
 
-.PHONY: setup peers demo test test-fast coverage test-parallel test-cuda check format constraints proto docs bench soak fuzz papers mutants clean
+.PHONY: setup peers demo test test-fast durations coverage test-parallel test-cuda check format constraints proto docs bench soak fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -28,14 +29,20 @@ $(PEERS): benchmarks/peers.txt
 demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)
 
-test: setup # of two processes, one that crashes is not started again: its file would never end
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart=0
+# The longest files first (tests/durations.json). A process that crashes is not started again: its file would never end.
+PYTEST_ALL := $(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
+
+test: setup
+	$(PYTEST_ALL) --durations=40
+
+durations: setup # as `make test`, and refreshes tests/durations.json
+	$(PYTEST_ALL) --durations=40 --store-durations
 
 test-fast: setup # everything without a process, a port or a sleep; `tests/fast.py` watches over it
 	$(BIN)/python -m pytest -q -p tests.fast -m "not real and not slow" -n 2 --dist worksteal
 
 coverage: setup # all tests, with the lines of shipped code that none of them reaches in its own process
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart=0 --cov --cov-report=term-missing
+	$(PYTEST_ALL) --cov --cov-report=term-missing
 
 test-parallel: setup # every strategy at every rank count, as a table, then the digits under each; about ten minutes
 	$(BIN)/python -m tests.parallel.engine.cases

@@ -43,9 +43,9 @@ def test_every_entry_of_the_table_exists_once_and_in_order() -> None:
 @pytest.mark.real
 def test_the_guard_fails_a_test_that_acts_and_lists_it(tmp_path: Path) -> None:
     (tmp_path / "test_acting.py").write_text(ACTING)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.fast", "-p", "no:cacheprovider", "-q", tmp_path]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.fast", "-p", "no:cacheprovider", "-q", str(tmp_path)]
 
-    def run(*options: object) -> str:
+    def run(*options: str) -> str:
         return subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True).stdout
 
     failed = run()
@@ -54,7 +54,7 @@ def test_the_guard_fails_a_test_that_acts_and_lists_it(tmp_path: Path) -> None:
         assert f"test_acting.py::test_{name}" in failed
     assert "4 failed, 1 passed" in failed, failed
     listed = tmp_path / "listed"
-    assert "5 passed" in run("--real-list", listed)
+    assert "5 passed" in run("--real-list", str(listed))
     assert [line.partition("::")[2].partition("\t")[0] for line in listed.read_text().splitlines()] == [
         *("test_process", "test_port", "test_sleep", "test_sleep_of_a_task")
     ]
