@@ -49,7 +49,7 @@ COUNTS = {
 """The visits that are tested, for some steps; every other step is tested at its first and second visit."""
 
 QUICK = ("journal.after_write:3", "upload.mid_chunk:2", "aggregate.mid_fold:2", "agent.uploading:2")
-NUM_KILLS, NUM_KILLS_QUICK = 200, 10
+NUM_KILLS, NUM_KILLS_QUICK = 200, 6
 KILLS_A_RUN = 6
 PAUSE_S = (0.05, 2.0)
 
@@ -143,7 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.crash_matrix", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="a few steps and ten kills")
+    parser.add_argument("--quick", action="store_true", help="a few steps, and one run of kills from outside")
     parser.add_argument("--kills", type=int, help="number of kills from outside, at random times")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random times")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="test only these steps (step or step:n)")

@@ -35,6 +35,8 @@ from benchmarks.round_latency import connect, start_run
 
 CLIENTS = 10
 PAUSE_S = 0.05
+QUICK_S = 1.0
+"""Seconds of a window with `--quick`."""
 WARM_UP_S = 3.0
 SETTLE_S = 1.0
 """Seconds between an attack and the next window, so that the work an attack leaves is not in the baseline."""
@@ -77,7 +79,7 @@ def measure(kinds: Sequence[str], seconds: float, num_windows: int, folder: Path
         connect(processes, address, state, CLIENTS)
         mallory = equip(state, folder / "mallory", Identity(Role.CLIENT, "mallory"))
         run_id = start_run(state, CLIENTS, 10_000_000, pause=PAUSE_S)
-        time.sleep(WARM_UP_S)
+        time.sleep(min(WARM_UP_S, seconds))
         before = processes.usage("coordinator")
         windows = {kind: Windows() for kind in kinds}
         for kind in kinds:
@@ -161,7 +163,7 @@ def main() -> int:
     parser.add_argument("--windows", type=int, default=5, help="number of windows with and without each attack")
     parser.add_argument("--kinds", nargs="+", choices=ALL, default=list(ALL), help="attacks to run")
     arguments = parser.parse_args()
-    seconds, num_windows = (1.5, 1) if arguments.quick else (arguments.seconds, arguments.windows)
+    seconds, num_windows = (QUICK_S, 1) if arguments.quick else (arguments.seconds, arguments.windows)
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         ours = measure(arguments.kinds, seconds, num_windows, Path(folder))
     for kind, found in ours["attacks"].items():

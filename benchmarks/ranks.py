@@ -1,6 +1,6 @@
 """The gain of more aggregation ranks when the port of each rank is the bottleneck.
 
-    python -m benchmarks.ranks [--mib N] [--clients N] [--pairs N] [--port-mb-per-s N]
+    python -m benchmarks.ranks [--quick] [--mib N] [--clients N] [--pairs N] [--port-mb-per-s N]
 
 A coordinator, its ranks and the uploading clients are real processes; each rank's port is behind a proxy with a limit
 of 50 MB/s (`throttle`). Clients are bare gRPC streams with prepared bytes (`uploaders`), so the figure is the intake of
@@ -255,11 +255,14 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8, help="clients in a round")
     parser.add_argument("--pairs", type=int, default=7, help="pairs of rounds, one with one rank and one with four")
     parser.add_argument("--port-mb-per-s", type=float, default=50.0, help="limit of each rank's port [MB/s]")
+    parser.add_argument("--quick", action="store_true", help="4 MiB, 4 clients, one pair, and only behind the proxies")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.mib, arguments.clients, arguments.pairs = 4, 4, 1
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
         limited = measured(Path(place), arguments, (1, 4, 2), arguments.port_mb_per_s)
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
-        unlimited = measured(Path(place), arguments, (1, 4), 0.0)
+        unlimited = [] if arguments.quick else measured(Path(place), arguments, (1, 4), 0.0)
     one, four, two = limited
     common = min(len(federation.end[0]) for federation in limited)
     different = {tuple(federation.end[0][:common]) for federation in limited}

@@ -93,7 +93,7 @@ def test_a_small_transfer_that_is_cut_resends_little():
 @pytest.mark.slow
 def test_ranks_of_a_small_model_exchange_the_least_and_make_the_same_bits():
     """How much more four take in than one is for an idle machine: `make bench NAME=ranks`."""
-    document = measure("ranks", "--mib", "4", "--clients", "4", "--pairs", "1")
+    document = measure("ranks", "--quick")
     assert all(bar["ok"] for bar in document["bars"][1:]), document["bars"]
     assert {summary["ranks"] for summary in document["ours"]["limited"]} == {1, 2, 4}
 
