@@ -139,11 +139,16 @@ def _integer(number: int) -> bytes:
 # ---------------------------------------------------------------- attacks
 
 
+def goes_on(until: float, seen: Counter[str]) -> bool:
+    """Return whether an attack goes on: until its time is over, but not before one of its calls was answered."""
+    return time.monotonic() < until or not seen.keys() - {"sent"}
+
+
 def gzip_bomb(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
     """Send messages of 60 KiB that inflate to 60 MiB."""
     packed = gzip.compress(bytes(60 << 20), 9)
     message = b"\x01" + len(packed).to_bytes(4, "big") + packed
-    while time.monotonic() < until:
+    while goes_on(until, seen):
         with suppress(OSError):
             line = open_line()
             for _ in range(100):
@@ -160,7 +165,7 @@ def gzip_bomb(open_line: Callable[[], Line], until: float, seen: Counter[str]) -
 def metadata_flood(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
     """Send calls with 96 KiB of metadata."""
     extra = b"".join(literal(b"x-%d" % n, b"m" * 4000) for n in range(24))
-    while time.monotonic() < until:
+    while goes_on(until, seen):
         with suppress(OSError):
             line = open_line()
             while time.monotonic() < until:
@@ -241,7 +246,7 @@ def huge_manifest(open_line: Callable[[], Line], until: float, seen: Counter[str
     )
     request = pb.UploadRequest(open=pb.UploadOpen(manifest=manifest.encode())).SerializeToString()
     message = b"\x00" + len(request).to_bytes(4, "big") + request
-    while time.monotonic() < until:
+    while goes_on(until, seen):
         with suppress(OSError):
             line = open_line()
             for _ in range(100):
