@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.process_table import is_running
+from tests.waiting import BOUND_S
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,7 +37,7 @@ def test_that_never_ends():
 """
 
 
-def pids_in(file: Path, seconds: float = 90.0) -> list[int]:
+def pids_in(file: Path, seconds: float = BOUND_S) -> list[int]:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if file.exists() and file.read_text().endswith("all"):
@@ -45,7 +46,7 @@ def pids_in(file: Path, seconds: float = 90.0) -> list[int]:
     raise AssertionError("nothing was started")
 
 
-def gone(pids: list[int], seconds: float = 60.0) -> bool:
+def gone(pids: list[int], seconds: float = BOUND_S) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if not any(is_running(pid) for pid in pids):

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.cli.faults import EXIT_AWAY, EXIT_FAILED, EXIT_OPERATOR
 from tests.cli.invoking import TINY, said
+from tests.waiting import BOUND_S
 
 UNITS = sorted((Path(__file__).parents[1] / "docs" / "systemd").glob("*.service"))
 ANALYZE = shutil.which("systemd-analyze")
@@ -85,6 +86,6 @@ def test_systemd_takes_a_unit(unit, tmp_path):
     assert ANALYZE is not None
     copy = tmp_path / unit.name
     copy.write_text(unit.read_text().replace("/opt/atoll/bin/atoll", "/bin/true").replace("WorkingDirectory=", "#"))
-    done = subprocess.run([ANALYZE, "verify", "--man=no", copy], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([ANALYZE, "verify", "--man=no", copy], capture_output=True, text=True, timeout=BOUND_S)
     assert done.returncode == 0, done.stderr
     assert unit.name not in done.stderr, done.stderr

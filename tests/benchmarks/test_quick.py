@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def measure(name, *arguments):
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     document = json.loads(done.stdout.splitlines()[-1])
     assert document["name"] == name
@@ -20,7 +20,7 @@ def measure(name, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1000)
 def test_quick_crash_matrix_loses_nothing():
     """The whole matrix: `make bench NAME=crash_matrix`."""
     document = measure("crash_matrix", "--quick")
@@ -113,8 +113,8 @@ def test_a_few_thousand_clients_are_killed_and_recovered_and_a_few_histories_jud
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_few_rounds_of_atoll_simulate_are_measured_beside_the_tight_loop_and_both_learn():
+@pytest.mark.timeout(1000)
+def test_a_few_simulated_rounds_are_measured_beside_the_tight_loop():
     """With the peers: `make peers && make bench NAME=simulation`."""
     document = measure("simulation", "--quick")
     found = document["ours"]["digits-mlp"]

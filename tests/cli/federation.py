@@ -12,9 +12,9 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
 from benchmarks.members import equip
 from tests.cli.invoking import TINY, shown
+from tests.waiting import BOUND_S
 
 ATOLL = Path(sys.executable).with_name("atoll")
-LIMIT_S = 40.0
 
 
 class Federation:
@@ -62,8 +62,8 @@ def start_run(it: Federation, name: str, *overrides: str) -> dict[str, Any]:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    """Return the first true value of the condition; fail after `LIMIT_S`."""
-    until = time.monotonic() + LIMIT_S
+    """Return the first true value of the condition; fail after `BOUND_S`."""
+    until = time.monotonic() + BOUND_S
     while not (value := condition()):
         assert time.monotonic() < until, "it takes too long"
         time.sleep(0.05)

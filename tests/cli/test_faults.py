@@ -12,6 +12,7 @@ from atoll.cli import main
 from atoll.cli.faults import EXIT_AWAY
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import TINY, invoke, refused
+from tests.waiting import BOUND_S
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-c", "from atoll.cli.main import run; run()", "settings", "run"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=BOUND_S)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
 

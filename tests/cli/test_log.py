@@ -13,6 +13,7 @@ from atoll.cli import log
 from atoll.protocol.identity.join_code import JoinCode
 from tests.cli.federation import ATOLL
 from tests.cli.invoking import TINY
+from tests.waiting import BOUND_S
 
 UNREACHABLE = str(JoinCode(("127.0.0.1:1",), bytes(32), bytes(8), bytes(16)))
 
@@ -79,7 +80,7 @@ def test_an_agent_s_process_writes_its_site_s_name(tmp_path: Path) -> None:
         command = [str(ATOLL), "agent", f"{TINY}:task", "--site", "north", "--join", UNREACHABLE]
         process = subprocess.Popen([*command, "--state", str(tmp_path / "state")], stdout=file, stderr=file)
     try:
-        until = time.monotonic() + 90
+        until = time.monotonic() + BOUND_S
         while "trying again" not in written.read_text():
             assert process.poll() is None, written.read_text()
             assert time.monotonic() < until, written.read_text()

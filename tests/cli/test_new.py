@@ -10,6 +10,7 @@ from atoll.client.config import AgentConfig
 from atoll.protocol.settings import load
 from atoll.server.config.run import RunFile
 from tests.cli.invoking import invoke, refused
+from tests.waiting import BOUND_S
 
 
 @pytest.mark.real
@@ -20,7 +21,7 @@ def test_the_test_of_a_new_project_passes(tmp_path: Path) -> None:
         cwd=tmp_path / "project",
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=BOUND_S,
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout

@@ -9,6 +9,7 @@ import pytest
 
 from atoll import Local, __version__
 from tests.cli.invoking import invoke, said, shown
+from tests.waiting import BOUND_S
 
 
 def test_every_setting_is_printed_with_type_default_and_text() -> None:
@@ -63,7 +64,7 @@ def test_no_line_of_the_help_ends_before_the_next_word_would_not_fit(
 def test_the_command_line_starts_without_torch_grpc_and_sqlalchemy() -> None:
     heavy = "torch", "numpy", "grpc", "sqlalchemy", "pydantic"
     code = f"import sys, atoll.cli.main; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=BOUND_S)
     assert done.stdout == "[]\n", done
 
 

@@ -7,11 +7,12 @@ import sys
 import pytest
 
 from atoll.cli.shutdown_deadline import end_in_time, own_process
+from tests.waiting import BOUND_S
 
 
 def process(text):
     program = f"from atoll.cli.shutdown_deadline import end_in_time, own_process\nwith own_process(): {text}"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from atoll.protocol.identity.join_code import JoinCode
 from tests.cli.federation import ATOLL
 from tests.cli.invoking import TINY
+from tests.waiting import BOUND_S
 
 NOBODY = str(JoinCode(("127.0.0.1:1",), bytes(32), bytes(8), bytes(16)))
 
@@ -26,7 +27,7 @@ def test_a_process_that_waits_to_enrol_ends_in_order(
         command = [str(ATOLL), *arguments, "--state", str(tmp_path / "state"), "--join", NOBODY]
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
-        until = time.monotonic() + 30
+        until = time.monotonic() + BOUND_S
         while "trying again" not in log.read_text():
             assert time.monotonic() < until, log.read_text()
             time.sleep(0.05)

@@ -25,6 +25,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.wire.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, UPLOAD_WINDOW_BYTES, server_options
 from atoll.protocol.wire.upload_window import Confirmations
+from tests.waiting import BOUND_S
 
 MIB = 2**20
 
@@ -35,7 +36,7 @@ def live(test):
     @functools.wraps(test)
     def run(*args, **kwargs):
         async def bounded():
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(BOUND_S):
                 await test(*args, **kwargs)
 
         asyncio.run(bounded())
@@ -348,7 +349,7 @@ async def agent(lagoon_, state, runner=None, *, authorities=None, **fields):
         await asyncio.wait({task})
 
 
-async def until(condition, timeout=10.0):
+async def until(condition, timeout=BOUND_S):
     """Poll a condition until it is true."""
     async with asyncio.timeout(timeout):
         while not condition():

@@ -33,7 +33,7 @@ def owed(state):
 
 async def answered(coordinator, state, count):
     """Wait until the agent has processed `count` answers."""
-    await until(lambda: len(coordinator.verdicts) == count and not list((state / "spool").iterdir()), timeout=30)
+    await until(lambda: len(coordinator.verdicts) == count and not list((state / "spool").iterdir()))
 
 
 @pytest.mark.parametrize("codec", ["sign", "topk:0.01"])
@@ -83,7 +83,7 @@ def test_agent_killed_in_its_second_round_owes_what_it_should(tmp_path, step):
             async with Process(coordinator, tmp_path / "a") as process:
                 await coordinator.connected(2)
                 await coordinator.invite(version, task="wide_task:task", round_id=2, codec="sign")
-                await until(lambda: process.log.count("invited to round 2") == 2, timeout=30)
+                await until(lambda: process.log.count("invited to round 2") == 2)
                 coordinator.answers.set()
                 await answered(coordinator, tmp_path / "a", 2)
                 assert len(coordinator.received) == 2, "one update for each round, with the same bytes"

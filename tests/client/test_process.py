@@ -13,6 +13,7 @@ import pytest
 from atoll.client.process import tasks_by_name
 from atoll.protocol.settings import ConfigError
 from tests.client.fake_coordinator import MIB, Version, lagoon, live, model
+from tests.waiting import BOUND_S
 
 WIDE = Path(__file__).with_name("wide_task.py")
 MAIN = """
@@ -48,7 +49,7 @@ class Process:
         await self.process.wait()
 
     async def ended(self):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             return await self.process.wait()
 
     @property
@@ -98,7 +99,7 @@ async def test_an_agent_keeps_two_versions_and_deletes_older_ones_while_it_works
             await coordinator.accepted.wait()
         models = tmp_path / "a" / "models"
         last_two = {f"{version.digest}.safetensors" for version in versions[-2:]}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             while {path.name for path in models.iterdir()} != last_two:
                 await asyncio.sleep(0.05)
 

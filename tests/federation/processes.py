@@ -13,6 +13,7 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.server.views.history import History
 from benchmarks.members import equip
 from benchmarks.processes import free_address
+from tests.waiting import BOUND_S
 
 ATOLL = str(Path(sys.executable).with_name("atoll"))
 TASK = str(Path(__file__).with_name("misbehaving_sites_task.py")) + ":task"
@@ -70,7 +71,7 @@ class Federation:
         except (OSError, LookupError):
             return []
 
-    def wait_for(self, condition, timeout=40.0, every=0.02):
+    def wait_for(self, condition, timeout=BOUND_S, every=0.02):
         """Poll what is on disk; a process that ended with an error ends the wait."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -81,7 +82,7 @@ class Federation:
             time.sleep(every)
         raise AssertionError("timed out:\n" + "\n".join(f"{n}: {self.log(n)[-1500:]}" for n in self.running))
 
-    def wait_for_end(self, name="coordinator", timeout=60.0):
+    def wait_for_end(self, name="coordinator", timeout=BOUND_S):
         try:
             return self.running[name].wait(timeout)
         except subprocess.TimeoutExpired:

@@ -38,7 +38,7 @@ def run_all(folder, num_ranks):
         for name, settings in RUNS.items():
             admin.start(it.state, f'task = "{TASK}"\nname = "{name}"\nevaluation.server_every = 0\n{settings}')
         names = ["bounded", *RUNS]
-        it.wait_for(lambda: all(is_finished(it, name) for name in names), timeout=90, every=0.2)
+        it.wait_for(lambda: all(is_finished(it, name) for name in names), every=0.2)
         it.show("model", "export", "--run", "scaffold", "--out", folder / "model")
         return {name: digests(it, f"{name}-1") for name in names}, read(folder / "model")
 

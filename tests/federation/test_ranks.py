@@ -14,6 +14,7 @@ from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.state_directory import running_coordinator
 from benchmarks.members import equip
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
+from tests.waiting import BOUND_S
 
 TASK = str(Path(__file__).with_name("sharded_task.py")) + ":task"
 SITES = ("a", "b", "c")
@@ -83,7 +84,7 @@ def run_all(folder, num_ranks, names, *, is_killed=False):
             it.kill("coordinator")
             it.wait_for(lambda: not [pid for pid in pids if is_alive(pid)])  # they end with it, and come back with it
             start()
-        it.wait_for(lambda: all(is_finished(it, name) for name in names), timeout=90, every=0.2)
+        it.wait_for(lambda: all(is_finished(it, name) for name in names), every=0.2)
         found = {
             "digests": {name: digests(it, f"{name}-1") for name in names},
             "measured": {name: [row.statistics for row in it.history().evaluations(f"{name}-1")] for name in names},
@@ -185,7 +186,7 @@ class Ranked(Federation):
         fixed |= {"coordinator__aggregators": self.num_ranks, "coordinator__start_aggregators": False}
         return self.coordinator(environment=environment, **(fixed | settings))
 
-    def wait_for(self, condition, timeout=40.0, every=0.1):
+    def wait_for(self, condition, timeout=BOUND_S, every=0.1):
         return super().wait_for(condition, timeout, every)
 
     def wait_for_death(self, name):
@@ -214,7 +215,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_any_process_may_die_at_any_time_and_the_models_are_those_of_the_undisturbed_run(tmp_path, undisturbed):
+def test_no_death_of_any_process_changes_the_models(tmp_path, undisturbed):
     with ended_after(Ranked(tmp_path)) as it:
         it.host(rounds=3)
         it.rank(0)
@@ -262,7 +263,7 @@ def test_any_process_may_die_at_any_time_and_the_models_are_those_of_the_undistu
 
 
 @pytest.mark.slow
-def test_a_rank_that_stays_away_costs_the_round_and_another_number_of_ranks_is_refused(tmp_path):
+def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(tmp_path):
     with ended_after(Ranked(tmp_path)) as it:
         it.host(rounds=1, round__retry=100, coordinator__aggregator_patience=1)
         it.rank(0)
@@ -300,7 +301,7 @@ def test_a_rank_that_stays_away_costs_the_round_and_another_number_of_ranks_is_r
 
 def assert_refused(command, fault):
     """One line, exit code 2."""
-    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("atoll: ")]
     assert fault in line

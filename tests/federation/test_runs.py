@@ -38,7 +38,7 @@ SETTINGS = {"round__cohort_size": 2, "evaluation__server_every": 0}
 SLOW = {"TROUBLE_SLEEP": "0.15"}
 
 
-def test_two_runs_that_are_killed_in_mid_round_both_go_on_to_the_models_of_an_undisturbed_one(tmp_path):
+def test_two_runs_killed_in_mid_round_end_with_the_models_of_undisturbed_ones(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(rounds=2, stay=True, **SETTINGS)
         it.wait_for(lambda: bool(it.rounds()))

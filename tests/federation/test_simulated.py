@@ -31,7 +31,7 @@ def test_a_simulated_and_a_deployed_run_end_with_the_same_model(tmp_path):
             given = [part for override in overrides for part in ("--set", override)]
             subprocess.run([ATOLL, "run", "start", TASK, "--state", it.state, *given], check=True, capture_output=True)
         last = list(CASES)[-1]
-        it.wait_for(lambda: str(it.history().run(f"{last}-1").state) == "finished", timeout=120.0)
+        it.wait_for(lambda: str(it.history().run(f"{last}-1").state) == "finished")
         deployed = {case: str(it.history().versions(f"{case}-1")[-1].digest) for case in CASES}
     simulated = {case: simulate(tmp_path / case, *settings[case])[0]["model_digest"] for case in CASES}
     assert simulated == deployed

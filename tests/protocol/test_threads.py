@@ -8,6 +8,7 @@ import pytest
 
 from atoll.protocol.threads import on_own_thread, on_thread
 from tests.client.fake_coordinator import live
+from tests.waiting import BOUND_S
 
 
 @pytest.mark.real
@@ -28,7 +29,7 @@ async def test_who_is_cancelled_again_and_again_returns_only_when_the_work_has_e
 
 @live
 async def test_work_on_threads_of_its_own_does_not_wait_for_any_other():
-    together = threading.Barrier(50, timeout=10)
+    together = threading.Barrier(50, timeout=BOUND_S)
     await asyncio.gather(*(on_own_thread(together.wait, stop=together.abort) for _ in range(50)))
 
 

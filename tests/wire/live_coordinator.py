@@ -23,6 +23,7 @@ from atoll.protocol.wire.stream import first_status
 from atoll.server.config.run import RunFile
 from atoll.server.process import host
 from benchmarks.members import equip
+from tests.waiting import BOUND_S
 
 TINY = str(Path(__file__).parent / "tasks" / "four_numbers_task.py") + ":task"
 BASE = {
@@ -111,7 +112,7 @@ class Client:
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # refused before: `control` tells
             await self.control.write(pb.ClientMessage(hello=hello))
 
-    async def next(self, kind, timeout=10.0):
+    async def next(self, kind, timeout=BOUND_S):
         """The next message of this kind."""
         async with asyncio.timeout(timeout):
             while (message := await self.control.read()) is not grpc.aio.EOF:

@@ -14,6 +14,7 @@ from atoll.protocol.wire.channel import client_options
 from atoll.server.audit.budget import BURST
 from atoll.server.audit.reading import Source, events_of, verify
 from atoll.server.services.reading_service import READINGS_MAX
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import live, report
 
@@ -60,7 +61,7 @@ async def test_a_reading_that_was_broken_off_is_no_success(tmp_path, monkeypatch
                 await admin.Look(request).read()
             for call in broken:
                 call.cancel()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(BOUND_S):
                 while len(outcomes := [event.outcome for event in events(tmp_path, "call")]) < 2 + READINGS_MAX:
                     await asyncio.sleep(0.05)
                     it.coordinator.audit.flush()

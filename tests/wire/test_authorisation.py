@@ -18,6 +18,7 @@ from atoll.server.ranks import process as aggregators
 from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.transport.listener import MutualListener
 from benchmarks.members import equip
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_ranks import ONE, it_manifest, with_rank
 from tests.wire.test_round import committed, live, report
@@ -145,7 +146,7 @@ async def test_a_rank_serves_members_of_the_run_alone_and_no_longer_than_they_ar
             opened = pb.DownloadOpen(run_id=invite.run_id, digest=invite.model_digest)
             await waiting.write(pb.DownloadRequest(open=opened))
             assert (await waiting.read()).total_bytes == 4 * 4 + 8
-            async with it.admin() as admin, asyncio.timeout(5):
+            async with it.admin() as admin, asyncio.timeout(BOUND_S):
                 await admin.Revoke(pb.RevokeRequest(role="client", name="a"))
                 assert (await refused(waiting.read()))[0] is grpc.StatusCode.UNAUTHENTICATED
                 assert (await refused(fetched(own, invite)))[0] is grpc.StatusCode.UNAUTHENTICATED
@@ -160,7 +161,7 @@ async def test_a_rank_that_is_revoked_ends_instead_of_dialling_for_ever(tmp_path
             serving = asyncio.ensure_future(aggregators._keep_connected(rank, "127.0.0.1:1", it.address))
             while not any(row.address for row in it.coordinator.ranks.rows()):
                 await asyncio.sleep(0.02)
-            async with it.admin() as admin, asyncio.timeout(5):
+            async with it.admin() as admin, asyncio.timeout(BOUND_S):
                 await admin.Revoke(pb.RevokeRequest(role="aggregator", name="0"))
                 with pytest.raises(MembershipEnded, match="aggregator 0 is revoked: this rank ends; it takes a new"):
                     await serving

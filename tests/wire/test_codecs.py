@@ -21,6 +21,7 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.views.history import History
 from atoll.server.views.sentences import sentences, summary
 from tests.aggregation.encoded_by_hand import decoded, encoded
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_bad_input import refused
 from tests.wire.test_round import committed, live, report
@@ -110,7 +111,7 @@ async def digits(folder, **settings):
     rules = {"task": DIGITS, "name": "digits", "rounds": ROUNDS, "round__cohort_size": len(SITES)}
     async with running(folder / "state", **rules, **settings) as it:
         async with agents(it, folder, SITES, DIGITS) as runners:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(BOUND_S):
                 await it.run.ended.wait()
         assert it.run.machine.ledger.version == ROUNDS
         return accuracy(it.run.reducer.version(ROUNDS).path), History(folder / "state").rounds("digits-1")[-1], runners
@@ -150,7 +151,7 @@ def test_digits_are_learnt_with_each_codec_and_the_record_says_what_it_saved(
     assert not list(tmp_path.glob("*/kept/*")), "the run is finished: nothing is owed to it"
 
 
-def test_control_variates_travel_plain_beside_encoded_updates_and_stay_the_mean_of_the_clients_own(tmp_path):
+def test_control_variates_travel_plain_and_stay_the_mean_of_the_clients_own(tmp_path):
     """SCAFFOLD: of an update with one bit per element, c is what it would be without a codec."""
     scaffold = {"aggregation__algorithm": "scaffold", "aggregation__num_clients": len(SITES)}
     reached, record, _ = asyncio.run(digits(tmp_path, aggregation__codec="sign", **scaffold))
@@ -167,7 +168,7 @@ def test_control_variates_travel_plain_beside_encoded_updates_and_stay_the_mean_
 
 
 @live
-async def test_old_agent_is_asked_for_nothing_and_its_plain_update_counts_beside_an_encoded_one(tmp_path):
+async def test_an_old_agents_plain_update_counts_beside_an_encoded_one(tmp_path):
     async with running(tmp_path / "state", rounds=1, aggregation__codec="bf16") as it:
         async with it.client("a", codecs=["bf16", "zip"]) as a, it.client("b") as b:
             invite, old = await a.next("invite"), await b.next("invite")

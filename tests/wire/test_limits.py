@@ -12,13 +12,14 @@ from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX, MIB
 from atoll.protocol.wire.stream import first_status
 from atoll.server.errors import OperatorError
 from atoll.server.transport.limits import STRIKES_MAX
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import live
 
 
 async def ended(call):
     """Status and text of a call, when it has ended."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         with suppress(grpc.aio.AioRpcError):
             while await call.read() is not grpc.aio.EOF:
                 pass
@@ -138,7 +139,7 @@ async def test_a_client_that_begins_many_uploads_keeps_two(tmp_path, monkeypatch
             manifest, data = await a.train(invite, value=float(value))
             assert await a.upload(manifest, data, cut_at=3, chunk=3) is None
         store = it.run.reducer.store
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(BOUND_S):
             while len(store.digests()) > 2:
                 await asyncio.sleep(0.01)
         verdict = await a.upload(manifest, data)

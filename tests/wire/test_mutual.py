@@ -23,6 +23,7 @@ from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.setup import owner_folder
 from atoll.server.transport.listener import MutualListener
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import live, report
 
@@ -42,11 +43,11 @@ async def code_of(channel, request=None):
 
 
 async def _check(channel):
-    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=BOUND_S)
 
 
 async def _list_ranks(channel):
-    await rpc.AdminStub(channel).ListRanks(pb.ListRanksRequest(), timeout=10)
+    await rpc.AdminStub(channel).ListRanks(pb.ListRanksRequest(), timeout=BOUND_S)
 
 
 def keeper_of(folder, identity, authority):
@@ -77,7 +78,7 @@ async def test_a_client_goes_by_the_name_of_its_certificate(tmp_path):
 
 
 @live
-async def test_who_proves_nothing_or_by_another_authority_is_not_heard_but_by_the_port_for_enrolment(tmp_path):
+async def test_only_the_enrolment_port_hears_a_caller_without_a_valid_certificate(tmp_path):
     foreign = Authority(Issuer.create("another", now=0.0 + 1e9, lifetime_s=1e10))
     async with running(tmp_path / "state", **SECURE) as it:
         ca_pem = it.dialer(NORTH)._keeper.current.ca_pem
@@ -200,7 +201,7 @@ async def test_a_join_code_is_needed_once_and_good_for_one_site(tmp_path):
 
 
 @live
-async def test_calls_that_begin_after_a_renewal_use_the_new_certificate_and_the_open_stream_goes_on(tmp_path):
+async def test_calls_after_a_renewal_use_the_new_certificate_and_the_stream_goes_on(tmp_path):
     authority = Authority.open_or_create(tmp_path / "state" / "identity" / "authority", "one")
     async with running(tmp_path / "state", **SECURE) as it:
         keeper = keeper_of(tmp_path / "north", NORTH, authority)
@@ -214,7 +215,7 @@ async def test_calls_that_begin_after_a_renewal_use_the_new_certificate_and_the_
         async with link.calls() as older:
             keeper.replace(authority.credential(NORTH))
             link.connection.renew()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(BOUND_S):
                 while True:
                     async with link.calls() as stub:
                         if stub is not older:
@@ -233,7 +234,7 @@ async def test_who_is_revoked_loses_its_stream_and_comes_back_with_a_new_certifi
         await north.next("welcome")
         async with it.admin() as admin:
             await admin.Revoke(pb.RevokeRequest(role="client", name="north"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(BOUND_S):
                 assert (await north.ending).code is grpc.StatusCode.UNAUTHENTICATED
             async with it.client("north") as again:
                 assert (await again.ending).code is grpc.StatusCode.UNAUTHENTICATED
@@ -242,7 +243,7 @@ async def test_who_is_revoked_loses_its_stream_and_comes_back_with_a_new_certifi
 
 
 @live
-async def test_the_owner_of_the_state_directory_needs_no_enrolment_and_reflection_answers_admins_only(tmp_path):
+async def test_the_owner_needs_no_enrolment_and_reflection_answers_admins_only(tmp_path):
     async with running(tmp_path / "state", **SECURE) as it:
         owner = MutualDialer(Keeper(owner_folder(tmp_path / "state")))
 

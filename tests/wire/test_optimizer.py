@@ -8,6 +8,7 @@ import pytest
 from atoll.aggregation.optimizers import FedAdam, FedAvgM
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.errors import StoreCorrupted
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report
 
@@ -48,7 +49,7 @@ async def test_adam_has_two_moments_beside_each_version_and_they_go_with_it(tmp_
             await one_round(it, value, number)
         store = it.run.reducer.store
         assert np.array_equal(read(store.version_path(3))["w"], expected(FedAdam(lr=0.1), [1.0, 2.0, -1.0]))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(BOUND_S):
             while store.version_path(1).exists() or store.version_path(1, "first_moment").exists():
                 await asyncio.sleep(0.05)
         folder = store.version_path(3).parent

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests import waiting
 from tests.mutants import find, outcome_of, run_in, tree_with
 
 # what the machine gets wrong -> the tests over real gRPC that must notice
@@ -20,10 +21,11 @@ BUGS = {
 def over_grpc(name: str | None, tmp_path, tests: list[str]):
     """The exit code of these tests in a copy of the tree, with the bug or without one."""
     tree = tree_with(None if name is None else find(name), tmp_path)
-    return run_in(tree, [sys.executable, "-m", "pytest", "-x", "-q", *tests], timeout=100)
+    waits_briefly = [] if name is None else ["env", f"{waiting.VARIABLE}=10"]  # a bug may be found by a wait that ends
+    return run_in(tree, [*waits_briefly, sys.executable, "-m", "pytest", "-x", "-q", *tests], timeout=900)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(2000)
 def test_a_bug_in_a_machine_fails_the_histories_and_the_suite_over_real_grpc(tmp_path):
     def fails_in_both(name: str) -> tuple[bool, bool]:
         folder = tmp_path / name.replace(" ", "_")

@@ -11,6 +11,7 @@ from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server.views.history import History
 from tests.cli.invoking import shown
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running
 from tests.wire.test_disk import Errors
 from tests.wire.test_round import committed, live, report
@@ -65,5 +66,5 @@ async def nothing_is_changed_meanwhile(it):
             (admin.StopRun, pb.StopRunRequest(run_id="tiny-1")),
         ):
             with pytest.raises(grpc.aio.AioRpcError, match="nothing was done, as the journal waits for its") as refused:
-                await ask(request, timeout=10)
+                await ask(request, timeout=BOUND_S)
             assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION

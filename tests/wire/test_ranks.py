@@ -122,7 +122,7 @@ async def it_manifest(client, invite):
 
 
 @live
-async def test_a_version_that_never_was_is_not_found_and_one_that_cannot_be_asked_for_may_be_tried_again(tmp_path):
+async def test_an_unknown_version_is_not_found_and_an_early_one_may_be_tried_again(tmp_path):
     async with with_rank(SimpleNamespace(address="127.0.0.1:1"), tmp_path / "alone") as ranked:
         async with grpc.aio.insecure_channel(ranked.address) as channel:
             opened = pb.DownloadRequest(open=pb.DownloadOpen(run_id="tiny-1", digest="0" * 64))

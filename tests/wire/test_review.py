@@ -17,13 +17,14 @@ from atoll.server.hosting import run_driver as driver_module
 from atoll.server.hosting.retention import Keep
 from atoll.server.process import host
 from atoll.server.rounds.events import UpdateReceived
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import TINY, Live, running, settings
 from tests.wire.test_round import committed, live, report
 
 NEXT = f'name = "next"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2'
 
 
-async def until(condition, timeout=10.0):
+async def until(condition, timeout=BOUND_S):
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.01)

@@ -14,6 +14,7 @@ from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.process import host
 from atoll.server.views.history import History
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import TINY, running, settings
 
 
@@ -23,7 +24,7 @@ def live(test):
     @functools.wraps(test)
     def run(*arguments, **fixtures):
         async def bounded():
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(BOUND_S):
                 await test(*arguments, **fixtures)
 
         asyncio.run(bounded())
@@ -39,7 +40,7 @@ async def report(client, value=1.0, **claims):
 
 async def committed(live_, version):
     """Wait until a version is decided and on disk, where the next coordinator finds it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(BOUND_S):
         while (run := live_.run).machine.ledger.version < version:
             await asyncio.sleep(0.01)
         await run.on_disk()
@@ -172,7 +173,7 @@ async def test_metrics_of_the_servers_data_are_recorded(tmp_path):
     async with running(tmp_path / "state", rounds=1, evaluation__server_every=1) as it:
         async with it.client("a") as a, it.client("b") as b:
             await asyncio.gather(report(a, 2.0), report(b, 2.0))
-            await a.next("run_ended", timeout=30)
+            await a.next("run_ended", timeout=BOUND_S)
             assert it.run.machine.ledger.unevaluated == []
 
 

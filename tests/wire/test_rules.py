@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
+from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report
 
@@ -66,7 +67,7 @@ async def test_a_rule_of_one_s_own_that_fails_costs_its_rounds_and_not_the_coord
         for _ in range(2):
             _, verdict = await report(client, 1.0)
             assert verdict.accepted
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             await it.run.ended.wait()
         assert not it.coordinator.crashed.done()
         records = list(it.run.machine.ledger.past.values())

@@ -57,7 +57,7 @@ async def test_sampler_that_raises_or_names_a_stranger_costs_the_round_with_its_
 
 
 @live
-async def test_same_seed_and_population_give_the_same_cohort_whatever_the_order_and_after_a_restart(tmp_path):
+async def test_seed_and_population_alone_decide_the_cohort_also_after_a_restart(tmp_path):
     cohorts = []
     for run, names in enumerate(("abcde", "edcba")):
         async with running(tmp_path / str(run), round__min_available=5, seed=11) as it:

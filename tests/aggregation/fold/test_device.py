@@ -99,7 +99,7 @@ def test_a_fold_names_the_update_that_is_beyond_its_magnitude(tmp_path, device, 
 
 
 @pytest.mark.parametrize("kind", ["<f4", "<f2", "<u2"])
-def test_a_fold_on_the_device_writes_the_bits_of_one_without_for_any_tiles_and_threads(tmp_path, device, kind):
+def test_a_fold_on_the_device_has_the_bits_of_the_cpu_for_any_tiles(tmp_path, device, kind):
     rng = np.random.default_rng(1)
     shapes = {"w": (40, 30), "bias": (7,), "scale": ()}
     base = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}

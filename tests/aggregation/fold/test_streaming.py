@@ -102,7 +102,7 @@ def test_fold_is_within_1e_6_of_the_float64_mean_from_1e_minus_6_to_1e_2(tmp_pat
         assert np.linalg.norm(twin) > 0
 
 
-def test_fold_is_the_correctly_rounded_mean_of_fsum_when_magnitudes_are_mixed_in_one_tensor(tmp_path):
+def test_mixed_magnitudes_fold_to_the_correctly_rounded_mean_of_fsum(tmp_path):
     rng = np.random.default_rng(5)
     updates = [({"w": (10.0 ** rng.uniform(-6, 2, 300)).astype(np.float32)}, int(w)) for w in rng.integers(1, 99, 20)]
     new = fold_in(tmp_path, {"w": np.zeros(300, np.float32)}, updates)["w"]

@@ -67,7 +67,7 @@ def combined(rule, readers, *, centre=None, cuts=(0, SIZE), threads=1):
     threads=st.integers(1, 3),
     inner=st.lists(st.integers(0, SIZE), max_size=6),
 )
-def test_combine_gives_the_bits_of_the_whole_arrays_for_any_tiles_threads_boxes_and_order(
+def test_combine_has_the_bits_of_whole_arrays_for_any_tiles_threads_and_order(
     tmp_path_factory, rule, seed, values, threads, inner
 ):
     rng, folder = np.random.default_rng(seed), tmp_path_factory.getbasetemp()

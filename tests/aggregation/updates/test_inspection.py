@@ -108,9 +108,7 @@ def test_inspection_memory_is_bounded_by_its_tiles(tmp_path):
 
 @settings(deadline=None, max_examples=40)
 @given(ends=st.lists(st.integers(0, 90_000), max_size=8), codec=st.sampled_from(["", "qsgd8"]), in_memory=st.booleans())
-def test_an_inspection_that_keeps_step_with_the_bytes_finds_what_one_at_the_end_finds(
-    tmp_path_factory, ends, codec, in_memory
-):
+def test_an_inspection_beside_the_bytes_finds_what_one_at_the_end_finds(tmp_path_factory, ends, codec, in_memory):
     folder, rng = tmp_path_factory.mktemp("grows"), np.random.default_rng(4)
     arrays = {**MIXED, "large": rng.standard_normal(20_000).astype(np.float32)}
     update = store(folder / "whole", arrays, cuts={"large": random_cuts(rng, (20_000,), depth=3)})

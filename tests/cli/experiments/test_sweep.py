@@ -15,6 +15,7 @@ from atoll.simulations.experiments.grid import Cell, Grid, SweepConfig
 from tests.cli.invoking import invoke, refused, said, shown
 from tests.process_table import descendants, is_running
 from tests.simulations.experiments import fake_simulate
+from tests.waiting import BOUND_S
 
 GRID = 'task = "digits.py:task"\n[grid]\nspeed = [0.25, 0.5]\nseed = [1, 2]\n[sweep]\ntarget = 0.75\n'
 
@@ -197,7 +198,7 @@ def test_the_cells_of_a_killed_sweep_end_with_it(tmp_path: Path) -> None:
     wait_for(lambda: not is_running(cell))
 
 
-def wait_for(is_so: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_for(is_so: Callable[[], object], seconds: float = BOUND_S) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline

@@ -12,6 +12,7 @@ import pytest
 
 from atoll.client.policy.decide import History, Kind, PolicyRequest, Standing
 from atoll.client.policy.history import NAME, RUNS_MAX, HistoryUnusable, NoSuchRun, PolicyHistory
+from tests.waiting import BOUND_S
 
 DAY = "2026-05-04"
 
@@ -88,7 +89,7 @@ update = PolicyRequest(kind=Kind.UPLOAD, run_id="r-1", task="t", number=6, conte
 history.count(update, {DAY!r})
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=BOUND_S)
     assert done.returncode == -signal.SIGKILL
     history = PolicyHistory(tmp_path)
     found = history.of(request(7, local="{}", content="a"), day=DAY)

@@ -198,7 +198,7 @@ def test_a_newer_request_replaces_a_download_at_once() -> None:
     assert drive.do(Asked(invitation(2)), at=2) == [StopWork(key()), Download(invitation(2))]
 
 
-def test_an_invitation_that_comes_again_while_its_job_is_wound_up_is_not_trained_for_twice() -> None:
+def test_an_invitation_repeated_while_its_job_ends_is_not_trained_twice() -> None:
     drive = Drive()
     drive.training()
     assert drive.release(submit=True, at=5) == [StopWork(key())]
@@ -278,7 +278,7 @@ def test_a_download_is_not_given_up_while_the_deadline_may_have_moved() -> None:
     assert drive.do(ModelReady(key()), at=71) == [Work(invitation(), pytest.approx(44.55))]
 
 
-def test_a_download_that_nobody_asks_about_after_a_reconnect_is_given_up_after_a_lease() -> None:
+def test_a_download_without_an_invitation_is_given_up_a_lease_after_a_reconnect() -> None:
     drive = Drive()
     drive.do(Asked(invitation()), at=1)
     drive.do(Disconnected(), at=10)
@@ -318,7 +318,7 @@ def test_losing_contact_never_ends_a_job() -> None:
     assert drive.do(Connected(), at=300) == [Upload(key(), Digest("d1"))]
 
 
-def test_dialing_backs_off_with_jitter_up_to_a_limit_and_starts_afresh_when_connected() -> None:
+def test_dialing_backs_off_with_jitter_and_starts_afresh_when_connected() -> None:
     drive = Drive(connected=False)
     delays = [effect.delay for _ in range(12) for effect in drive.do(Disconnected()) if isinstance(effect, Connect)]
     for number, delay in enumerate(delays):
@@ -442,7 +442,7 @@ def test_damaged_bytes_are_sent_again_three_times_and_then_given_up() -> None:
 # ---------------------------------------------------------------- several runs
 
 
-def test_what_several_runs_ask_for_is_begun_one_after_the_other_in_the_order_in_which_it_came() -> None:
+def test_invitations_of_several_runs_are_begun_one_by_one_in_their_order() -> None:
     drive = Drive()
     drive.training()
     second, third = elsewhere("second"), elsewhere("third")
@@ -467,7 +467,7 @@ def test_the_time_that_a_waiting_invitation_has_left_runs_on() -> None:
     assert work.budget < 60 - 22
 
 
-def test_an_invitation_that_still_waits_at_its_deadline_is_given_up_and_says_for_whom() -> None:
+def test_an_invitation_that_waits_past_its_deadline_is_given_up() -> None:
     drive = Drive()
     drive.training()
     drive.do(Asked(elsewhere("second", 7, time_left=10.0)), at=2)
@@ -523,7 +523,7 @@ EVENTS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), EVENTS), max_size=60))
-def test_whatever_happens_there_is_one_worker_one_upload_of_each_update_and_no_deadline_in_the_past(
+def test_any_events_leave_one_worker_one_upload_an_update_and_no_past_deadline(
     happenings: list[tuple[float, Event]],
 ) -> None:
     drive, busy, uploading = Drive(), False, set[Key]()

@@ -82,7 +82,7 @@ class Dialling:
 
 @pytest.mark.real
 @live
-async def test_that_a_certificate_is_not_trusted_is_said_also_after_the_coordinator_was_away(caplog):
+async def test_an_untrusted_certificate_is_named_also_after_an_outage(caplog):
     stranger = Member(Identity(Role.CLIENT, "north"), Issuer.create("another", now=time.time()))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -47,7 +47,7 @@ def welcome(coordinator, *addresses):
 
 
 @live
-async def test_parts_come_from_the_ranks_that_own_them_and_the_update_goes_to_the_one_of_the_invitation(tmp_path):
+async def test_parts_come_from_their_ranks_and_the_update_goes_to_the_invitations(tmp_path):
     version = Version(model(**SIZES))
     async with lagoon() as coordinator, rank(version) as first, rank(version) as second:
         coordinator.add(version)

@@ -18,6 +18,7 @@ from atoll.protocol.wire.channel import server_options
 from atoll.protocol.wire.stream import StreamBroken
 from tests.client.fake_coordinator import live, until
 from tests.client.shuttable_port import door_before
+from tests.waiting import BOUND_S
 
 
 class Answering(rpc.CoordinatorServicer):
@@ -54,7 +55,7 @@ async def served():
             await server.stop(0)
 
 
-async def call(connection, seconds=10.0):
+async def call(connection, seconds=BOUND_S):
     async with connection.calls() as stub:
         await stub.GetManifest(pb.ManifestRequest(), timeout=seconds)
 
@@ -67,7 +68,7 @@ async def call_on(connection, service, num_peers):
 
 
 @live
-async def test_calls_change_over_before_the_server_ends_a_connection_and_what_is_under_way_goes_on(monkeypatch):
+async def test_calls_change_over_before_a_connection_ends_and_open_ones_go_on(monkeypatch):
     monkeypatch.setattr(limits, "CONNECTION_AGE_S", 1.0)
     async with served() as (connection, service, door):
         async with connection.calls() as stub:
@@ -126,7 +127,7 @@ async def test_a_server_that_is_gone_is_dialled_less_and_less(monkeypatch):
 async def test_long_transfers_open_no_third_connection(monkeypatch):
     monkeypatch.setattr(limits, "CONNECTION_AGE_S", 1.0)
     async with served() as (connection, service, door):
-        async with connection.calls() as stub, asyncio.timeout(10):
+        async with connection.calls() as stub, asyncio.timeout(BOUND_S):
             control = stub.Session()
             await control.read()
             await call_on(connection, service, 2)
@@ -149,7 +150,7 @@ async def test_a_renewal_changes_over_at_once_and_closes_what_nobody_uses():
         await until(lambda: door.num_inside == 1)
 
 
-def block(stub, seconds=10.0):
+def block(stub, seconds=BOUND_S):
     return on_thread(None, lambda: stub.GetManifest(pb.ManifestRequest(), timeout=seconds))
 
 

@@ -16,6 +16,7 @@ import atoll.parallel.communication.horovod as hvd
 from atoll.parallel.engine.forked import run_ranks
 from examples import horovod_style
 from tests.parallel.communication.learners import batches, make_net
+from tests.waiting import BOUND_S
 
 ROOT = Path(__file__).parents[3]
 STEPS = 8
@@ -217,7 +218,7 @@ print(*(task.joinpath("comm").read_text().strip() for task in Path("/proc/self/t
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc: make test there")
 def test_no_thread_of_the_group_outlives_it() -> None:
     """One that waits for Python's lock when the interpreter ends aborts the process: seen in one of eight runs."""
-    run = subprocess.run([sys.executable, "-c", LAST_WORDS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", LAST_WORDS], cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S)
     assert run.returncode == 0, run.stderr
     assert "python" in run.stdout
     assert "gloo" not in run.stdout
@@ -227,7 +228,7 @@ def test_the_example_is_as_good_under_torchrun_as_alone(tmp_path: Path) -> None:
     saved = tmp_path / "digits.safetensors"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     example = ["-m", "examples.horovod_style", "--epochs", "8", "--save", str(saved)]
-    run = subprocess.run([*torchrun, *example], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    run = subprocess.run([*torchrun, *example], cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S, check=False)
     assert run.returncode == 0, run.stderr
     hvd.init()
     try:

@@ -16,6 +16,7 @@ from atoll.parallel.communication import means
 from atoll.parallel.communication.outer import Outer, OuterConfig, make_outer, parse_outer
 from atoll.parallel.engine.forked import run_ranks
 from tests.parallel.communication.learners import Quadratic, batches, loss_on_all, make_net
+from tests.waiting import BOUND_S
 
 SGD = {"lr": 0.05}
 MOMENTUM = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
@@ -310,7 +311,7 @@ def ahead(text: str) -> float:
 
 def test_nobody_waits_for_a_mean_before_it_is_due() -> None:
     """The two ranks would wait for each other if the mean of step 0 were awaited in step 0."""
-    assert run_ranks(ahead, 2, "delayed:1", timeout_s=30) == [1.5, 1.5]
+    assert run_ranks(ahead, 2, "delayed:1", timeout_s=BOUND_S) == [1.5, 1.5]
 
 
 def what_is_refused(texts: list[str]) -> list[str]:
@@ -331,7 +332,7 @@ def what_is_refused(texts: list[str]) -> list[str]:
     return [*found, str(foreign.value)]
 
 
-def test_replicas_that_differ_are_not_saved_and_other_parameters_momentum_is_not_loaded() -> None:
+def test_replicas_that_differ_are_not_saved_nor_momentum_of_others_loaded() -> None:
     *apart, foreign = run_ranks(what_is_refused, 1, ["local_sgd:2", "diloco:2", "delayed:2"])[0]
     assert all("flush before saving" in words for words in apart)
     assert "not of these parameters: ['momentum/v', 'momentum/w']" in foreign

@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from atoll.parallel.data.batch import Batch, count_units
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
+from tests.waiting import BOUND_S
 
 
 class Numbers:
@@ -215,7 +216,7 @@ def test_a_thread_fetches_as_far_ahead_as_it_was_told_and_ends_with_the_loader()
     loader = Loader(Watched(100), Order(num_examples=100, batch_size=1), prefetch=3)
     batches = iter(loader)
     next(batches)
-    assert all(fetched.acquire(timeout=10) for _ in range(4))
+    assert all(fetched.acquire(timeout=BOUND_S) for _ in range(4))
     assert not fetched.acquire(timeout=0.05)
     assert threading.active_count() == before + 1
     batches.close()

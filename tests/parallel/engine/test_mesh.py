@@ -2,6 +2,7 @@ import pytest
 
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.mesh import AXES, Axes, Mesh, parse_mesh
+from tests.waiting import BOUND_S
 
 
 def test_the_size_is_the_product_of_the_degrees() -> None:
@@ -66,4 +67,4 @@ def test_the_parts_of_a_batch_lie_in_the_order_of_the_ranks() -> None:
 @pytest.mark.real
 def test_ranks_of_another_number_than_the_mesh_s_do_not_hang() -> None:
     with pytest.raises(RankFailed, match="8 ranks, but there are 2"):
-        run_ranks(place, 2, timeout_s=30)
+        run_ranks(place, 2, timeout_s=BOUND_S)

@@ -19,6 +19,7 @@ from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.step import Engine
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import cnn_with_norms, mine, mlp, small
+from tests.waiting import BOUND_S
 
 
 def engine_of(model: nn.Module, plan: Plan, loss: Any = nn.functional.cross_entropy, **options: Any) -> Engine:
@@ -201,7 +202,7 @@ def fails_on_one_rank(rank: int) -> None:
 
 def test_a_rank_that_fails_is_heard_and_brings_the_others_down() -> None:
     with pytest.raises(RankFailed, match="this loss is not for everybody"):
-        run_ranks(fails_on_one_rank, 2, 1, timeout_s=30)
+        run_ranks(fails_on_one_rank, 2, 1, timeout_s=BOUND_S)
 
 
 def test_a_gradient_that_is_no_number_is_seen_in_the_norm() -> None:

@@ -162,7 +162,7 @@ class Unused(nn.Module):
         return outputs
 
 
-def test_only_what_is_trained_has_a_variate_and_what_the_loss_leaves_out_has_gradient_zero() -> None:
+def test_only_trained_parameters_have_a_variate_and_unused_ones_gradient_zero() -> None:
     task = make_task(Unused)
     version = initial(task)
     assert set(split(version)[1]) == {"used.weight", "unused"}
@@ -177,7 +177,7 @@ def test_only_what_is_trained_has_a_variate_and_what_the_loss_leaves_out_has_gra
     ("field", "value"),
     [("momentum", 0.9), ("weight_decay", 0.1), ("clip_norm", 1.0), ("prox_mu", 0.5), ("optimizer", "adam")],
 )
-def test_what_breaks_option_ii_is_refused_by_name_at_the_coordinator_and_at_the_client(field: str, value: Any) -> None:
+def test_settings_that_break_option_ii_are_refused_by_coordinator_and_client(field: str, value: Any) -> None:
     with pytest.raises(TaskBroken, match=f"local.{field} must be"):
         ModelBench(make_task(), SCAFFOLD | {"local": {field: value}})
     task = make_task()

@@ -18,6 +18,7 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from tests.federation.quadratics_task import task as quadratics
 from tests.parallel.tasks import accuracy, data, linear, make_task
+from tests.waiting import BOUND_S
 
 FULL_BATCH = Local(batch_size=None, lr=0.3)
 
@@ -128,7 +129,7 @@ print(hashlib.sha256(b"".join(update[name].tobytes() for name in sorted(update))
 @pytest.mark.real
 def test_same_seed_gives_the_same_bits_in_another_process() -> None:
     runs = [subprocess.Popen([sys.executable, "-c", DIGEST], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [run.communicate(timeout=100)[0] for run in runs]
+    outputs = [run.communicate(timeout=BOUND_S)[0] for run in runs]
     assert outputs[0] == outputs[1] != ""
 
 

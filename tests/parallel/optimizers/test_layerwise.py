@@ -66,9 +66,7 @@ def test_larc_that_trusts_everything_is_sgd_with_decay() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(scale=st.floats(1e-3, 1e3), lr=st.floats(1e-3, 1.0))
-def test_the_first_lars_step_has_the_length_of_trust_times_weights_whatever_the_gradient_s_scale(
-    scale: float, lr: float
-) -> None:
+def test_the_first_lars_step_is_trust_times_weights_for_any_gradient_scale(scale: float, lr: float) -> None:
     weights = nn.Parameter(MATRIX.clone())
     weights.grad = scale * torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     LARS([weights], lr, weight_decay=0.0, trust=0.01).step()

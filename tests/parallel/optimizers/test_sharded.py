@@ -295,7 +295,7 @@ def noise_pair(num_ranks: int) -> tuple[float, float]:
     return squares[0] * 2**2, squares[1]
 
 
-def test_the_noise_scale_s_two_norms_can_be_read_between_the_micro_batches_of_a_sharded_model() -> None:
+def test_both_norms_of_the_noise_scale_can_be_read_from_a_sharded_model() -> None:
     small, big = noise_pair(1)
     assert small != pytest.approx(big, rel=0.01)
     for found in run_ranks(noise_pair, 2, 2):

@@ -15,8 +15,6 @@ from atoll.parallel.planner.memory import memory
 from atoll.parallel.planner.shape import ModelShape
 from tests.parallel.planner.dry_runs import case, differences
 
-pytestmark = pytest.mark.timeout(600)  # on a busy machine; half a minute on an idle one
-
 SMALL = ModelShape(layers=4, hidden=64, heads=4, ffn=96, vocab=128, sequence=32)
 
 

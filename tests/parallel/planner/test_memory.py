@@ -46,7 +46,7 @@ def test_the_state_falls_with_shards_and_with_tensor_ranks(d: int, t: int, zero:
 
 
 @given(powers, powers, st.integers(1, 4))
-def test_all_memory_falls_with_shards_and_tensor_ranks_and_rises_with_the_micro_batch(d: int, t: int, b: int) -> None:
+def test_memory_falls_with_shards_and_rises_with_the_micro_batch(d: int, t: int, b: int) -> None:
     def total(d: int, t: int, b: int) -> float:
         plan = Plan(mesh=Mesh(dp_shard=d, tp=t), zero=3, precision="bf16", loss_parallel=t > 1)
         return worst(LLAMA, Candidate(plan=plan, microbatch=b)).total

@@ -8,6 +8,7 @@ import pytest
 
 from atoll import Local, Metric, Task, load_task, task_name
 from atoll.parallel.task.errors import TaskNotFound
+from tests.waiting import BOUND_S
 
 SOURCE = """
 from atoll import Task
@@ -34,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.real
 def test_importing_atoll_imports_no_torch() -> None:
     code = "import atoll, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=BOUND_S).returncode == 0
 
 
 def test_task_tells_all_its_faults_at_once() -> None:

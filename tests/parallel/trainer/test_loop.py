@@ -115,7 +115,7 @@ def load(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path)
 
 
-def test_a_loss_that_is_no_number_ends_it_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_training_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     broken = replace(tasks.task, loss=tasks.Breaking(12))
     with pytest.raises(NotFinite, match=r"in step 12 \(learning rate 0\.2\); the checkpoint of step 10 is kept"):
         run(tmp_path, task=broken, config=replace(CONFIG, log_every=100, checkpoint_every=5, eval_every=100))

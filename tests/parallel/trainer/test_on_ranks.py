@@ -63,7 +63,7 @@ def seed_of_a_rank(folder: Path, plan: Plan) -> int:
     return torch.initial_seed()
 
 
-def test_ranks_draw_different_dropout_where_their_data_differs_and_the_same_where_it_does_not(tmp_path: Path) -> None:
+def test_dropout_differs_between_ranks_exactly_where_their_data_differs(tmp_path: Path) -> None:
     first, second = run_ranks(seed_of_a_rank, 2, tmp_path / "dp", mesh(dp_replicate=2))
     assert first != second
     first, second = run_ranks(seed_of_a_rank, 2, tmp_path / "pp", mesh(pp=2))

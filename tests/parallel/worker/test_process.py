@@ -19,6 +19,7 @@ import pytest
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
+from tests.waiting import BOUND_S
 
 HERE = Path(__file__).parents[1]
 TROUBLE = f"{HERE}/troublesome_task.py:task"
@@ -45,7 +46,9 @@ def version(tmp_path: Path) -> Path:
     return tmp_path / "version"
 
 
-def train(worker: Worker, version: Path, do: str = "work", *, timeout_s: float = 60.0, **more: Any) -> dict[str, Any]:
+def train(
+    worker: Worker, version: Path, do: str = "work", *, timeout_s: float = BOUND_S, **more: Any
+) -> dict[str, Any]:
     local = {"do": do, "file": str(version.with_name("mark"))}
     fields = {"model": str(version), "out": str(version.with_name("update")), "seed": 7, "round_id": 1, "local": local}
     return worker.call("train", timeout_s, **(fields | more))

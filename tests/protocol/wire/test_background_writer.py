@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from atoll.protocol.wire.background_writer import WAITING_BYTES_MAX, Behind
+from tests.waiting import BOUND_S
 
 PART = bytes(WAITING_BYTES_MAX // 4)
 
@@ -16,7 +17,7 @@ class Work:
         self.batches, self.may_go_on, self.fails_at = [], threading.Semaphore(0), fails_at
 
     def __call__(self, batch):
-        assert self.may_go_on.acquire(timeout=20)
+        assert self.may_go_on.acquire(timeout=BOUND_S)
         self.batches.append([bytes(data[:1]) for data in batch])
         if len(self.batches) == self.fails_at:
             raise OSError("no room")

@@ -90,7 +90,7 @@ def test_a_chunk_of_any_other_form_is_what_protobuf_says(encoded, position, data
 
 
 @given(st.binary(max_size=60), st.integers(0, 59), st.integers(0, 255))
-def test_whatever_comes_is_read_as_protobuf_reads_it_or_refused_as_protobuf_refuses_it(noise, at, byte):
+def test_any_bytes_are_read_or_refused_as_protobuf_does(noise, at, byte):
     damaged = bytearray(write_upload(Chunk(77, noise)))
     damaged[at % len(damaged)] = byte
     for encoded in (noise, bytes(damaged), b"\x12" + noise):

@@ -178,7 +178,7 @@ BLOCK = 64
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=6), st.data())
-def test_whatever_a_power_failure_takes_no_fault_is_left_and_nothing_that_is_signed_is_lost(appends, data):
+def test_no_power_failure_leaves_a_fault_or_loses_a_signed_record(appends, data):
     with TemporaryDirectory() as state, pytest.MonkeyPatch.context() as patch:
         for module in ("files", "chain"):
             patch.setattr(f"atoll.protocol.audit.{module}.EVENTS_MAX", 3)

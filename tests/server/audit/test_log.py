@@ -11,6 +11,7 @@ from atoll.server.audit.actions import Action
 from atoll.server.audit.budget import BURST
 from atoll.server.audit.log import AuditLog, Caller, acting
 from atoll.server.audit.reading import Source, events_of, verify
+from tests.waiting import BOUND_S
 
 ADA = Caller("ada", "operator")
 
@@ -51,7 +52,7 @@ def test_the_actor_is_the_caller(log, tmp_path):
 def test_a_checkpoint_follows_after_a_while(log, tmp_path, monkeypatch):
     monkeypatch.setattr(log_module, "SIGN_S", 0.01)
     log.record(Action.RUN_ADD, "one")
-    until = time.monotonic() + 30
+    until = time.monotonic() + BOUND_S
     while log.checkpoint is None:
         assert time.monotonic() < until
         time.sleep(0.005)

@@ -306,7 +306,7 @@ def test_a_member_of_a_tar_file_that_is_no_file_is_refused(state, tmp_path):
     assert fault.endswith("alive is not a regular file")
 
 
-def test_a_file_of_another_size_than_written_and_a_backup_without_a_journal_are_refused(state, tmp_path):
+def test_a_backup_with_a_wrong_size_or_without_a_journal_is_refused(state, tmp_path):
     back_up(state, tmp_path / "b")
     contents = tmp_path / "b" / "backup.json"
     said = json.loads(contents.read_text())

@@ -359,7 +359,7 @@ def test_a_rule_whose_code_is_gone_hinders_only_who_goes_on_with_the_run(tmp_pat
         over.rule.reduce(np.zeros((1, 1), np.float32))
 
 
-def test_a_device_that_is_not_there_hinders_a_run_at_once_and_only_who_goes_on_with_it() -> None:
+def test_a_missing_device_refuses_a_run_at_once() -> None:
     elsewhere = AggregationConfig(device="cuda:99")
     with pytest.raises(ConfigError, match=r"aggregation: device 'cuda:99' is not there: torch .* allowed here: cpu"):
         Method.of(elsewhere, OptimizerConfig())

@@ -178,7 +178,7 @@ def with_free(monkeypatch, free):
     monkeypatch.setattr(store_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
 
-def test_an_upload_that_does_not_fit_beside_the_margin_is_refused_before_its_first_byte(tmp_path, monkeypatch):
+def test_an_upload_beyond_the_disk_margin_is_refused_before_its_first_byte(tmp_path, monkeypatch):
     store = RunStore(tmp_path / "run", disk=DiskLimits(free_min=100))
     with_free(monkeypatch, 1000)
     with pytest.raises(DiskFull, match="an update of 901 bytes does not fit: 1000 bytes are free"):

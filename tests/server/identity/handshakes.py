@@ -14,6 +14,7 @@ from pathlib import Path
 
 from atoll.protocol.identity.names import COORDINATOR
 from tests.server.identity.test_enrolments import enrol, house
+from tests.waiting import BOUND_S
 
 CROWD = 20
 
@@ -21,7 +22,7 @@ CROWD = 20
 async def dial(address: str) -> str:
     """Return the certificate that the port shows to a caller without one."""
     host, _, port = address.rpartition(":")
-    return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=30)
+    return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=BOUND_S)
 
 
 async def main(seconds: float) -> None:

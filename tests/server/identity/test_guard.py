@@ -23,6 +23,7 @@ from atoll.server.identity.guard import Denied, Guard
 from atoll.server.identity.rules import RULES, Touches
 from tests.client.fake_coordinator import live
 from tests.server.identity.secure import Member, listening, member
+from tests.waiting import BOUND_S
 
 METHODS = {
     f"/{service.full_name}/{method.name}": method
@@ -168,7 +169,7 @@ async def outcome(channel, path, *, own=True, sent=None):
     async def requests():
         yield sent
 
-    called = call(requests() if method.client_streaming else sent, timeout=20)
+    called = call(requests() if method.client_streaming else sent, timeout=BOUND_S)
     status, raised = first_status(called), None
     try:
         if method.server_streaming:
@@ -258,7 +259,7 @@ def nameless():
 async def talking(guard):
     """An open stream of the client north, past its Hello."""
     async with listening(add_all, guard) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
-        call = calling(channel, "/atoll.v1.Coordinator/Session")(timeout=20)
+        call = calling(channel, "/atoll.v1.Coordinator/Session")(timeout=BOUND_S)
         await call.write(messages(METHODS["/atoll.v1.Coordinator/Session"], own=True))
         assert await call.read() == pb.ServerMessage()
         yield call, channel
@@ -300,7 +301,7 @@ async def test_who_leaves_a_run_loses_its_downloads_of_it():
     guard = Guard(members)
     path = "/atoll.v1.Coordinator/Download"
     async with listening(add_all, guard) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
-        call = calling(channel, path)(timeout=20)
+        call = calling(channel, path)(timeout=BOUND_S)
         await call.write(messages(METHODS[path], own=True))
         await call.read()
         members.runs.clear()
@@ -324,7 +325,7 @@ async def test_who_is_refused_while_a_reply_waits_to_be_taken_is_told_so():
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("atoll.v1.Coordinator", handlers),))
 
     async with listening(add, guard) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
-        call = calling(channel, path)(timeout=20)
+        call = calling(channel, path)(timeout=BOUND_S)
         await call.write(messages(METHODS[path], own=True))
         await call.read()
         await asyncio.sleep(0.3)  # the connection is full
@@ -382,7 +383,7 @@ async def reading_beside():
 @live
 async def test_also_when_another_task_than_the_handlers_reads_it():
     async with reading_beside() as channel:
-        call = calling(channel, SESSION)(timeout=20)
+        call = calling(channel, SESSION)(timeout=BOUND_S)
         await call.write(messages(METHODS[SESSION], own=True))
         await call.read()
         await call.write(messages(METHODS[SESSION], own=False))
@@ -394,7 +395,7 @@ async def test_a_call_that_is_refused_while_its_first_reply_is_written_is_told_s
     """gRPC cannot end a call of which it does not know that it has begun: before, one in some hundred hung."""
     async with reading_beside() as channel:
         for _ in range(200):
-            call = calling(channel, SESSION)(timeout=5)
+            call = calling(channel, SESSION)(timeout=BOUND_S)
             ending = first_status(call)
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(messages(METHODS[SESSION], own=True))

@@ -177,7 +177,7 @@ def some_history():
     yield 46.0, ev.ResumeRequested()
 
 
-def test_a_machine_whose_ledger_made_a_round_trip_at_any_moment_goes_on_as_if_nothing_had_happened():
+def test_a_ledger_that_is_encoded_and_decoded_at_any_moment_changes_nothing():
     history = list(some_history())
     straight = RunMachine(RULES)
     moments = 0

@@ -190,7 +190,7 @@ def to_second_schema(path):
     set_version(path, "2")
 
 
-def test_a_directory_of_the_second_schema_keeps_its_snapshots_with_the_members_inside(tmp_path):
+def test_a_directory_of_the_second_schema_keeps_its_snapshots(tmp_path):
     path = made(tmp_path / "state")
     to_second_schema(path)
     ledger = Ledger(now=5.0)

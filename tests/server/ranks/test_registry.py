@@ -9,6 +9,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.wire.channel import CHUNK_BYTES, MESSAGE_BYTES_MAX
 from atoll.server.ranks import registry as ranks_module
 from atoll.server.ranks.registry import FoldRefused, RankConnection, Ranks, RanksAway
+from tests.waiting import BOUND_S
 
 
 def on_loop(test):
@@ -17,7 +18,7 @@ def on_loop(test):
     @functools.wraps(test)
     def run(*args, **kwargs):
         async def bounded():
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(BOUND_S):
                 await test(*args, **kwargs)
 
         asyncio.run(bounded())
@@ -95,7 +96,7 @@ async def test_clients_are_spread_over_the_ranks_that_are_here_and_over_all_when
 
 
 @on_loop
-async def test_the_plan_travels_in_parts_and_what_all_have_folded_comes_back_in_their_order():
+async def test_the_plan_travels_in_parts_and_results_return_in_order():
     plan = bytes(range(256)) * (5 * CHUNK_BYTES // 512) + b"end"
     fold = Fold(2, plan)
     waiting = fold.begin()
@@ -122,7 +123,7 @@ async def test_a_plan_of_any_length_arrives_whole(num_bytes):
 
 @pytest.mark.real
 @on_loop
-async def test_the_death_of_a_rank_breaks_the_others_off_and_the_fold_begins_again_when_it_is_back():
+async def test_the_death_of_a_rank_ends_the_fold_which_begins_again_when_it_is_back():
     fold = Fold(2)
     waiting = fold.begin()
     (first, _), _ = await fold.order(0), await fold.order(1)
@@ -154,7 +155,7 @@ async def test_a_rank_that_dies_when_it_has_folded_has_folded():
 
 @pytest.mark.real
 @on_loop
-async def test_a_newer_stream_of_a_rank_takes_the_place_of_the_older_and_begins_the_fold_again():
+async def test_a_ranks_newer_stream_replaces_the_older_and_begins_the_fold_again():
     fold = Fold(2)
     waiting = fold.begin()
     (first, _), _ = await fold.order(0), await fold.order(1)

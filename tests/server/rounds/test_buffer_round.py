@@ -142,7 +142,7 @@ def test_who_trains_goes_on_when_a_version_is_committed() -> None:
     assert flow.row("c", 1).fate is Fate.WAITING
 
 
-def test_a_client_that_was_lost_and_is_back_in_time_goes_on_although_its_place_is_taken() -> None:
+def test_a_lost_client_that_is_back_in_time_goes_on_although_replaced() -> None:
     flow = Flow(concurrency=1, deadline=60.0)
     flow.join("ab")
     assert invited(flow.lose("a", at=20)) == {"b": 0}
@@ -200,7 +200,7 @@ def test_one_client_may_be_twice_in_a_buffer_with_two_versions() -> None:
     assert flow.row("c", 1).used_in == flow.row("c", 2).used_in == 2
 
 
-def test_an_update_counts_once_for_a_client_and_version_however_many_rounds_asked_for_it() -> None:
+def test_an_update_counts_once_for_client_and_version_over_all_rounds() -> None:
     flow = Flow(concurrency=1, buffer_size=2, deadline=60.0, retry=5)
     flow.join("a")
     flow.tick(at=60)  # nobody else is there: the round is abandoned, and a may be asked again
@@ -334,7 +334,7 @@ def test_an_adaptive_deadline_is_that_of_the_client() -> None:
     assert flow.row("a").deadline == 1035.0 + 2.0 * (1 + 30 + 2)
 
 
-def test_an_outage_moves_the_deadlines_of_the_buffer_and_of_each_invitation_up_to_outage_max() -> None:
+def test_an_outage_moves_the_deadlines_of_buffer_and_invitations_up_to_outage_max() -> None:
     flow = Flow(concurrency=1, deadline=60.0, fill_timeout=100.0, outage_max=50.0)
     flow.join("ab", at=0)
     flow.do(CoordinatorStarted(down_since=1010.0), at=40)
@@ -397,7 +397,7 @@ def test_a_buffer_that_does_not_fill_in_time_is_committed_with_the_quorum() -> N
     assert flow.training == {"b": 1, "c": 1}, "they go on"
 
 
-def test_a_buffer_that_is_overdue_below_the_quorum_waits_for_who_trains_and_asks_nobody_else() -> None:
+def test_an_overdue_buffer_below_the_quorum_waits_and_invites_no_other_client() -> None:
     flow = Flow(buffer_size=3, concurrency=2, quorum=2, fill_timeout=100.0, deadline=150.0)
     flow.join("abc")
     flow.update("a", at=20)
@@ -411,7 +411,7 @@ def test_a_buffer_that_is_overdue_below_the_quorum_waits_for_who_trains_and_asks
     assert flow.record.close_reason is CloseReason.DEADLINE
 
 
-def test_a_buffer_that_cannot_make_its_quorum_is_abandoned_and_what_is_in_waits_for_the_next() -> None:
+def test_a_buffer_without_a_quorum_is_abandoned_and_its_updates_wait_for_the_next() -> None:
     flow = Flow(buffer_size=3, concurrency=2, fill_timeout=100.0, retry=1)
     flow.join("ab")
     flow.update("a", at=20)

@@ -557,7 +557,7 @@ def test_late_update_is_refused_when_no_round_follows() -> None:
     assert verdict(drive.update("b", at=61)) is RejectReason.TOO_LATE
 
 
-def test_late_update_that_misses_one_commit_does_not_displace_the_one_that_counts_in_it() -> None:
+def test_a_late_update_that_misses_a_commit_displaces_none_in_it() -> None:
     """b is late twice: its update of round 1 is in the fold of round 2 when that of round 2 arrives."""
     drive = late_in_next_round(max_staleness=2)
     drive.update("b", at=63, round_id=1)
@@ -572,7 +572,7 @@ def test_late_update_that_misses_one_commit_does_not_displace_the_one_that_count
     assert scales(drive.tick(at=185)) == {"a": 1.0, "b": round(2**-0.5, 6)}
 
 
-def test_late_update_in_the_grace_period_does_not_displace_the_one_that_counts_in_the_open_round() -> None:
+def test_a_late_update_does_not_displace_the_one_that_counts_in_the_open_round() -> None:
     drive = late_in_next_round(grace=20.0, max_staleness=2)
     drive.update("b", at=63, round_id=1)
     drive.upload_begins("a", at=121)

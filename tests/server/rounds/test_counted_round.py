@@ -66,7 +66,7 @@ def test_a_late_update_counts_with_its_own_round() -> None:
     assert counted(drive.draw("ab")) == {"a": 2, "b": 1}
 
 
-def test_who_comes_back_is_told_the_same_and_so_does_a_coordinator_that_was_restarted() -> None:
+def test_a_client_that_returns_or_a_restarted_coordinator_gets_the_same_count() -> None:
     drive = Drive(rounds=9, cohort_size=2)
     drive.begin("ab")
     committed(drive, "ab")
@@ -95,7 +95,7 @@ def test_an_evaluation_asks_with_what_the_version_holds() -> None:
     assert counted(drive.fold()) == {"a": 1, "b": 0}
 
 
-def test_in_an_asynchronous_run_it_is_the_round_of_the_invitation_whichever_buffer_has_the_update() -> None:
+def test_in_an_asynchronous_run_it_is_the_round_of_the_invitation() -> None:
     flow = Flow(concurrency=3, buffer_size=2)
     assert counted(flow.join("abc")) == {"a": 0, "b": 0, "c": 0}
     flow.update("a")

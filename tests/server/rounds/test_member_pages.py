@@ -186,7 +186,7 @@ class Kept:
 
 @settings(max_examples=60, deadline=None)
 @given(changes)
-def test_whatever_happens_the_last_good_snapshot_and_what_came_since_are_the_membership(
+def test_the_last_good_snapshot_and_later_events_are_the_membership(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     """The disk has at most twice the members for each of the last two snapshots."""

@@ -329,7 +329,7 @@ def test_an_evaluation_does_not_wait_for_the_lost_and_asks_those_who_return() ->
     assert closed == CloseEvaluation(Version(1), {"a": {"loss": (2.0,)}}, {"b": "lost: left"})
 
 
-def test_at_most_so_many_clients_evaluate_and_the_choice_depends_on_seed_and_version_alone() -> None:
+def test_seed_and_version_alone_choose_the_few_clients_that_evaluate() -> None:
     asked = []
     for _ in range(2):
         drive = Drive(rounds=3, rules={"evaluate_clients_every": 1, "evaluate_clients_max": 2}, cohort_size=1)

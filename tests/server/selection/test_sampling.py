@@ -193,7 +193,7 @@ def test_power_of_choice_keeps_the_largest_losses_of_those_that_it_considers() -
     assert chi_square(observed, expected) < CHI_SQUARE_5  # type: ignore[arg-type]
 
 
-def test_power_of_choice_that_considers_all_takes_the_worst_off_and_those_not_yet_known_first() -> None:
+def test_power_of_choice_among_all_takes_the_unknown_and_the_worst_off_first() -> None:
     everybody = partial(power_of_choice, num_considered=9)
     population = seen(0.3, 4.0, -1.0, None, 2.0)
     for count, expected in ((1, "c3"), (2, "c1 c3"), (3, "c1 c3 c4"), (4, "c0 c1 c3 c4")):
@@ -253,7 +253,7 @@ def test_seats_are_all_given_and_never_exceed_a_stratum(sizes: list[int], seed: 
         assert count * size // sum(sizes) <= seats[label] <= min(size, -(-count * size // sum(sizes)))
 
 
-def test_stratified_includes_every_client_equally_often_also_the_only_one_of_its_label() -> None:
+def test_stratified_includes_every_client_equally_often() -> None:
     num_rounds = 5000
     often = inclusion(cohorts(stratified, candidates(*[1] * 10, labels="aaaaaaaaab"), count=2, num_rounds=num_rounds))
     sigma = (0.2 * 0.8 / num_rounds) ** 0.5

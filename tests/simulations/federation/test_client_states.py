@@ -35,7 +35,7 @@ def test_what_counts_is_what_the_invitation_says(tmp_path):
     assert own.find(ClientId("other"), RoundId(2)) is None
 
 
-def test_what_came_before_the_round_that_counted_goes_and_so_do_the_oldest_of_too_many(tmp_path):
+def test_states_before_the_round_that_counted_and_the_oldest_of_many_go(tmp_path):
     own = opened(tmp_path)
     for number in range(1, 4):
         own.store(A, RoundId(number), RoundId(2 if number == 3 else 0), state(number))

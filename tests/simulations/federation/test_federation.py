@@ -130,7 +130,7 @@ def test_a_run_is_not_gone_on_with_when_clients_or_its_settings_are_gone(tmp_pat
     ],
     ids=lambda method: method[0],
 )
-def test_a_finished_run_that_is_given_more_rounds_ends_as_one_that_was_begun_with_them(tmp_path, method):
+def test_a_finished_run_with_more_rounds_ends_as_one_begun_with_them(tmp_path, method):
     few = ("round.cohort_size=2", *method)
     whole, told = simulate(tmp_path / "whole", *few, "rounds=6")
     begun, _ = simulate(tmp_path / "parts", *few, "rounds=3")

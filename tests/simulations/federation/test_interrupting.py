@@ -71,7 +71,7 @@ def test_what_a_killed_run_goes_on_with_is_no_garbage(tmp_path, monkeypatch, opt
     ],
     ids=["late", "late-topk", "late-asking", "fedbuff", "fedbuff-asking", "fedasync", "fedasync-asking"],
 )
-def test_updates_that_are_accepted_between_two_rounds_are_there_after_an_interruption(tmp_path, overrides):
+def test_updates_accepted_between_two_rounds_survive_an_interruption(tmp_path, overrides):
     num_waiting = 0
     for after in range(1, 9):
         folder = tmp_path / str(after)

@@ -109,7 +109,7 @@ def test_a_goodbye_arrives() -> None:
 # ---------------------------------------------------------------- disks
 
 
-def test_nothing_is_written_or_acknowledged_while_the_disk_is_full_and_nothing_is_lost() -> None:
+def test_a_full_disk_neither_acknowledges_nor_loses_anything() -> None:
     history = world_with(rounds=30, full_disk_gap=40.0, full_disk=20.0)
     full = [
         (remark.at, float(remark.what.rpartition(" ")[2]))
@@ -163,7 +163,7 @@ def test_the_coordinators_clock_never_runs_backward_wherever_it_is_set() -> None
     assert late, "it was set back behind the last instant that it had written down"
 
 
-def test_a_clock_that_is_set_forward_extends_a_round_by_no_more_than_the_policy_allows() -> None:
+def test_a_clock_set_forward_extends_a_round_by_at_most_the_policys_bound() -> None:
     policy = POLICY.model_copy(update={"outage_max": 5.0})
     history = world_with(rounds=30, policy=policy, crash_at_step=0.02, clock_jumps=1.0, clock_jump=5000.0)
     outages = [outage for record in history.records.values() for outage in record.outages]

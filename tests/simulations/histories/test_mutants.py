@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import PLANTED, ROOT, find, generated, outcome_of, planted, run_in, tree_with
+from tests.waiting import BOUND_S
 
 QUICK = (
     "quorum ignored at the deadline",
@@ -42,7 +43,9 @@ def test_histories_find_planted_bugs_within_a_hundred_seeds() -> None:
 def test_the_tree_without_a_bug_is_good_and_is_the_copy(tmp_path: Path) -> None:
     tree = tree_with(None, tmp_path)
     where = run_in(
-        tree, [sys.executable, "-c", "import atoll.server.rounds.run_machine as r; print(r.__file__)"], timeout=60
+        tree,
+        [sys.executable, "-c", "import atoll.server.rounds.run_machine as r; print(r.__file__)"],
+        timeout=BOUND_S,
     )
     assert where.stdout.strip() == str(tree / "atoll" / "server" / "rounds" / "run_machine.py")
     assert outcome_of(None, seeds=20, unit=False) == ("", "")

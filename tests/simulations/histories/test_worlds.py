@@ -145,7 +145,7 @@ def test_a_calm_world_commits_every_round_with_everyone() -> None:
     assert all(row.used_in == number for number, r in history.records.items() for row in r.clients.values())
 
 
-def test_a_calm_asynchronous_world_counts_every_update_once_for_its_client_and_version() -> None:
+def test_a_calm_asynchronous_world_counts_every_update_once() -> None:
     policy = StragglerPolicy(mode="fedbuff", buffer_size=3, concurrency=6, deadline=600.0)
     history = World(0, calm(RunRules(policy=policy, rounds=12), 8)).run()
     check(history)

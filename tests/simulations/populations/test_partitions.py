@@ -92,7 +92,7 @@ def test_a_small_alpha_gives_a_client_one_label_when_all_are_equally_large() -> 
     assert ((counts > 0).sum(axis=0) == 1).mean() > 0.8
 
 
-def test_a_dirichlet_split_that_leaves_a_client_without_data_is_refused_with_its_numbers() -> None:
+def test_a_dirichlet_split_that_leaves_a_client_without_data_is_refused() -> None:
     with pytest.raises(Impossible, match=r"100 draws with alpha 0.01 the smallest of 500 clients had 0 .* is 1"):
         partitions.dirichlet(np.full(10, 6000), 500, 0.01, 1, stream(8, "poor"))
 

@@ -134,7 +134,7 @@ def test_batches_come_by_one_index_operation_from_one_base() -> None:
     assert torch.equal(targets, torch.stack([part[2][1], part[0][1]]))
 
 
-def test_sites_of_tensors_are_pooled_into_tensors_and_sites_of_others_stay_as_they_are() -> None:
+def test_sites_of_tensors_are_pooled_into_tensors_and_others_stay() -> None:
     tensors = populate(config_of("iid", 2), task_of({"a": labelled([0, 1]), "b": labelled([2, 3])}), seed=0)
     assert type(tensors.task.data("c0000", "train").dataset) is TensorDataset
     listed = {"a": Listed([(torch.zeros(2), 0), (torch.ones(2), 1)]), "b": Listed([(torch.ones(2), 1)])}

@@ -82,7 +82,7 @@ def test_shards_of_digits_hold_few_digits() -> None:
 
 
 @needs_data
-def test_mnist_in_two_shards_of_300_for_each_of_100_clients_gives_most_of_them_two_digits() -> None:
+def test_two_shards_of_mnist_give_most_of_100_clients_two_digits() -> None:
     """McMahan et al. 2017, section 3."""
     labels = read_idx(data_folder("mnist") / "train-labels-idx1-ubyte.gz")
     task = task_of({"all": labelled(labels)})

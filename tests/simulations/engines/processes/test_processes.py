@@ -35,6 +35,7 @@ from tests.simulations.engines.cases import (
     two_rounds,
 )
 from tests.simulations.engines.test_sequential import Counting
+from tests.waiting import BOUND_S
 
 CASES = {case.name: case for case in [*BATCHABLE, *OTHERS]}
 
@@ -300,7 +301,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 3
         parent.kill()
-    until = time.monotonic() + 10
+    until = time.monotonic() + BOUND_S
     while alive := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < until, f"{alive} still run"
         time.sleep(0.02)

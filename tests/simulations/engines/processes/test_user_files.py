@@ -39,7 +39,7 @@ def forget():
     importlib.invalidate_caches()
 
 
-def test_what_the_task_has_imported_and_nothing_else_can_be_imported_where_no_file_is(folder, monkeypatch):
+def test_only_modules_that_the_task_imported_can_be_imported_elsewhere(folder, monkeypatch):
     module = load_module(f"{folder}/task.py:task")
     module.task()
     importlib.import_module("bare_folder.module")

@@ -17,6 +17,7 @@ from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.tables import codecs, robustness
 from atoll.simulations.federation.config import SimulationFile
 from tests.process_table import descendants, is_running
+from tests.waiting import BOUND_S
 
 
 @pytest.mark.parametrize("cell", [*robustness.cells(), *codecs.cells()], ids=lambda cell: cell.folder)
@@ -78,7 +79,7 @@ def test_nothing_of_a_table_goes_on_when_it_is_killed(tmp_path: Path) -> None:
 
 
 def _wait(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + BOUND_S
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.05)
