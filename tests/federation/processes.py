@@ -92,6 +92,27 @@ class Federation:
         records = self.rounds()
         return records[-1] if records and records[-1].phase == "collecting" else None
 
+    def hold_in_mid_upload(self, agent, round_id, files, num_bytes):
+        """Stop an agent when a tenth to eight tenths of its update are there and two others are accepted.
+
+        `SIGCONT` lets it go on. Returns the file of its bytes, one of the pattern `files`.
+        """
+        process = self.running[agent]
+        self.wait_for(lambda: f"uploading the update of round {round_id} " in self.log(agent))
+        process.send_signal(signal.SIGSTOP)
+        self.wait_for(lambda: (record := self.open_round()) is not None and record.num_reported == 2)
+
+        def is_half_there():
+            for path in self.folder.glob(files):
+                if num_bytes // 10 < path.stat().st_size < num_bytes * 8 // 10:
+                    return path
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+            process.send_signal(signal.SIGSTOP)
+            return None
+
+        return self.wait_for(is_half_there)
+
     def show(self, *command):
         """The answer of a command that shows something, as JSON."""
         done = subprocess.run(

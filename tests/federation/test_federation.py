@@ -1,5 +1,6 @@
 """The whole thing as a user runs it: processes, sockets, kill -9."""
 
+import signal
 import time
 from pathlib import Path
 
@@ -33,13 +34,9 @@ def test_a_coordinator_killed_in_mid_round_goes_on_with_the_updates_it_had(tmp_p
         it.agent("b")
         it.agent("c", upload_limit=60_000)  # 200 kB: more than three seconds
 
-        def half_uploaded():
-            record = it.open_round()
-            sizes = [p.stat().st_size for p in it.state.glob("runs/trouble-1/incoming/*.bin")]
-            return record if record and record.num_reported == 2 and any(20_000 < s < 180_000 for s in sizes) else None
-
-        it.wait_for(half_uploaded)
+        it.hold_in_mid_upload("c", 1, "state/runs/trouble-1/incoming/*.bin", 200_000)
         it.kill("coordinator")
+        it.running["c"].send_signal(signal.SIGCONT)
         before = it.open_round()
         kept = {c: r.digest for c, r in before.clients.items() if r.digest}
         assert before.round_id == 1

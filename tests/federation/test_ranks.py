@@ -192,15 +192,14 @@ class Ranked(Federation):
     def wait_for_death(self, name):
         self.wait_for(lambda: self.running[name].poll() == -signal.SIGKILL)
 
-    def half_uploaded(self, round_id):
-        """The rank at which an update of this round is half there, when the two others are accepted."""
-        record = self.open_round()
-        if record is None or record.round_id != round_id or record.num_reported < 2:
-            return None
-        for path in self.folder.glob("rank*/runs/trouble-1/incoming/*.bin"):
-            if MODEL_BYTES // 10 < path.stat().st_size < MODEL_BYTES * 8 // 10:
-                return path.relative_to(self.folder).parts[0]
-        return None
+    def hold(self, round_id):
+        """Stop agent c in the middle of its upload, and return the rank that receives it."""
+        path = self.hold_in_mid_upload("c", round_id, "rank*/runs/trouble-1/incoming/*.bin", MODEL_BYTES)
+        return path.relative_to(self.folder).parts[0]
+
+    def go_on(self):
+        """Let agent c go on."""
+        self.running["c"].send_signal(signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +213,14 @@ def undisturbed(tmp_path_factory):
         return digests(it)
 
 
+def check_that_all_count(record, before):
+    """Check that a round counts all updates, among them the two that were accepted when `before` was read."""
+    kept = {c: r.digest for c, r in before.clients.items() if r.digest}
+    assert len(kept) == 2
+    assert {c: record.clients[c].digest for c in kept} == kept, "what was accepted before counts"
+    assert {client.used_in for client in record.clients.values()} == {1}
+
+
 @pytest.mark.slow
 def test_no_death_of_any_process_changes_the_models(tmp_path, undisturbed):
     with ended_after(Ranked(tmp_path)) as it:
@@ -224,29 +231,28 @@ def test_no_death_of_any_process_changes_the_models(tmp_path, undisturbed):
             it.agent(site)
         it.agent("c", upload_limit=MODEL_BYTES // 2)
 
-        victim = it.wait_for(lambda: it.half_uploaded(1))  # a rank, while an update is on its way to it
+        victim = it.hold(1)  # a rank, while an update is on its way to it
         before = it.open_round()
         it.kill(victim)
+        it.go_on()
         it.rank(int(victim[-1]), **({"ATOLL_CRASH_AT": "rank.mid_fold"} if victim == "rank1" else {}))
         it.wait_for_death("rank1")  # while it folds
         it.rank(1, ATOLL_CRASH_AT="rank.folded")
         it.wait_for_death("rank1")  # its shard is written, nobody knows
         it.rank(1)
         it.wait_for(lambda: len(digests(it)) == 2)
-        first = it.rounds()[0]
-        kept = {c: r.digest for c, r in before.clients.items() if r.digest}
-        assert len(kept) == 2
-        assert {c: first.clients[c].digest for c in kept} == kept, "what was accepted before counts"
-        assert {client.used_in for client in first.clients.values()} == {1}
+        check_that_all_count(it.rounds()[0], before)
 
-        it.wait_for(lambda: it.half_uploaded(2))
+        it.hold(2)
         it.kill("c")  # an agent, while it sends
         it.agent("c", upload_limit=MODEL_BYTES // 2)
-        it.wait_for(lambda: it.half_uploaded(2))
+        it.hold(2)
         it.kill("coordinator")  # in mid-round
         it.host(rounds=3)
-        it.wait_for(lambda: it.half_uploaded(2))
+        it.go_on()
+        it.hold(2)
         it.running["rank1"].send_signal(signal.SIGSTOP)  # the other one will wait for it in the fold
+        it.go_on()
         it.wait_for(lambda: it.rounds()[-1].phase == "aggregating")
         time.sleep(0.3)
         it.kill("coordinator")  # in mid-fold
