@@ -104,6 +104,21 @@ class FailureReason(StrEnum):
 DECLINES = (FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL, FailureReason.ROLLBACK)
 """Reasons that hold for the next invitation, too: the client is not invited until it sends Ready or joins again."""
 
+TROUBLES = (
+    FailureReason.TASK_NOT_ALLOWED,
+    FailureReason.TASK_BROKEN,
+    FailureReason.TASK_MISMATCH,
+    FailureReason.TRAINING_FAILED,
+    FailureReason.WORKER_CRASHED,
+    FailureReason.WORKER_HUNG,
+    FailureReason.DOWNLOAD_FAILED,
+    FailureReason.UPLOAD_FAILED,
+    FailureReason.DISK_FULL,
+    FailureReason.BAD_SIGNATURE,
+    FailureReason.CLOCK_SKEW,
+)
+"""Reasons of a site that needs time or a repair: the client rests before its next invitation (`failure_rest`)."""
+
 
 class LossReason(StrEnum):
     """The reason why the coordinator gives up a client, which may come back."""
@@ -134,6 +149,7 @@ class AbandonReason(StrEnum):
     SAMPLER_FAILED = "sampler_failed"
     STOP_REQUESTED = "stop_requested"
     PAUSE_REQUESTED = "pause_requested"
+    AWAITS_APPROVAL = "awaits_approval"
 
 
 class ReleaseReason(StrEnum):

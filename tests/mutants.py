@@ -262,14 +262,14 @@ PLANTED = (
     Mutant(
         "one retry too many",
         RUN,
-        "        if ledger.failures > self.rules.policy.retry and ledger.stop_reason is None:",
-        "        if ledger.failures > self.rules.policy.retry + 1 and ledger.stop_reason is None:",
+        "        if ledger.failures > policy.retry and ledger.stop_reason is None:",
+        "        if ledger.failures > policy.retry + 1 and ledger.stop_reason is None:",
         "a run tries once more than `retry` says",
     ),
     Mutant(
         "round never due after a crash",
         RUN,
-        "        if ledger.is_round_due:\n            effects.append(OpenNextRound())\n",
+        "        if ledger.is_round_due:\n            effects.append(OpenNextRound(ledger.retry_at))\n",
         "",
         "a coordinator that dies between two rounds never opens the next",
     ),

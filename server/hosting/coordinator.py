@@ -50,7 +50,8 @@ from atoll.server.rounds.events import (
     StopRequested,
 )
 from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.run_machine import RunMachine, what_a_pause_waits_for
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.waiting import what_a_pause_waits_for
 from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused
 

@@ -250,8 +250,8 @@ class RunDriver:
                 self._spawn(self._aggregate(effect))
             case EvaluateModel(version):
                 self._evaluations.put_nowait(version)
-            case OpenNextRound():
-                self._schedule_next_round()
+            case OpenNextRound(not_before):
+                self._schedule_next_round(not_before)
             case Commit(version=version):
                 crash_points.reached("publish.before")
                 self.reducer.publish(version)
@@ -259,12 +259,15 @@ class RunDriver:
             case EndRun(state, cause):
                 self._end(state, cause)
 
-    def _schedule_next_round(self) -> None:
-        """Schedule the next round after `pause` [s]; a schedule from before a stop and a resume is cancelled."""
+    def _schedule_next_round(self, not_before: float) -> None:
+        """Schedule the next round after `pause` [s]; a schedule from before a stop and a resume is cancelled.
+
+        `not_before`: the end of the wait after an abandoned round [s since the epoch].
+        """
         if self._next_round is not None:
             self._next_round.cancel()
         seconds = self.config.pause if self.machine.ledger.next_round > 1 else 0.0  # no pause before the first round
-        self._next_round = self._loop.call_later(seconds, self._open_next_round)
+        self._next_round = self._loop.call_later(max(seconds, not_before - self._clock.now()), self._open_next_round)
 
     def _open_next_round(self) -> None:
         if self.machine.ledger.state is RunState.RUNNING:

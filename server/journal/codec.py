@@ -5,6 +5,7 @@ decoding is strict: a body with a missing or unknown key, or with a value of ano
 default may be added to a value without a new schema version; nothing else may change.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.update_intake import RunRules
 
 Value = TypeVar("Value")
+
+BEFORE: Mapping[str, Any] = {"retry_wait": 0.0, "failure_rest": 0.0, "approval_wait": 0.0}
+"""Fields of the policy that were added after the first journals, with the values of the time before."""
 
 _CONFIG = ConfigDict(ser_json_inf_nan="constants", extra="forbid", strict=True)
 _PAGE: TypeAdapter[dict[ClientId, Member]] = TypeAdapter(dict[ClientId, Member], config=_CONFIG)
@@ -96,8 +100,24 @@ def encode_rules(rules: RunRules) -> str:
 
 
 def decode_rules(body: str, *, where: str) -> RunRules:
-    """Decode rules; raises as `decode_event`."""
-    return decode(RunRules, body, where)
+    """Decode rules, those of an earlier Atoll with its behaviour; raises as `decode_event`."""
+    return decode(RunRules, as_of_then(body, "policy"), where)
+
+
+def as_of_then(body: str, table: str) -> str:
+    """Return stored settings with what an earlier Atoll did where its policy has no such field.
+
+    A run keeps the rules with which it began, and the replay of its journal depends on them. `table` is the key of the
+    policy. A body that is no JSON object of this form is returned unchanged: its reader refuses it.
+    """
+    try:
+        fields = json.loads(body)
+        if not BEFORE.keys() <= fields[table].keys():
+            fields[table] = {**BEFORE, **fields[table]}
+            return json.dumps(fields)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        pass
+    return body
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, V
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal import checksums
-from atoll.server.journal.codec import decode_rules, encode_rules
+from atoll.server.journal.codec import as_of_then, decode_rules, encode_rules
 from atoll.server.journal.recovery import Recovered, recover
 from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, META, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
 from atoll.server.journal.state_directory import StateDirectory
@@ -327,7 +327,7 @@ def run_rows(connection: Connection) -> list[RunRow]:
 def _read_run(row: Row[Any]) -> RunRow:
     where = f"run {row.run_id}"
     try:
-        config, state = RunConfig.model_validate_json(row.config), RunState(row.state)
+        config, state = RunConfig.model_validate_json(as_of_then(row.config, "round")), RunState(row.state)
     except ValueError as error:
         raise StoreCorrupted(f"{where}: not a configuration: {error}") from error
     rules = decode_rules(row.rules, where=f"{where}, rules")

@@ -38,9 +38,9 @@ class Buffer(OpenRound):
         updates: list[Update],
         now: float,
     ) -> None:
-        super().__init__(round_id, base_version, policy, now)
+        super().__init__(round_id, base_version, policy, membership, now)
         assert len(updates) <= policy.num_wanted
-        self.membership, self.invitations = membership, invitations
+        self.invitations = invitations
         self.updates: list[Update] = []
         self.record.phase, self.record.deadline = Phase.COLLECTING, now + policy.fill_timeout
         self._is_overdue = False
@@ -83,6 +83,11 @@ class Buffer(OpenRound):
         row = self._as_stale(update)
         row.scale *= self.policy.alpha if self.policy.mode == "fedasync" else 1.0
         self.record.buffer.append(row)
+
+    @property
+    def may_draw(self) -> bool:
+        """Return whether free places may be filled and no draw is under way."""
+        return self.is_open and not self._is_overdue and not self._is_drawing
 
     def look_for_clients(self, now: float) -> Effects:
         """Close the buffer when it is full or cannot fill any more; otherwise draw clients for the free places."""
@@ -137,6 +142,8 @@ class Buffer(OpenRound):
         if self._has_quorum:
             return self._close(close, now)
         reason = abandon if self.has_begun else AbandonReason.TOO_FEW_CLIENTS
+        if self._may_wait_for_approvals((update.client_id for update in self.updates), now):
+            reason = AbandonReason.AWAITS_APPROVAL
         return self._abandon(reason, now, f"{len(self.updates)} accepted, quorum {self.record.quorum}")
 
     def _close(self, reason: CloseReason, now: float) -> Effects:

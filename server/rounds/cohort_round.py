@@ -4,7 +4,7 @@ No sockets, no clock, no tensors, no randomness, no await. The driver of the mac
 a test) delivers events together with the time, and carries out the effects.
 
     SELECTING ---enough clients available: DrawCohort, CohortDrawn-------> COLLECTING
-    SELECTING ---selection_timeout, fewer available than the quorum------> ABANDONED
+    SELECTING ---selection_timeout, fewer available than the quorum------> ABANDONED, unless approvals can make it
     COLLECTING --enough updates, all clients have answered, linger over,
                  deadline (+ grace) with the quorum----------------------> AGGREGATING
     COLLECTING --quorum out of reach, deadline below the quorum----------> ABANDONED
@@ -56,8 +56,7 @@ class Round(OpenRound):
         late: dict[ClientId, Update],
         now: float,
     ) -> None:
-        super().__init__(round_id, base_version, policy, now)
-        self.membership = membership
+        super().__init__(round_id, base_version, policy, membership, now)
         self.late = late
         self._select_by = now + policy.selection_timeout
         self._waiting: set[ClientId] = set()
@@ -82,7 +81,7 @@ class Round(OpenRound):
         """Apply the deadline: draw from fewer clients, close, begin the grace period, or abandon."""
         record = self.record
         if record.phase is Phase.SELECTING:
-            return self._draw() if self._can_make_quorum() else self._too_few_clients(now)
+            return self._selecting_is_over(now)
         assert record.deadline is not None
         by = record.linger_by
         if by is not None and now >= by and (self._in_grace or by < record.deadline):
@@ -116,6 +115,26 @@ class Round(OpenRound):
         if self.membership.num_available < needed and not self._can_make_quorum():
             return ()  # connected clients that decline count towards a draw, but it must be able to make the quorum
         return self._draw()
+
+    @property
+    def may_draw(self) -> bool:
+        """Return whether the round selects and no draw is under way."""
+        return self.phase is Phase.SELECTING and not self._is_drawing
+
+    def _selecting_is_over(self, now: float) -> Effects:
+        """Draw from fewer clients, or from those that rest, or wait on for approvals, or abandon the round."""
+        if self._can_make_quorum():
+            return self._draw()
+        resting = [c for c in self.membership.resting() if self.membership.is_connected(c)]
+        if resting:
+            self.membership.wake()  # a rest must not cost a round
+            if self._can_make_quorum():
+                return self._draw()
+        if self._may_wait_for_approvals((*self._reported, *self.late, *self.membership.available()), now):
+            assert self.membership.approval_by is not None
+            self._select_by = min(now + self.policy.selection_timeout, self.membership.approval_by)
+            return ()
+        return self._too_few_clients(now)
 
     def _can_make_quorum(self) -> bool:
         return self.membership.num_available > 0 and self._reachable(self.membership.available()) >= self.record.quorum
@@ -280,6 +299,8 @@ class Round(OpenRound):
         return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH if on_time else AbandonReason.BELOW_QUORUM, now)
 
     def _below_quorum(self, reason: AbandonReason, now: float) -> Effects:
+        if self._may_wait_for_approvals((*self._reported, *self.late, *self._waiting), now):
+            reason = AbandonReason.AWAITS_APPROVAL
         return self._abandon(reason, now, f"{self._reachable()} accepted, quorum {self.record.quorum}")
 
     def _close(self, reason: CloseReason, now: float) -> Effects:

@@ -78,6 +78,7 @@ class ClientJoined:
     session: str
     profile: Profile = Profile()
     working_on: tuple[RoundId, ...] = ()
+    software: str = ""  # of the agent, such as "atoll 0.1.0"
 
 
 @value
@@ -119,12 +120,16 @@ class SamplerFailed:
 
 @value
 class ClientFailed:
-    """A client's report that it gives up its work for a round, with the reason."""
+    """A client's report that it gives up its work for a round, with the reason.
+
+    `waits`: its site's policy will allow the work later: after an approval, within its hours, or on the next day.
+    """
 
     client_id: ClientId
     round_id: RoundId
     reason: FailureReason
     detail: str = ""
+    waits: bool = False
 
 
 @value
@@ -185,6 +190,7 @@ class ClientEvaluated:
     version: Version
     statistics: Sums | None
     detail: str = ""
+    reason: FailureReason | None = None  # of a client that declines or fails; older agents give none
 
 
 @value
@@ -388,7 +394,9 @@ class CloseEvaluation:
 
 @value
 class OpenNextRound:
-    """Deliver RoundDue after the configured pause."""
+    """Deliver RoundDue after the configured pause, and not before a time [s since the epoch; 0: there is none]."""
+
+    not_before: float = 0.0
 
 
 @value

@@ -29,6 +29,7 @@ class Ledger:
     stop_reason: str | None = None  # the operator's, while a round still aggregates
     pause_reason: str | None = None  # the operator's, while a round is still open
     is_round_due: bool = False  # OpenNextRound was given out and not yet answered
+    retry_at: float = 0.0  # the time before which a round is not repeated; 0: there is none
     membership: Membership = field(default_factory=Membership)
     carried: dict[ClientId, Update] = field(default_factory=dict)  # accepted late, waiting for a commit
     training: dict[ClientId, RoundId] = field(default_factory=dict)  # asynchronous: the round of each open invitation

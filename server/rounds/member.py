@@ -7,6 +7,19 @@ from atoll.server.rounds.events import Candidate, Profile
 
 
 @dataclass(slots=True)
+class Trouble:
+    """The failures of a client: the newest one, which may be a decline, and their consequences."""
+
+    reason: str
+    detail: str
+    at: float
+    failures: int = 0  # in a row, since the client's last accepted update
+    rest_until: float = 0.0  # the client is not invited before; 0: it does not rest
+    waits: bool = False  # it has declined, and its site's policy will allow the work later; until it joins again
+    declines_evaluation: bool = False  # its site's policy does not let it evaluate; until it joins again
+
+
+@dataclass(slots=True)
 class Member:
     """A client that has joined this run at least once."""
 
@@ -23,6 +36,9 @@ class Member:
     times_chosen: int = 0
     start: int = 0  # `Membership.start` when `session` began
     has_declined: bool = False  # its site's policy does not let it train for this run; until it joins again
+    seen_at: float = 0.0  # the newest event of its connection
+    software: str = ""  # of its agent
+    trouble: Trouble | None = None  # None: it has neither failed nor declined
 
     @property
     def expected_seconds(self) -> float | None:

@@ -6,15 +6,19 @@ outside of the journaled state, and a loss comes back as an event, which is jour
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.rounds.candidate_index import CandidateIndex
 from atoll.server.rounds.events import Candidate, Profile
-from atoll.server.rounds.member import Member
+from atoll.server.rounds.member import Member, Trouble
 from atoll.server.rounds.member_pages import Unwritten
 from atoll.server.rounds.oort_pacer import Pacer
+
+DETAIL_MAX = 200
+"""Characters of a failure's detail that are kept, the last ones: a traceback ends with its error."""
 
 
 def _average(old: float | None, new: float) -> float:
@@ -29,6 +33,7 @@ class Membership:
     num_connected: int = 0
     pacer: Pacer = field(default_factory=Pacer)
     start: int = 0
+    approval_by: float | None = None  # the end of the wait for approvals (`StragglerPolicy.approval_wait`) under way
 
     def __post_init__(self) -> None:
         # derived from the members: neither compared nor stored
@@ -38,6 +43,7 @@ class Membership:
     def _derive(self) -> None:
         self._index = CandidateIndex(self.members, self.is_available)
         self._declining = {c for c, m in self.members.items() if m.has_declined and self._is_there(m)}
+        self._resting = {c: t.rest_until for c, m in self.members.items() if (t := m.trouble) and t.rest_until}
 
     def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
         """Restore the members from pages, each with its snapshot's entry, in order from the whole set (`first`)."""
@@ -56,7 +62,7 @@ class Membership:
             self.unwritten.changed.add(client_id)
         return member
 
-    def joined(self, client_id: ClientId, session: str, profile: Profile) -> None:
+    def joined(self, client_id: ClientId, session: str, profile: Profile, software: str = "", now: float = 0.0) -> None:
         """Register a client's new control stream; it replaces an older one."""
         if client_id not in self.members:
             self.members[client_id] = Member(profile)
@@ -65,20 +71,95 @@ class Membership:
         self.num_connected += not self._is_there(member)
         member.session, member.profile, member.lost_because, member.start = session, profile, "", self.start
         member.has_declined = False
+        if member.trouble is not None:
+            member.trouble.waits = member.trouble.declines_evaluation = False
+        member.software, member.seen_at = software or member.software, now
         self._declining.discard(client_id)
 
-    def declined(self, client_id: ClientId) -> None:
-        """Exclude a client from the candidates until it joins again: its site does not let it train for this run."""
-        if (member := self._changing(client_id)) is not None:
-            member.has_declined = True
-            if self._is_there(member):
-                self._declining.add(client_id)
+    def declined(self, client_id: ClientId, *, waits: bool = False) -> None:
+        """Exclude a client from the candidates until it joins again: its site does not let it train for this run.
+
+        `waits`: its site's policy will allow it later.
+        """
+        if (member := self._changing(client_id)) is None:
+            return
+        member.has_declined = True
+        if member.trouble is not None:
+            member.trouble.waits = waits
+        if self._is_there(member):
+            self._declining.add(client_id)
+
+    def declined_evaluation(self, client_id: ClientId) -> None:
+        """Ask a client for no evaluation until it joins again: its site does not let it evaluate for this run."""
+        member = self._changing(client_id)
+        if member is not None and member.trouble is not None:
+            member.trouble.declines_evaluation = True
+
+    def evaluates(self, client_id: ClientId) -> bool:
+        """Return whether a member can be asked for an evaluation, as far as its site's policy goes."""
+        trouble = self.members[client_id].trouble
+        return trouble is None or not trouble.declines_evaluation
 
     def has_declined(self, client_id: ClientId) -> bool:
-        """Return whether the client is connected and has declined to train."""
-        return client_id in self._declining
+        """Return whether the client is connected and has declined to train or to evaluate."""
+        return client_id in self._declining or (self.is_connected(client_id) and not self.evaluates(client_id))
 
-    def disconnected(self, client_id: ClientId, session: str) -> bool:
+    def awaiting(self) -> Iterator[ClientId]:
+        """Yield the connected clients that have declined and that their site's policy will allow to train later."""
+        troubles = ((c, self.members[c].trouble) for c in sorted(self._declining))
+        return (c for c, trouble in troubles if trouble is not None and trouble.waits)
+
+    # ------------------------------------------------------------ failures
+
+    def noted(self, client_id: ClientId, reason: str, detail: str, now: float) -> None:
+        """Record the reason of a client's newest failure or decline, before its consequences."""
+        if (member := self._changing(client_id)) is None:
+            return
+        detail = detail.strip()[-DETAIL_MAX:]
+        if (trouble := member.trouble) is None:
+            member.trouble = Trouble(reason, detail, now)
+        else:
+            trouble.reason, trouble.detail, trouble.at = reason, detail, now
+        if self._is_there(member):
+            member.seen_at = now
+
+    def failures(self, client_id: ClientId) -> int:
+        """Return the number of the client's failures since its last accepted update."""
+        member = self.members.get(client_id)
+        return member.trouble.failures if member is not None and member.trouble is not None else 0
+
+    def failed(self, client_id: ClientId, rest_until: float) -> None:
+        """Count a failure of the client, and exclude it from the candidates until a time; 0: do not exclude it."""
+        member = self._changing(client_id)
+        if member is not None and member.trouble is not None:
+            member.trouble.failures += 1
+            self._rest(client_id, member.trouble, rest_until)
+
+    def _rest(self, client_id: ClientId, trouble: Trouble, until: float) -> None:
+        trouble.rest_until = until
+        if until:
+            self._resting[client_id] = until
+        else:
+            self._resting.pop(client_id, None)
+
+    @property
+    def next_wake(self) -> float | None:
+        """The earliest end of a client's rest; None: no client rests."""
+        return min(self._resting.values(), default=None)
+
+    def resting(self) -> dict[ClientId, float]:
+        """Return the clients that rest after a failure, connected or not, with the end of each rest."""
+        return dict(sorted(self._resting.items()))
+
+    def wake(self, now: float = math.inf) -> None:
+        """End the rests that last until `now` at most; without a time all."""
+        for client_id in [c for c, until in self._resting.items() if until <= now]:
+            member = self._changing(client_id)
+            assert member is not None
+            assert member.trouble is not None
+            self._rest(client_id, member.trouble, 0.0)
+
+    def disconnected(self, client_id: ClientId, session: str, now: float = 0.0) -> bool:
         """Mark the client as disconnected after the end of `session`.
 
         Returns:
@@ -88,6 +169,7 @@ class Membership:
         if member is None or not self._is_there(member) or member.session != session:
             return False
         self._drop(client_id)
+        member.seen_at = max(member.seen_at, now)
         return True
 
     def lost(self, client_id: ClientId, reason: str) -> None:
@@ -113,12 +195,18 @@ class Membership:
 
     def is_available(self, client_id: ClientId) -> bool:
         """Return whether the client can be invited now."""
-        return self.is_connected(client_id) and client_id not in self._declining
+        return self.is_connected(client_id) and client_id not in self._declining and client_id not in self._resting
 
     @property
     def num_available(self) -> int:
         """The number of clients that can be invited now."""
-        return self.num_connected - len(self._declining)
+        return self.num_connected - len(self.unavailable())
+
+    def unavailable(self) -> list[ClientId]:
+        """Return the connected clients that cannot be invited now, sorted: they have declined, or rest."""
+        if not self._resting:
+            return sorted(self._declining)
+        return sorted({*self._declining, *(c for c in self._resting if self.is_connected(c))})
 
     def lost_because(self, client_id: ClientId) -> str:
         """Return the reason of the client's loss; empty: it is not lost."""
@@ -134,7 +222,12 @@ class Membership:
 
     def connected(self) -> Iterator[ClientId]:
         """Yield the clients with an open control stream, sorted."""
-        return heapq.merge(self.available(), sorted(self._declining)) if self._declining else self.available()
+        away = self.unavailable()
+        return heapq.merge(self.available(), away) if away else self.available()
+
+    def evaluating(self) -> Iterator[ClientId]:
+        """Yield the connected clients that can be asked for an evaluation, sorted."""
+        return (c for c in self.connected() if self.evaluates(c))
 
     def chosen(self, client_id: ClientId) -> None:
         """Count an invitation of the client to a round."""
@@ -144,6 +237,9 @@ class Membership:
     def learnt(self, client_id: ClientId, round_id: RoundId, loss: float | None, utility: float) -> None:
         """Record the loss and the utility of an accepted update that the client trained for a round."""
         member = self._changing(client_id)
+        if member is not None and member.trouble is not None:
+            member.trouble.failures = 0
+            self._rest(client_id, member.trouble, 0.0)
         if member is None or round_id < member.last_round:
             return
         member.last_round = round_id

@@ -8,10 +8,11 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
 from atoll.server.rounds.events import Abandon, Aggregate, Commit, Effect, Update
+from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
 from atoll.server.rounds.update_claims import work_scale
@@ -22,8 +23,10 @@ Effects = tuple[Effect, ...]
 class OpenRound(ABC):
     """A round that has not ended. A new round is a new machine."""
 
-    def __init__(self, round_id: RoundId, base_version: Version, policy: StragglerPolicy, now: float) -> None:
-        self.policy = policy
+    def __init__(
+        self, round_id: RoundId, base_version: Version, policy: StragglerPolicy, membership: Membership, now: float
+    ) -> None:
+        self.policy, self.membership = policy, membership
         self.record = RoundRecord(
             round_id=round_id,
             base_version=base_version,
@@ -76,6 +79,24 @@ class OpenRound(ABC):
     @abstractmethod
     def held(self) -> Iterator[Update]:
         """The accepted updates that wait for this round's end."""
+
+    @property
+    @abstractmethod
+    def may_draw(self) -> bool:
+        """Return whether the round draws clients as soon as there are enough."""
+
+    def _may_wait_for_approvals(self, counted: Iterable[ClientId], now: float) -> bool:
+        """Return whether the quorum is within reach of the `counted` clients and those that their sites let wait.
+
+        The wait for them ends `approval_wait` after it was first needed; a commit ends it, too.
+        """
+        membership = self.membership
+        awaiting = [*membership.awaiting()]
+        if not awaiting or not self.policy.approval_wait or len({*counted, *awaiting}) < self.record.quorum:
+            return False
+        if membership.approval_by is None:
+            membership.approval_by = now + self.policy.approval_wait
+        return now < membership.approval_by
 
     @abstractmethod
     def look_for_clients(self, now: float) -> Effects:

@@ -119,8 +119,32 @@ class StragglerPolicy(BaseModel):
     `num_examples`; or accepted with weight `num_examples * work`."""
 
     retry: int = Field(default=3, ge=0, le=1_000_000)
-    """Rounds in a row that may be abandoned and tried again with a new cohort; after one more the run ends as
-    failed."""
+    """Rounds in a row that may be abandoned and tried again with a new cohort; after one more the run does what
+    `on_failure` says."""
+
+    retry_wait: SecondsOrNone = 10.0
+    """Seconds before the first of these repetitions; each further one waits twice as long, up to `retry_wait_max`. The
+    wait is shortened by a random part of at most a half, drawn from the seed. 0: a round is repeated at once."""
+
+    retry_wait_max: SecondsOrNone = 600.0
+    """Longest wait before a round is repeated [s]."""
+
+    failure_rest: SecondsOrNone = 10.0
+    """Seconds for which a client is not invited after it has failed (disk full, task broken, worker crash, ...); twice
+    as long after each further failure in a row, shortened as `retry_wait` is. An accepted update ends the row. The rest
+    ends early when a round cannot make its quorum otherwise within `selection_timeout`. 0: there is none."""
+
+    failure_rest_max: SecondsOrNone = 600.0
+    """Longest rest of a client that has failed [s]."""
+
+    approval_wait: SecondsOrNone = 30 * 86400.0
+    """Seconds since the last commit for which the run waits, without using up `retry`, for connected clients that its
+    quorum needs and that wait for their operator's approval, for their site's hours or for its next day. 0: it does not
+    wait for them."""
+
+    on_failure: Literal["fail", "pause"] = "fail"
+    """End of a run after more than `retry` abandoned rounds in a row: "fail": it has failed; "pause": it is paused and
+    keeps its clients and the updates that wait, until `atoll run resume`."""
 
     outage_max: SecondsOrNone = 3600.0
     """Most seconds, in all, by which outages of the coordinator extend an open round; the rest of an outage does not
@@ -161,6 +185,9 @@ class StragglerPolicy(BaseModel):
             faults.append(f"quorum {self.quorum} is more than {what[self.mode]} ({self.num_wanted})")
         if self.deadline_min > self.deadline_max:
             faults.append(f"deadline_min {self.deadline_min} is more than deadline_max ({self.deadline_max})")
+        for wait in ("retry_wait", "failure_rest"):
+            if (first := getattr(self, wait)) > (most := getattr(self, f"{wait}_max")):
+                faults.append(f"{wait} {first} is more than {wait}_max ({most})")
         if self.min_available and self.min_available < self.quorum_count:
             faults.append(f"min_available {self.min_available} is less than the quorum ({self.quorum_count})")
         if faults:

@@ -42,6 +42,7 @@ class ClientRecord:
     plain_bytes: int = 0  # `num_bytes` without a codec
     deadline: float | None = None  # of this invitation, in an asynchronous run
     extended: float = 0.0  # seconds by which outages have extended it
+    rest: float = 0.0  # seconds for which the client is not invited after this failure
 
 
 @dataclass(slots=True)
@@ -95,6 +96,9 @@ class RoundRecord:
     mode: Mode = "sync"
     buffer: list[CarriedRecord] = field(default_factory=list)  # asynchronous: the updates in the buffer, in order
     outages: list[Outage] = field(default_factory=list)
+    retry: int = 0  # the abandoned rounds in a row, this one included; 0: the abandonment used up no retry
+    retry_max: int = 0  # the retries that the policy allows
+    retry_at: float | None = None  # the earliest beginning of its repetition
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""

@@ -4,7 +4,7 @@ The machine owns the open round and the ledger of everything else, and routes ea
 journal replays it: the same events at the same times give the same effects.
 
     QUEUED --RunStarted--> RUNNING --rounds committed, evaluations in--> FINISHED
-                                   --abandoned once more than `retry`--> FAILED
+                                   --abandoned once more than `retry`--> FAILED, or PAUSED (`on_failure`)
                                    --StopRequested---------------------> STOPPED
                                    --PauseRequested, the round over----> PAUSED --StopRequested--> STOPPED
     FAILED, STOPPED, PAUSED --ResumeRequested--> RUNNING, or QUEUED until there is room, and ResumeRequested comes again
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll.protocol.vocabulary import (
+    DECLINES,
     TERMINAL,
     AbandonReason,
     Fate,
@@ -61,6 +62,8 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import Effects, OpenRound
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
 from atoll.server.rounds.update_intake import Intake
 
 
@@ -74,7 +77,7 @@ class RunMachine(Intake):
         """The time at which the driver must deliver TimePassed [s since the epoch]; None: no timer runs."""
         if not self.ledger.is_open:
             return None
-        deadlines = (self._round_deadline, self.invitations.deadline)
+        deadlines = (self._round_deadline, self.invitations.deadline, self._next_wake)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
@@ -83,6 +86,11 @@ class RunMachine(Intake):
         if self.round is not None:
             return self.round.deadline
         return self.ledger.evaluation.deadline if self.ledger.evaluation else None
+
+    @property
+    def _next_wake(self) -> float | None:
+        """The end of the next rest of a client, while the open round may invite it."""
+        return self.ledger.membership.next_wake if self.round is not None and self.round.may_draw else None
 
     @property
     def may_snapshot(self) -> bool:
@@ -117,7 +125,10 @@ class RunMachine(Intake):
     # ------------------------------------------------------------ time
 
     def _time_passed(self, now: float) -> Effects:
-        """Apply the earliest deadline: of an invitation, of the round or of the evaluation."""
+        """Apply the earliest deadline: of a rest, of an invitation, of the round or of the evaluation."""
+        if (wake := self._next_wake) is not None and now >= wake:
+            self.ledger.membership.wake(now)
+            return ()
         first = self._round_deadline
         if first is None or now < first or ((invited := self.invitations.deadline) is not None and invited < first):
             return self.invitations.time_passed(now)
@@ -140,14 +151,14 @@ class RunMachine(Intake):
             down = min(max(0.0, now - event.down_since), self.rules.policy.outage_max)
             ledger.evaluation.deadline += down
         if ledger.is_round_due:
-            effects.append(OpenNextRound())
+            effects.append(OpenNextRound(ledger.retry_at))
         return tuple(effects)
 
     # ------------------------------------------------------------ clients
 
     def _client_joined(self, event: ClientJoined, now: float) -> Effects:
         client_id = event.client_id
-        self.ledger.membership.joined(client_id, event.session, event.profile)
+        self.ledger.membership.joined(client_id, event.session, event.profile, event.software, now)
         effects: list[Effect] = [*self.invitations.joined(client_id, now)]
         effects += (r for round_id in event.working_on for r in self._release(client_id, round_id))
         if self.round is not None:
@@ -159,7 +170,7 @@ class RunMachine(Intake):
 
     def _client_disconnected(self, event: ClientDisconnected, now: float) -> Effects:
         client_id = event.client_id
-        if self.ledger.membership.disconnected(client_id, event.session):
+        if self.ledger.membership.disconnected(client_id, event.session, now):
             self.invitations.disconnected(client_id, now)
             if self.round is not None:
                 self.round.client_disconnected(client_id, now)
@@ -187,7 +198,8 @@ class RunMachine(Intake):
         ledger = self.ledger
         if not ledger.is_round_due or ledger.state is not RunState.RUNNING:
             return ()
-        ledger.is_round_due = False
+        ledger.is_round_due, ledger.retry_at = False, 0.0
+        ledger.membership.wake(now)
         self.round = self._buffer(now) if self.rules.policy.is_asynchronous else self._round_with_cohort(now)
         ledger.next_round = RoundId(ledger.next_round + 1)
         return ()
@@ -229,12 +241,13 @@ class RunMachine(Intake):
             if isinstance(effect, Commit):
                 more += self._committed(effect, now)
             elif isinstance(effect, Abandon):
-                more += self._abandoned(effect)
+                more += self._abandoned(effect, now)
         return (*effects, *more)
 
     def _committed(self, commit: Commit, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
+        ledger.membership.approval_by = None
         self._pace(round_, commit)
         effects = self._settle_committed(round_)
         ledger.past[round_.record.round_id] = round_.record
@@ -258,7 +271,7 @@ class RunMachine(Intake):
             return self.invitations.release_all(ReleaseReason.ROUND_CLOSED, now)
         return self.invitations.release_stale(now)
 
-    def _abandoned(self, abandon: Abandon) -> Effects:
+    def _abandoned(self, abandon: Abandon, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         record, stopped = round_.record, abandon.reason is AbandonReason.STOP_REQUESTED
         carry = self.rules.policy.late == "next_round" and not stopped
@@ -269,11 +282,27 @@ class RunMachine(Intake):
         ledger.past[record.round_id] = record
         if stopped:
             return (*effects, *self._end(RunState.STOPPED, record.detail))
-        ledger.failures += abandon.reason is not AbandonReason.PAUSE_REQUESTED
-        if ledger.failures > self.rules.policy.retry and ledger.stop_reason is None:
+        return (*effects, *self._retry_or_give_up(record, now))
+
+    def _retry_or_give_up(self, record: RoundRecord, now: float) -> Effects:
+        """Repeat an abandoned round after a wait; after more than `retry` in a row fail or pause the run."""
+        policy, ledger = self.rules.policy, self.ledger
+        assert record.abandon_reason is not None
+        if record.abandon_reason not in COSTS_NO_RETRY:
+            ledger.failures += 1
+            record.retry, record.retry_max = ledger.failures, policy.retry
+        if ledger.failures > policy.retry and ledger.stop_reason is None:
             cause = f"{ledger.failures} rounds in a row were abandoned; the last, round {record.round_id}: "
-            return (*effects, *self._end(RunState.FAILED, f"{cause}{abandon.reason} ({record.detail})"))
-        return (*effects, *self._next_round_or_end())
+            cause += f"{record.abandon_reason} ({record.detail})"
+            if policy.on_failure == "fail":
+                return self._end(RunState.FAILED, cause)
+            ledger.failures, ledger.pause_reason = 0, ledger.pause_reason or cause
+        elif record.abandon_reason is not AbandonReason.PAUSE_REQUESTED and ledger.pause_reason is None:
+            failures, seed = record.retry or 1, self.rules.seed
+            wait = seconds_to_retry(policy, failures=failures, seed=seed, round_id=record.round_id)
+            if wait:
+                ledger.retry_at = record.retry_at = now + wait
+        return self._next_round_or_end()
 
     def _take_round(self) -> OpenRound:
         assert self.round is not None
@@ -290,10 +319,10 @@ class RunMachine(Intake):
             return self._end_when_done()
         if ledger.pause_reason is not None:
             ledger.state, ledger.cause, ledger.pause_reason = RunState.PAUSED, ledger.pause_reason, None
-            ledger.is_round_due = False
+            ledger.is_round_due, ledger.retry_at = False, 0.0
             return (PauseRun(ledger.cause),)
         ledger.is_round_due = True
-        return (OpenNextRound(),)
+        return (OpenNextRound(ledger.retry_at),)
 
     def _end_when_done(self) -> Effects:
         ledger = self.ledger
@@ -321,6 +350,7 @@ class RunMachine(Intake):
             ledger.pause_reason = None  # withdraws a pause that has not taken effect
         if ledger.state in (RunState.RUNNING, RunState.FINISHED) or not ledger.model_digest:
             return ()
+        ledger.membership.wake()
         if ledger.state in TERMINAL:
             ledger.failures = 0
             ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now
@@ -342,7 +372,8 @@ class RunMachine(Intake):
         ledger = self.ledger
         effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger.settle_end(state)]
         ledger.state, ledger.cause, ledger.stop_reason, ledger.pause_reason = state, cause, None, None
-        ledger.evaluation, ledger.unevaluated, ledger.is_round_due = None, [], False
+        ledger.evaluation, ledger.unevaluated, ledger.is_round_due, ledger.retry_at = None, [], False, 0.0
+        ledger.membership.approval_by = None
         ledger.membership.everyone_disconnected()  # from now on the driver reports no connections to the run
         return (*effects, EndRun(state, cause))
 
@@ -359,7 +390,7 @@ class RunMachine(Intake):
             effects.append(EvaluateModel(ledger.version))
         every = rules.evaluate_clients_every
         if every and (ledger.version % every == 0 or is_last):
-            connected = (c for c in ledger.membership.connected() if not self.invitations.is_training(c))
+            connected = (c for c in ledger.membership.evaluating() if not self.invitations.is_training(c))
             most = rules.evaluate_clients_max
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=ledger.version)
             if asked:
@@ -375,6 +406,10 @@ class RunMachine(Intake):
         return self._end_when_done()
 
     def _client_evaluated(self, event: ClientEvaluated, now: float) -> Effects:
+        if event.reason is not None:
+            self.ledger.membership.noted(event.client_id, event.reason, event.detail, now)
+        if event.reason in DECLINES:
+            self.ledger.membership.declined_evaluation(event.client_id)
         if self.ledger.evaluation is None:
             return ()
         self.ledger.evaluation.answered(event)
@@ -413,12 +448,3 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
 """The handler of each event, but for two: `receive` applies CoordinatorStarted before the deadlines that have passed,
 and TimePassed by these deadlines alone. An answer that comes too late, such as the cohort of a round that has ended,
 changes nothing."""
-
-
-def what_a_pause_waits_for(machine: RunMachine) -> str:
-    """Return what a requested pause still waits for; empty: the run is paused, or no pause was requested."""
-    if machine.ledger.pause_reason is None:
-        return ""
-    if machine.round is None:
-        return "it pauses when its clients' evaluation is over"
-    return f"it pauses when round {machine.round.record.round_id} is over"

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from atoll.protocol.vocabulary import (
     DECLINES,
+    TROUBLES,
     ClientId,
+    FailureReason,
     Fate,
     Phase,
     RejectReason,
@@ -37,6 +39,7 @@ from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.rounds.retries import seconds_of_rest
 from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject
 
 
@@ -193,9 +196,24 @@ class Intake:
         return self._gave_up(event, Fate.REFUSED, now)
 
     def _client_failed(self, event: ClientFailed, now: float) -> Effects:
-        if event.reason in DECLINES:
-            self.ledger.membership.declined(event.client_id)
+        client_id, reason, membership = event.client_id, event.reason, self.ledger.membership
+        membership.noted(client_id, reason, event.detail, now)
+        if reason in DECLINES:
+            membership.declined(client_id, waits=event.waits or reason is FailureReason.AWAITS_APPROVAL)
+        elif reason in TROUBLES:
+            self._let_rest(client_id, event.round_id, now)
         return self._gave_up(event, Fate.FAILED, now)
+
+    def _let_rest(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
+        """Count a failure of a client whose work was awaited, and leave it alone for a while."""
+        record = self.record_of(round_id)
+        client = record.clients.get(client_id) if record is not None else None
+        if client is None or client.fate is not Fate.WAITING:
+            return
+        membership, rules = self.ledger.membership, self.rules
+        failures = membership.failures(client_id) + 1
+        client.rest = seconds_of_rest(rules.policy, failures=failures, seed=rules.seed, client_id=client_id)
+        membership.failed(client_id, now + client.rest if client.rest else 0.0)
 
     def _gave_up(self, event: UpdateRefused | ClientFailed, fate: Fate, now: float) -> Effects:
         client_id, round_id, reason, detail = event.client_id, event.round_id, event.reason, event.detail

@@ -23,6 +23,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.waiting import retry_of
 
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
@@ -43,7 +44,10 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
         case CoordinatorStarted(down_since):
             yield f"the coordinator is back after {machine.ledger.now - down_since:.1f} s"
         case ClientFailed(client_id, round_id, reason, detail):
-            yield f"round {round_id}: {client_id} failed: {reason}{_after_colon(detail)}"
+            record = machine.record_of(round_id)
+            row = record.clients.get(client_id) if record is not None else None
+            rest = f"; it is left alone for {row.rest:.1f} s" if row is not None and row.rest else ""
+            yield f"round {round_id}: {client_id} failed: {reason}{_after_colon(detail)}{rest}"
         case UpdateRefused(client_id, round_id, reason, detail):
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case ClientLost(client_id, reason):
@@ -68,7 +72,9 @@ def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
             return f"round {round_id}: committed as version {version}"
         case Abandon(round_id, reason):
             record = machine.record_of(round_id)
-            return f"round {round_id}: abandoned: {reason}{_after_colon(record.detail if record else '')}"
+            then = retry_of(record) if record is not None else ""
+            why = f"{reason}{_after_colon(record.detail if record else '')}"
+            return f"round {round_id}: abandoned: {why}" + (f"; {then}" if then else "")
         case PauseRun(cause):
             return f"the run is paused: {cause}"
         case EndRun(state, cause):

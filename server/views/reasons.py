@@ -74,6 +74,7 @@ _ABANDONS = {
     AbandonReason.SAMPLER_FAILED: "the sampler failed",
     AbandonReason.STOP_REQUESTED: "the operator stopped the run",
     AbandonReason.PAUSE_REQUESTED: "the operator paused the run before the first invitation",
+    AbandonReason.AWAITS_APPROVAL: "clients that the quorum needs wait for their sites",
 }
 _RELEASES = {
     ReleaseReason.ROUND_CLOSED: "the round had closed",

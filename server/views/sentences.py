@@ -7,6 +7,7 @@ from atoll.protocol.printable import printable_size
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+from atoll.server.rounds.waiting import retry_of
 from atoll.server.views.reasons import explain, explain_named
 
 NAMES_MAX = 20
@@ -78,7 +79,8 @@ def _headline(record: RoundRecord) -> str:
             return f"{start} and was committed as version {record.version} {after}: {_why_closed(record)}."
         assert record.abandon_reason is not None
         detail = f" ({record.detail})" if record.detail else ""
-        return f"{start} and was abandoned {after}: {explain(record.abandon_reason)}{detail}."
+        then = f"; {then}" if (then := retry_of(record)) else ""
+        return f"{start} and was abandoned {after}: {explain(record.abandon_reason)}{detail}{then}."
     if record.phase is Phase.AGGREGATING:
         return f"{start} and is being aggregated: {_why_closed(record)}."
     if record.phase is Phase.COLLECTING and record.mode != "sync":
@@ -183,7 +185,8 @@ def _kept(record: RoundRecord, client: ClientRecord) -> str:
 
 def _gave_up(record: RoundRecord, client: ClientRecord) -> str:
     did = {Fate.FAILED: "it gave up", Fate.LOST: "it was given up"}.get(client.fate, "its update was refused")
-    return f"{did} {_since_invitation(client)}: {_given_up(client)}"
+    rest = f"; it was then left alone for {_seconds(client.rest)}" if client.rest else ""
+    return f"{did} {_since_invitation(client)}: {_given_up(client)}{rest}"
 
 
 def _straggler(record: RoundRecord, client: ClientRecord) -> str:

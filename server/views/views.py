@@ -16,7 +16,7 @@ from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.state_directory import run_folder
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.run_machine import what_a_pause_waits_for
+from atoll.server.rounds.waiting import what_a_pause_waits_for
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
 

@@ -150,10 +150,11 @@ class Service:
                 self._timeline.after(0.0, self._aggregate, effect)
             case EvaluateModel(version):
                 self._timeline.after(0.0, self._evaluate, version)
-            case OpenNextRound():
+            case OpenNextRound(not_before):
                 pause = self.config.pause if self.machine.ledger.next_round > 1 else 0.0
                 due, self._round_due = self._round_due, None  # a part of a resumed run's pause has passed
-                self._timeline.at(self._timeline.now + pause if due is None else due, self._open_next_round)
+                soonest = max(self._timeline.now + pause, not_before)
+                self._timeline.at(soonest if due is None else due, self._open_next_round)
             case _:
                 pass
 

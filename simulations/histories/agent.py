@@ -11,6 +11,7 @@ from atoll.client.session.events import (
     Effect,
     Event,
     Extend,
+    Forbidden,
     JobFailed,
     Key,
     KillWorker,
@@ -49,7 +50,7 @@ class SimulatedAgent:
         self.spool: dict[Key, Update] = {}
         self.faults: dict[Digest, RejectReason | None] = {}
         self.num_sessions = 0
-        self.offline_until = 0.0
+        self.offline_until = self.approved_at = 0.0
         self._forget()
 
     def _forget(self) -> None:
@@ -157,9 +158,18 @@ class SimulatedAgent:
     def heard(self, connection: network.Connection, event: Event) -> None:
         """Receive a message on the control stream."""
         if self.connection is connection:
+            if isinstance(event, Asked) and self.world.now < self.approved_at:
+                event = Forbidden(event.request, FailureReason.AWAITS_APPROVAL, "approval: the run waits for it here")
             self._receive(event)
             if isinstance(event, Asked):  # afterwards, because an overdue job is judged by its older deadline
                 self._note_deadline(event)
+
+    def approved(self) -> None:
+        """Report that the site's operator has approved the run; an agent that is not connected will say hello."""
+        self.world.remark(self.client_id, "has the approval of its operator")
+        self.world.history.faults["approvals"] += 1
+        if self.connection is not None and self.session is not None and self.session.is_connected:
+            self.connection.to_coordinator(network.Ready())
 
     def _note_deadline(self, event: Asked) -> None:
         key = event.request.key

@@ -69,6 +69,11 @@ class BufferReferee:
             return math.inf
         return round_.select_by
 
+    def next_wake(self, round_: RoundFacts) -> float:
+        """Return the earliest end of a rest that matters now: the buffer would invite the client."""
+        may_draw = round_.is_collecting and not _buffer(round_).is_overdue and not round_.is_drawing
+        return self.run.next_wake() if may_draw else math.inf
+
     def let_invitations_end(self) -> None:
         """End the invitations with the earliest deadline, and ask for partial updates that may still count."""
         due = self.next_due()
@@ -104,13 +109,19 @@ class BufferReferee:
                 self._close(buffer, CloseReason.DEADLINE)
             elif not training:
                 is_empty = not buffer.filled and not buffer.fates
-                self.abandon(buffer, AbandonReason.TOO_FEW_CLIENTS if is_empty else AbandonReason.BELOW_QUORUM)
+                why = AbandonReason.TOO_FEW_CLIENTS if is_empty else AbandonReason.BELOW_QUORUM
+                self._below_quorum(buffer, why, now)
         elif not buffer.is_drawing:
-            self._fill_places(buffer, makes_quorum, len(training))
+            self._fill_places(buffer, makes_quorum, len(training), now)
 
-    def _fill_places(self, round_: BufferFacts, makes_quorum: bool, num_training: int) -> None:
+    def _below_quorum(self, round_: BufferFacts, reason: AbandonReason, now: float) -> None:
+        """Abandon the buffer; not as a failure if its quorum is out of reach only for want of approvals."""
+        waits = self.run.may_wait_for_approvals((u.client_id for u in round_.filled), now, self.policy)
+        self.abandon(round_, AbandonReason.AWAITS_APPROVAL if waits else reason)
+
+    def _fill_places(self, round_: BufferFacts, makes_quorum: bool, num_training: int, now: float) -> None:
         """Request a draw for free places; without eligible or training clients, close or abandon the buffer."""
-        eligible = sorted(set(self.run.connected) - self._ineligible(round_))
+        eligible = sorted(set(self.run.available) - self._ineligible(round_))
         free = self.policy.concurrency - num_training
         if eligible and free > 0:
             round_.is_drawing = True
@@ -122,8 +133,9 @@ class BufferReferee:
             self._close(round_, CloseReason.ALL_ANSWERED)
         elif num_training == 0:
             accepted = {c for c, r in self.run.accepted if r == round_.round_id}
-            if any(c in self.run.connected and c not in accepted for c in round_.fates):
-                self.abandon(round_, AbandonReason.QUORUM_OUT_OF_REACH)
+            available = self.run.available
+            if any(c in available and c not in accepted for c in round_.fates):
+                self._below_quorum(round_, AbandonReason.QUORUM_OUT_OF_REACH, now)
 
     def drawn(self, round_: RoundFacts, clients: tuple[ClientId, ...], now: float) -> None:
         """Invite the drawn clients that are still eligible, while there are free places.

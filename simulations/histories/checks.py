@@ -29,6 +29,7 @@ def faults_of(history: History) -> Iterator[str]:
     yield from _durability(history, referee)
     yield from _fates(history, referee)
     yield from _bookkeeping(history, referee)
+    yield from _waits(history)
     yield from _cohorts(history)
     yield from _replay(history)
     yield from _workers(history)
@@ -115,6 +116,34 @@ def _bookkeeping(history: History, referee: Referee) -> Iterator[str]:
         for client_id, row in record.clients.items():
             if (row.digest is not None) != ((client_id, round_id) in referee.run.accepted):
                 yield f"the record of round {round_id} holds an update of {client_id} that was never accepted"
+
+
+def _waits(history: History) -> Iterator[str]:
+    """Check that the waits after failures are bounded, grow, and are those that the policy says."""
+    policy = history.scenario.rules.policy
+    is_resumed = any(isinstance(step.event, server.ResumeRequested) for step in history.steps)
+    for step in history.steps:
+        for effect in step.effects:
+            wait = effect.not_before - step.at if isinstance(effect, server.OpenNextRound) else 0.0
+            if wait > policy.retry_wait_max + EPSILON:
+                yield f"at {step.at:.3f} the next round waits for {wait:.3f} s of {policy.retry_wait_max}"
+    for record in history.records.values():
+        if record.retry_at is not None and record.ended_at is not None:
+            longest = min(policy.retry_wait_max, policy.retry_wait * 2 ** (max(1, record.retry) - 1))
+            if not longest / 2 - EPSILON <= record.retry_at - record.ended_at <= longest + EPSILON:
+                yield f"round {record.round_id} is repeated after {record.retry_at - record.ended_at:.3f} s"
+        later = history.records.get(RoundId(record.round_id + 1))
+        if (
+            record.retry_at is not None
+            and later is not None
+            and not is_resumed
+            and later.opened_at < record.retry_at - EPSILON
+        ):
+            yield f"round {later.round_id} began {record.retry_at - later.opened_at:.3f} s too early"
+        for client_id, row in record.clients.items():
+            most = min(policy.failure_rest_max, policy.failure_rest * 2**30)
+            if row.rest and not policy.failure_rest / 2 - EPSILON <= row.rest <= most + EPSILON:
+                yield f"round {record.round_id}: {client_id} rests for {row.rest:.3f} s"
 
 
 def _is_explained(name: str, row: ClientRecord) -> Iterator[str]:
@@ -248,6 +277,8 @@ def _uploads(step: AgentStep, watch: _Watch) -> Iterator[str]:
 
 def _reports(step: AgentStep, watch: _Watch) -> Iterator[str]:
     """Check that no failure is reported for a round after its release, except that of an upload that was wanted."""
+    if isinstance(step.event, client.Forbidden):
+        return  # it answers a request, which may be one from before the release
     for effect in step.effects:
         if not isinstance(effect, client.ReportFailure) or effect.reason is FailureReason.UPLOAD_FAILED:
             continue

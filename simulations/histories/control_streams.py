@@ -17,7 +17,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.leases import Leases
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.simulations.histories.network import Connection
+from atoll.simulations.histories.network import Connection, Ready
 from atoll.simulations.histories.scheduling import Endpoint, World
 
 RUN = RunId("run")
@@ -95,7 +95,7 @@ class ControlStreams:
         elif joined.working_on:
             connection.to_agent(client.RunEnded(RUN))
 
-    def heard(self, connection: Connection, message: client.Effect | None) -> None:
+    def heard(self, connection: Connection, message: client.Effect | Ready | None) -> None:
         """Receive a message (None: a goodbye) on a control stream; one that was replaced is ignored."""
         client_id = connection.agent.client_id
         if self._streams.get(client_id) is not connection:
@@ -104,8 +104,10 @@ class ControlStreams:
         match message:
             case client.ReportFailure(_, round_id, reason, detail):
                 self._coordinator.post(ClientFailed(client_id, round_id, reason, detail))
-            case client.ReportEvaluation(_, version, statistics, detail):
-                self._coordinator.post(ClientEvaluated(client_id, version, statistics, detail))
+            case client.ReportEvaluation(_, version, statistics, detail, reason):
+                self._coordinator.post(ClientEvaluated(client_id, version, statistics, detail, reason))
+            case Ready() if self._is_running and self._coordinator.running.ledger.membership.has_declined(client_id):
+                self._coordinator.post(ClientJoined(client_id, connection.session, connection.agent.profile))
             case None:
                 self._lost(client_id, LossReason.LEFT)
 

@@ -60,6 +60,9 @@ class CoordinatorWorld(World, Protocol):
     def cut_uploads(self) -> None:
         """Break every upload, because the coordinator has crashed."""
 
+    def run_paused(self) -> None:
+        """Take note of a pause of the run."""
+
     def run_ended(self) -> None:
         """Take note of the end of the run."""
 
@@ -136,6 +139,8 @@ class SimulatedCoordinator:
             self.post(CoordinatorStarted(self._alive_at))
             for client_id in self.machine.ledger.membership.members:
                 self.streams.heard_from(client_id)
+            if self.machine.ledger.state is RunState.PAUSED:
+                self.world.run_paused()
         else:
             world.run_ended()
 
@@ -295,15 +300,17 @@ class SimulatedCoordinator:
                 self._later(self.world.scenario.fold, lambda: self._fold(effect))
             case EvaluateModel(version):
                 self._later(1.0, lambda: self.post(ModelEvaluated(version, {"loss": (1.0, 2.0)})))
-            case OpenNextRound():
-                self._later(self.world.scenario.pause, self._open_next_round)
+            case OpenNextRound(not_before):
+                self._later(self.world.scenario.pause, self._open_next_round, at_least=not_before - now)
+            case PauseRun():
+                self.world.run_paused()
             case EndRun():
                 self.streams.send_to_all(client.RunEnded(RUN))
                 self.world.run_ended()
             case _:
                 pass
 
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+    def _later(self, seconds: float, action: Callable[[], None], *, at_least: float = 0.0) -> None:
         """Plan an action of this process, which counts as a duty until it happens."""
         self._duties += 1
 
@@ -311,7 +318,7 @@ class SimulatedCoordinator:
             self._duties -= 1
             action()
 
-        self.world.after(seconds * self.world.rng.uniform(0.5, 1.5), act, self)
+        self.world.after(max(at_least, seconds * self.world.rng.uniform(0.5, 1.5)), act, self)
 
     def _open_next_round(self) -> None:
         if self.running.ledger.state is RunState.RUNNING:

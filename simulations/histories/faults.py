@@ -102,6 +102,10 @@ class Faults:
     stops: int = 0
     resumes: int = 0
     operator_gap: Seconds = 60.0
+    approvals: float = 0.0
+    """Share of the clients that decline everything until their operator approves."""
+    approval: Seconds = 60.0
+    """Mean time until that approval."""
 
 
 COORDINATOR_DIES = ("coordinator_crashes", "crash_at_step")
@@ -186,5 +190,7 @@ def _random_faults(rng: random.Random) -> Faults:
         stops=int(maybe(0.12, 1, 2)),
         resumes=int(maybe(0.4, 1, 2)),
         operator_gap=rng.choice([20.0, 100.0]),
-        pauses=int(maybe(0.25, 1, 2, 4)),  # last, so that a seed's other draws did not change
+        pauses=int(maybe(0.25, 1, 2, 4)),
+        approvals=maybe(0.2, 0.3, 1.0),
+        approval=rng.choice([10.0, 60.0, 300.0]),  # last, so that a seed's other draws did not change
     )

@@ -20,6 +20,10 @@ BAD_BYTES = (
 IN_THE_MANIFEST = BAD_BYTES[:3]
 
 
+class Ready:
+    """The message of an agent that work which it has declined may be offered again."""
+
+
 class StreamAgent(Endpoint, Protocol):
     """The agent's end of a control stream."""
 
@@ -41,7 +45,7 @@ class Streams(Protocol):
     def hello(self, connection: "Connection", joined: ClientJoined) -> None:
         """Register an opened stream."""
 
-    def heard(self, connection: "Connection", message: client.Effect | None) -> None:
+    def heard(self, connection: "Connection", message: client.Effect | Ready | None) -> None:
         """Take a message that has arrived; None: a goodbye."""
 
     def ended(self, connection: "Connection") -> None:
@@ -121,7 +125,7 @@ class Connection:
         if not is_welcome and self.world.happens("repeated"):
             self.world.after(self._until_the_repeat(), lambda: self._again_to_agent(event), self.agent)
 
-    def to_coordinator(self, message: client.Effect | None) -> None:
+    def to_coordinator(self, message: client.Effect | Ready | None) -> None:
         """Send a message to the coordinator; None: a goodbye."""
         delay = self._delay()
         when = self._arrival(self._arrival_at_coordinator, delay)
@@ -149,7 +153,7 @@ class Connection:
         self.cut()
         return True
 
-    def _arrive(self, message: client.Effect | None) -> None:
+    def _arrive(self, message: client.Effect | Ready | None) -> None:
         is_goodbye = message is None and self.is_open and not self.is_stalled  # sent by a process that has ended
         if self.carries or is_goodbye or (not self.is_stalled and self.world.happens("arrives_after_the_end")):
             self.coordinator.streams.heard(self, message)
@@ -161,7 +165,7 @@ class Connection:
         if (newest := self.agent.connection) is not None and newest.carries:
             self.agent.heard(newest, event)
 
-    def _again_to_coordinator(self, message: client.Effect) -> None:
+    def _again_to_coordinator(self, message: client.Effect | Ready) -> None:
         if (newest := self.agent.connection) is not None and newest.carries:
             self.coordinator.streams.heard(newest, message)
 

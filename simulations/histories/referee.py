@@ -6,9 +6,20 @@ time, and compares. It shares with the machines only their vocabulary.
 
 import math
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, Fate, RoundId, RunState, Version
+from atoll.protocol.vocabulary import (
+    DECLINES,
+    TROUBLES,
+    AbandonReason,
+    ClientId,
+    FailureReason,
+    Fate,
+    RoundId,
+    RunState,
+    Version,
+)
 from atoll.server.rounds import events as e
 from atoll.server.rounds.client_evaluation import clients_to_ask
+from atoll.server.rounds.retries import seconds_of_rest
 from atoll.server.rounds.update_intake import RunRules
 from atoll.simulations.histories.buffer_referee import BufferReferee
 from atoll.simulations.histories.decisions import Decision, decision_of
@@ -16,6 +27,9 @@ from atoll.simulations.histories.history import Step
 from atoll.simulations.histories.round_referee import RoundReferee
 from atoll.simulations.histories.run_facts import BufferFacts, RunFacts
 from atoll.simulations.histories.verdicts import verdict_on
+
+NO_FAILURES = (AbandonReason.STOP_REQUESTED, AbandonReason.PAUSE_REQUESTED, AbandonReason.AWAITS_APPROVAL)
+"""Reasons of abandoned rounds that use up no retry."""
 
 
 class Referee:
@@ -30,6 +44,7 @@ class Referee:
         self.unevaluated: set[int] = set()
         self.failures = 0
         self.is_round_due = False
+        self._no_evaluation: set[ClientId] = set()  # clients that have declined to evaluate
         self._required: list[Decision] = []
         rounds = RoundReferee if rules.policy.mode == "sync" else BufferReferee
         self._rounds: RoundReferee | BufferReferee = rounds(rules, self.run, self._decide)
@@ -39,7 +54,9 @@ class Referee:
         self.now, self._required = step.at, []
         if isinstance(step.event, e.CoordinatorStarted):
             self._restarted(step.event)
-        for _ in range(4 + 2 * len(self._rounds.training())):  # a deadline may be followed by another
+        for _ in range(
+            4 + 2 * len(self._rounds.training()) + len(self.run.resting)
+        ):  # a deadline may be followed by another
             if not self._let_time_pass():
                 break
         if not isinstance(step.event, e.CoordinatorStarted | e.TimePassed):
@@ -57,7 +74,7 @@ class Referee:
 
     def _restarted(self, event: e.CoordinatorStarted) -> None:
         down = max(0.0, self.now - event.down_since)
-        self.run.connected.clear()
+        self.run.all_left()
         for version in sorted(self.unevaluated):
             self._decide("evaluate", version)
         self._rounds.restarted(self.run.round, down)
@@ -68,6 +85,10 @@ class Referee:
 
     def _let_time_pass(self) -> bool:
         """Let the first deadline pass, if it is over; return whether it is."""
+        if self.run.round is not None and self.now >= self._rounds.next_wake(self.run.round):
+            self.run.wake(self.now)
+            self._end_round_if_over()
+            return True
         if isinstance(self._rounds, BufferReferee):
             return self._let_time_pass_for_buffers(self._rounds)
         if self.run.round is not None:
@@ -108,13 +129,14 @@ class Referee:
                 self._joined(event)
             case e.ClientDisconnected(client_id, session):
                 if run.connected.get(client_id) == session:
-                    del run.connected[client_id]
+                    run.left(client_id)
             case e.ClientLost(client_id):
-                run.connected.pop(client_id, None)
+                run.left(client_id)
                 run.lost.add(client_id)
                 self._rounds.gave_up(client_id, None, Fate.LOST)
                 self._evaluation_over_of(client_id)
             case e.ClientFailed(client_id, round_id):
+                self._trouble(event)
                 self._rounds.gave_up(client_id, round_id, Fate.FAILED)
             case e.UpdateRefused(client_id, round_id):
                 self._rounds.gave_up(client_id, round_id, Fate.REFUSED)
@@ -124,6 +146,19 @@ class Referee:
                 self._update(update)
             case _:
                 self._progressed(event)
+
+    def _trouble(self, event: e.ClientFailed) -> None:
+        """Leave a client alone that declines, or that fails while its work is awaited."""
+        run, client_id, policy = self.run, event.client_id, self.policy
+        if event.reason in DECLINES and client_id in run.connected:
+            run.declined[client_id] = event.waits or event.reason is FailureReason.AWAITS_APPROVAL
+        round_ = run.invitation(client_id, event.round_id)
+        if event.reason in TROUBLES and round_ is not None and round_.fates[client_id] is Fate.WAITING:
+            run.num_failures[client_id] += 1
+            number, seed = run.num_failures[client_id], self.rules.seed
+            rest = seconds_of_rest(policy, failures=number, seed=seed, client_id=client_id)
+            if rest:
+                run.resting[client_id] = self.now + rest
 
     def _progressed(self, event: e.Event) -> None:
         match event:
@@ -156,6 +191,8 @@ class Referee:
     def _joined(self, event: e.ClientJoined) -> None:
         run, client_id = self.run, event.client_id
         run.connected[client_id] = event.session
+        run.declined.pop(client_id, None)
+        self._no_evaluation.discard(client_id)
         run.sampler_view.profiles[client_id] = event.profile
         run.lost.discard(client_id)
         if isinstance(self._rounds, BufferReferee):
@@ -187,6 +224,7 @@ class Referee:
     def _open_round(self) -> None:
         run = self.run
         self.is_round_due = False
+        run.wake(self.now)
         round_id = RoundId(len(run.rounds) + 1)
         run.round = run.rounds[round_id] = self._rounds.opened(round_id, self.now)
         if isinstance(self._rounds, RoundReferee):
@@ -199,7 +237,7 @@ class Referee:
         assert round_.is_aggregating, "aggregated what was not closed"
         round_.is_committed = True
         run.version += 1
-        self.failures = 0
+        self.failures, run.approval_by = 0, None
         used = sorted(round_.contributions(), key=lambda u: (u.client_id, u.round_id))
         run.sampler_view.committed(used)
         for update in used:
@@ -228,12 +266,15 @@ class Referee:
                 run.carry(update)
             else:
                 run.leave(update)
-        self.failures += round_.abandon_reason not in (AbandonReason.STOP_REQUESTED, AbandonReason.PAUSE_REQUESTED)
+        self.failures += round_.abandon_reason not in NO_FAILURES
+        has_failed = self.failures > self.policy.retry and not run.is_stop_wanted
         if is_stop:
             self._end(RunState.STOPPED)
-        elif self.failures > self.policy.retry and not run.is_stop_wanted:
+        elif has_failed and self.policy.on_failure == "fail":
             self._end(RunState.FAILED)
         else:
+            if has_failed:
+                self.failures, run.is_pause_wanted = 0, True
             self._go_on()
 
     def _hand_over_buffer(self, round_: BufferFacts, *, is_lost: bool) -> None:
@@ -291,9 +332,10 @@ class Referee:
         if run.state is RunState.RUNNING:
             run.is_pause_wanted = False
         elif run.has_begun and run.state is not RunState.FINISHED:
+            run.wake()
             if not run.is_open:
                 self.failures = 0
-                run.connected.clear()
+                run.all_left()
             run.state = RunState.QUEUED if wait else RunState.RUNNING
             if not wait:
                 self._go_on()
@@ -304,7 +346,8 @@ class Referee:
             run.leave(update)
         run.carried, run.waiting = {}, []
         self._rounds.run_ended()
-        run.connected.clear()
+        run.all_left()
+        run.approval_by = None
         run.state, run.is_stop_wanted, run.is_pause_wanted, self.is_round_due = state, False, False, False
         self.asked, self.unevaluated = None, set()
         self._decide("end", state)
@@ -319,7 +362,7 @@ class Referee:
             self._decide("evaluate", version)
         if rules.evaluate_clients_every and (is_last or version % rules.evaluate_clients_every == 0):
             most, busy = rules.evaluate_clients_max, self._rounds.training()
-            connected = [c for c in self.run.connected if c not in busy]
+            connected = [c for c in self.run.connected if c not in busy and c not in self._no_evaluation]
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=Version(version))
             self.ask_by = self.now + rules.evaluation_deadline
             self.asked = dict.fromkeys(asked, False) or None
@@ -331,8 +374,11 @@ class Referee:
             case e.ModelEvaluated(version) if version in self.unevaluated:
                 self.unevaluated.remove(version)
                 self._end_when_done()
-            case e.ClientEvaluated(client_id, version) if version == self.run.version:
-                self._evaluation_over_of(client_id)
+            case e.ClientEvaluated(client_id, version, reason=reason):
+                if reason in DECLINES:
+                    self._no_evaluation.add(client_id)
+                if version == self.run.version:
+                    self._evaluation_over_of(client_id)
 
     def _evaluation_over_of(self, client_id: ClientId) -> None:
         """End the wait for a client's answer, and close the evaluation if it was the last."""

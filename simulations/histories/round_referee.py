@@ -1,5 +1,6 @@
 """The referee of a synchronous round: its invitations, its deadlines, and its end, by the policy alone."""
 
+import math
 from collections.abc import Callable, Collection, Iterable
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
@@ -34,30 +35,44 @@ class RoundReferee:
     def let_time_pass(self, round_: RoundFacts, now: float) -> bool:
         """Let the first deadline pass, if it is over; return whether it is."""
         if round_.is_selecting and not round_.is_drawing and now >= round_.select_by:
-            self._selecting_is_over(round_)
+            self._selecting_is_over(round_, now)
             return True
         return round_.is_collecting and self._collecting_is_over(round_, now)
 
-    def _selecting_is_over(self, round_: RoundFacts) -> None:
-        connected = self.run.connected
-        if connected and _within_reach(round_, connected) >= self.policy.quorum_count:
+    def _selecting_is_over(self, round_: RoundFacts, now: float) -> None:
+        run = self.run
+        if not self._makes_quorum(round_) and any(c in run.connected for c in run.resting):
+            run.wake()
+        if self._makes_quorum(round_):
             self._draw(round_)
+        elif run.may_wait_for_approvals((*round_.reported, *round_.late, *run.available), now, self.policy):
+            assert run.approval_by is not None
+            round_.select_by = min(run.approval_by, now + self.policy.selection_timeout)
         else:
             self.abandon(round_, AbandonReason.TOO_FEW_CLIENTS)
+
+    def _makes_quorum(self, round_: RoundFacts) -> bool:
+        """Return whether the available clients, with the late updates, can make the quorum."""
+        available = self.run.available
+        return bool(available) and _within_reach(round_, available) >= self.policy.quorum_count
+
+    def next_wake(self, round_: RoundFacts) -> float:
+        """Return the earliest end of a rest that matters now: the round would invite the client."""
+        return self.run.next_wake() if round_.is_selecting and not round_.is_drawing else math.inf
 
     def _collecting_is_over(self, round_: RoundFacts, now: float) -> bool:
         lingered = round_.linger_by is not None and now >= round_.linger_by
         if lingered and (round_.is_in_grace or round_.linger_by < round_.deadline):  # type: ignore[operator]
             self._close(round_, CloseReason.LINGER_OVER)
         elif round_.is_in_grace and now >= round_.grace_by:
-            self._close_or_abandon(round_, CloseReason.GRACE_OVER, AbandonReason.BELOW_QUORUM)
+            self._close_or_abandon(round_, CloseReason.GRACE_OVER, AbandonReason.BELOW_QUORUM, now)
         elif not round_.is_in_grace and now >= round_.deadline:
             uploading = any(round_.began_in_time(c) for c in round_.with_fate(Fate.WAITING))
             if uploading and self.policy.grace > 0:
                 round_.is_in_grace, round_.grace_by = True, round_.deadline + self.policy.grace
                 self.let_it_end(round_, now)
             else:
-                self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM)
+                self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM, now)
         else:
             return False
         return True
@@ -73,15 +88,17 @@ class RoundReferee:
         return round_
 
     def draw_if_enough(self, round_: RoundFacts) -> None:
-        """Request a draw if enough clients are connected."""
-        enough = len(self.run.connected) >= self.policy.num_needed_to_draw
+        """Request a draw if enough clients are connected, and enough of them available."""
+        needed = self.policy.num_needed_to_draw
+        enough = len(self.run.connected) >= needed
+        enough &= len(self.run.available) >= needed or self._makes_quorum(round_)
         if enough and round_.is_selecting and not round_.is_drawing:
             self._draw(round_)
 
     def _draw(self, round_: RoundFacts) -> None:
         round_.is_drawing = True
         view = self.run.sampler_view
-        candidates, relaxed = view.candidates(self.run.connected), view.relaxed(self.pacer_window)
+        candidates, relaxed = view.candidates(self.run.available), view.relaxed(self.pacer_window)
         count = min(self.policy.num_invited, len(candidates))
         self._decide("draw", round_.round_id, count, candidates, 0, relaxed)
 
@@ -141,16 +158,18 @@ class RoundReferee:
     def let_it_end(self, round_: RoundFacts, now: float) -> None:
         """Close or abandon the round as soon as its outcome cannot improve, or it needs no more updates."""
         policy = self.policy
+        if round_.abandon_reason is None:
+            self.draw_if_enough(round_)
         if not round_.is_collecting:
             return
         if len(round_.reported) >= policy.cohort_size:
             self._close(round_, CloseReason.ENOUGH)
         elif not round_.awaited and round_.with_fate(Fate.WAITING):
-            self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM)
+            self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM, now)
         elif not round_.awaited:
-            self._close_or_abandon(round_, CloseReason.ALL_ANSWERED, AbandonReason.QUORUM_OUT_OF_REACH)
+            self._close_or_abandon(round_, CloseReason.ALL_ANSWERED, AbandonReason.QUORUM_OUT_OF_REACH, now)
         elif _within_reach(round_, round_.awaited) < policy.quorum_count:
-            self.abandon(round_, AbandonReason.QUORUM_OUT_OF_REACH)
+            self._below_quorum(round_, AbandonReason.QUORUM_OUT_OF_REACH, now)
         elif policy.linger is not None and round_.linger_by is None and len(round_.reported) >= policy.quorum_count:
             round_.linger_by = now + policy.linger
             if policy.linger == 0:
@@ -158,11 +177,17 @@ class RoundReferee:
 
     # ------------------------------------------------------------ the end
 
-    def _close_or_abandon(self, round_: RoundFacts, close: CloseReason, abandon: AbandonReason) -> None:
+    def _close_or_abandon(self, round_: RoundFacts, close: CloseReason, abandon: AbandonReason, now: float) -> None:
         if _within_reach(round_) >= self.policy.quorum_count:
             self._close(round_, close)
         else:
-            self.abandon(round_, abandon)
+            self._below_quorum(round_, abandon, now)
+
+    def _below_quorum(self, round_: RoundFacts, reason: AbandonReason, now: float) -> None:
+        """Abandon the round; not as a failure if its quorum is out of reach only for want of approvals."""
+        counted = (*round_.reported, *round_.late, *round_.with_fate(Fate.WAITING))
+        waits = self.run.may_wait_for_approvals(counted, now, self.policy)
+        self.abandon(round_, AbandonReason.AWAITS_APPROVAL if waits else reason)
 
     def _close(self, round_: RoundFacts, reason: CloseReason) -> None:
         is_early = reason in (CloseReason.ENOUGH, CloseReason.LINGER_OVER)

@@ -1,5 +1,7 @@
 """The facts of a run that a referee derives from its events: rounds, fates and accepted updates."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -128,6 +130,10 @@ class RunFacts:
     is_stop_wanted: bool = False
     is_pause_wanted: bool = False
     connected: dict[ClientId, str] = field(default_factory=dict)
+    declined: dict[ClientId, bool] = field(default_factory=dict)  # connected ones; whether they wait for their site
+    resting: dict[ClientId, float] = field(default_factory=dict)  # the end of each rest after a failure
+    num_failures: Counter[ClientId] = field(default_factory=Counter)  # in a row
+    approval_by: float | None = None  # the end of the wait for approvals
     lost: set[ClientId] = field(default_factory=set)
     round: RoundFacts | None = None
     rounds: dict[RoundId, RoundFacts] = field(default_factory=dict)
@@ -140,6 +146,37 @@ class RunFacts:
     def is_open(self) -> bool:
         """Return whether the run has begun and not ended, so that it has clients."""
         return self.has_begun and self.state not in TERMINAL
+
+    @property
+    def available(self) -> list[ClientId]:
+        """The clients that can be invited now."""
+        return [c for c in self.connected if c not in self.declined and c not in self.resting]
+
+    def left(self, client_id: ClientId) -> None:
+        """Record the end of a client's newest connection."""
+        self.connected.pop(client_id, None)
+        self.declined.pop(client_id, None)
+
+    def all_left(self) -> None:
+        """Record the end of all connections."""
+        self.connected.clear()
+        self.declined.clear()
+
+    def next_wake(self) -> float:
+        """Return the earliest end of a rest; infinity if no client rests."""
+        return min(self.resting.values(), default=math.inf)
+
+    def wake(self, now: float = math.inf) -> None:
+        """End the rests until a time."""
+        self.resting = {c: until for c, until in self.resting.items() if until > now}
+
+    def may_wait_for_approvals(self, counted: Iterable[ClientId], now: float, policy: StragglerPolicy) -> bool:
+        """Return whether the quorum is in reach with the clients that wait for their sites, and the wait not over."""
+        waiting = {client_id for client_id, waits in self.declined.items() if waits}
+        if not waiting or policy.approval_wait == 0 or len(waiting.union(counted)) < policy.quorum_count:
+            return False
+        self.approval_by = self.approval_by or now + policy.approval_wait
+        return now < self.approval_by
 
     def open(self, round_id: RoundId) -> RoundFacts | None:
         """Return the round, if it is the open one."""
@@ -174,6 +211,8 @@ class RunFacts:
     def accept(self, update: Update, *, was_late: bool) -> None:
         """Record an update's acceptance, which is on disk."""
         self.accepted[update.client_id, update.round_id] = Accepted(update, was_late)
+        self.num_failures[update.client_id] = 0
+        self.resting.pop(update.client_id, None)
         self.sampler_view.accepted(update)
 
     def leave(self, update: Update) -> None:

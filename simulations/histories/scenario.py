@@ -101,6 +101,22 @@ def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
     )
 
 
+def with_random_waits(policy: StragglerPolicy, rng: random.Random) -> StragglerPolicy:
+    """Draw the waits after failures, in half of the worlds, from a generator of their own: other draws stay."""
+    pick = rng.choice
+    waits: dict[str, Any] = {"retry_wait": 0.0, "failure_rest": 0.0, "approval_wait": 0.0}
+    if rng.random() < 0.5:
+        waits = {
+            "retry_wait": pick([0.0, 2.0, 10.0]),
+            "retry_wait_max": pick([10.0, 15.0, 600.0]),
+            "failure_rest": pick([0.0, 5.0, 30.0]),
+            "failure_rest_max": pick([30.0, 40.0, 600.0]),
+            "approval_wait": pick([0.0, 30.0, 3600.0]),
+            "on_failure": pick(["fail", "pause"]),
+        }
+    return policy.model_copy(update=waits)
+
+
 def random_learning_cohort(rng: random.Random, policy: StragglerPolicy) -> CohortConfig:
     """Draw a sampler that uses the losses of updates."""
     pick = rng.choice
@@ -132,7 +148,8 @@ def random_scenario(seed: int, preset: str = "standard") -> Scenario:
         fields = policy.model_dump(exclude={"staleness_exponent"})
         rules = replace(rules, policy=StragglerPolicy(**(fields | random_discount(rng))))
     cohort = scenario.cohort if rng.random() < 0.6 else random_learning_cohort(rng, policy)
-    rules = replace(rules, pacer_window=cohort.window_of_the_pacer)
+    policy = with_random_waits(rules.policy, random.Random(f"waits {seed}"))
+    rules = replace(rules, policy=policy, pacer_window=cohort.window_of_the_pacer)
     return replace(scenario, rules=rules, cohort=cohort)
 
 

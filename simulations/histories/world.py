@@ -29,6 +29,8 @@ ACTIONS_MAX = 100_000
 """Maximum number of actions, for each agent."""
 MOMENT = 1e-6
 """Shortest wait [s]; a shorter one could vanish when it is added to a time."""
+PAUSES_MAX = 3
+"""Number of times that the operator resumes a run that its own policy has paused; then the operator stops it."""
 DRAIN = 3000.0
 """Seconds after the end of the run within which every agent must be idle."""
 
@@ -51,6 +53,8 @@ class World:
         self._ended_at: float | None = None
         self._is_resume_planned = False
         self._resumes_left = scenario.faults.resumes
+        self._pauses_left = PAUSES_MAX
+        self._is_unpause_planned = False
         chances = {part.name: getattr(scenario.faults, part.name) for part in fields(scenario.faults)}
         self._chances: dict[str, float] = {name: chance for name, chance in chances.items() if chance}
         self.coordinator = SimulatedCoordinator(self)
@@ -79,6 +83,7 @@ class World:
         self.coordinator.start()
         for agent in self.agents.values():
             self.after(self.rng.expovariate(1 / 3), agent.start, agent)
+            self._plan_approval(agent)
         self._plan_faults()
         while self._ended_at is None or not self._is_over():
             if not self._heap:
@@ -245,6 +250,33 @@ class World:
                 return
             self.coordinator.unpause_run(wait=self.rng.random() < 0.3)
         self.after(self.rng.expovariate(1 / 10), self._unpause)
+
+    def run_paused(self) -> None:
+        """Take note of a pause: the operator resumes a run that its own policy has paused, a few times."""
+        if self.scenario.rules.policy.on_failure == "fail" or self._is_unpause_planned:
+            return
+        self._is_unpause_planned = True
+        self._pauses_left -= 1
+        self.remark("operator", "sees that the run's own policy has paused it")
+        self.after(self.rng.expovariate(1 / self.scenario.faults.operator_gap), self._end_pause)
+
+    def _end_pause(self) -> None:
+        """Resume or stop a paused run, when the coordinator is up."""
+        if not self.coordinator.is_at_rest:
+            self.after(1.0, self._end_pause)
+            return
+        self._is_unpause_planned = False
+        if self._pauses_left < 0:
+            self.coordinator.stop_run()
+        elif self.coordinator.is_paused:
+            self.coordinator.unpause_run(wait=False)
+
+    def _plan_approval(self, agent: SimulatedAgent) -> None:
+        """Let an agent wait for its operator's approval, by chances of its own: those of the world stay."""
+        rng, faults = random.Random(f"approval {self.seed} {agent.client_id}"), self.scenario.faults
+        if rng.random() < faults.approvals:
+            agent.approved_at = BEGIN + rng.expovariate(1 / faults.approval)
+            self.at(agent.approved_at, agent.approved)
 
     def run_ended(self) -> None:
         """Take note of the end of the run, which the operator may reopen."""

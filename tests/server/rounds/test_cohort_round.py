@@ -60,7 +60,8 @@ class Drive:
     """A run under a policy, driven by events whose times are in seconds since its start."""
 
     def __init__(self, rounds: int = 3, rules: dict[str, Any] | None = None, **policy: Any) -> None:
-        self.rules = RunRules(policy=StragglerPolicy(**policy), rounds=rounds, **(rules or {}))
+        at_once = {"retry_wait": 0.0, "failure_rest": 0.0}  # waits have their own tests: test_retries.py
+        self.rules = RunRules(policy=StragglerPolicy(**(at_once | policy)), rounds=rounds, **(rules or {}))
         self.machine = RunMachine(self.rules)
         self.now = 1000.0
         self.effects: list[Effect] = []

@@ -1,0 +1,41 @@
+"""The waits after failures: of a run before it repeats a round, and of a client before it is invited again. Pure.
+
+Both are `protocol.backoff.delay` with a jitter from the run's seed, so that a replay of the journal has the same waits.
+"""
+
+import random
+
+from atoll.protocol.backoff import delay
+from atoll.protocol.vocabulary import AbandonReason, ClientId, RoundId
+from atoll.server.rounds.policy import StragglerPolicy
+
+COSTS_NO_RETRY = (AbandonReason.PAUSE_REQUESTED, AbandonReason.AWAITS_APPROVAL)
+"""Reasons of an abandonment that is no failure of the round."""
+
+
+def seconds_to_retry(policy: StragglerPolicy, *, failures: int, seed: int, round_id: RoundId) -> float:
+    """Return the wait before an abandoned round is repeated [s].
+
+        wait = u min(retry_wait_max, retry_wait 2^(failures - 1)),    u uniform in [1/2, 1)
+
+    Args:
+        policy: the policy of the run.
+        failures: the rounds that were abandoned in a row, from 1.
+        seed: the seed of the run.
+        round_id: the abandoned round.
+    """
+    rng = random.Random(f"retry {seed} {round_id}")
+    return delay(failures - 1, policy.retry_wait, policy.retry_wait_max, rng)
+
+
+def seconds_of_rest(policy: StragglerPolicy, *, failures: int, seed: int, client_id: ClientId) -> float:
+    """Return the rest of a client after its failure [s]: as `seconds_to_retry`, from `failure_rest`.
+
+    Args:
+        policy: the policy of the run.
+        failures: the failures of the client in a row, from 1.
+        seed: the seed of the run.
+        client_id: the client.
+    """
+    rng = random.Random(f"rest {seed} {client_id} {failures}")
+    return delay(failures - 1, policy.failure_rest, policy.failure_rest_max, rng)
