@@ -17,7 +17,7 @@ from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
 from atoll.client.disk.verifier import Verifier
-from atoll.client.policy.decide import Decision
+from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.policy.disclosure import disclosed_evaluation, disclosed_failure
 from atoll.client.policy.gate import Gate, failure_of
 from atoll.client.session.events import (
@@ -301,7 +301,8 @@ class Agent:
 
     def _forbidden(self, request: Request, decision: Decision) -> Forbidden:
         self._has_declined = True
-        return Forbidden(request, failure_of(decision), f"{decision.rule}: {decision.detail}")
+        waits = decision.outcome is Outcome.WAITING
+        return Forbidden(request, failure_of(decision), f"{decision.rule}: {decision.detail}", waits)
 
     def _admit(self, request: Request, model: VersionManifest) -> None:
         if not (decision := self._gate.admit(request, model)).is_allowed:

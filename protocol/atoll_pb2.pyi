@@ -75,19 +75,21 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("run_id", "round_id", "reason", "detail")
+    __slots__ = ("run_id", "round_id", "reason", "detail", "waits")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     reason: str
     detail: str
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    waits: bool
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., waits: bool = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("run_id", "version", "statistics", "error")
+    __slots__ = ("run_id", "version", "statistics", "error", "reason")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -99,11 +101,13 @@ class Evaluated(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     version: int
     statistics: _containers.MessageMap[str, Statistics]
     error: str
-    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., error: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., error: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Statistics(_message.Message):
     __slots__ = ("values",)

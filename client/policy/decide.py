@@ -88,6 +88,8 @@ class History:
     """The request continues a round that was counted."""
     turn: int = 0
     """Times that the round has begun, this one included; 0 for an evaluation."""
+    terms: str = ""
+    """Fingerprint of the terms on which the run asks; empty: it has not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History)
     if history.standing is Standing.REJECTED:
         return _refused(Rule.REJECTED, f"run {request.run_id!r} was rejected here")
     if policy.approval == "each_run" and history.standing is not Standing.APPROVED:
-        return Decision(Outcome.WAITING, Rule.APPROVAL, f"run {request.run_id!r} waits for approval here")
+        terms = f", terms {history.terms}" if history.terms else ""
+        return Decision(Outcome.WAITING, Rule.APPROVAL, f"run {request.run_id!r} waits for approval here{terms}")
     return None
 
 

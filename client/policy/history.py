@@ -140,7 +140,8 @@ class PolicyHistory:
             standing = Standing.UNDECIDED
         is_counted = any(_continues(count, request, day) for count in counts)
         turn = 0 if request.kind is Kind.EVALUATE else len(counts) + (not is_counted)
-        return History(standing=standing, rounds_today=today, is_counted=is_counted, turn=turn)
+        fingerprint = "" if terms is None else terms.fingerprint
+        return History(standing=standing, rounds_today=today, is_counted=is_counted, turn=turn, terms=fingerprint)
 
     def asked(
         self, run_id: str, task: str, local: str, at: float, *, algorithm: str | None = None, codec: str | None = None

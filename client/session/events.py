@@ -97,6 +97,8 @@ class Forbidden:
     request: Request
     reason: FailureReason
     detail: str
+    waits: bool = False
+    """The policy will allow it later: after an approval, within the hours, or on the next day."""
 
 
 @value
@@ -265,6 +267,8 @@ class ReportFailure:
     round_id: RoundId
     reason: FailureReason
     detail: str
+    waits: bool = False
+    """The site's policy will allow the work later."""
 
 
 @value

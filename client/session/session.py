@@ -237,7 +237,7 @@ class Session:
         request = event.request
         if request.key in self.outgoing:
             return ()
-        effects: list[Effect] = [*self._report(request, event.reason, event.detail)]
+        effects: list[Effect] = [*self._report(request, event.reason, event.detail, waits=event.waits)]
         self._withdraw(request.key)
         if self.job is not None and self.job.request.key == request.key:
             effects += self._stop(self.job, submit=False, now=now)
@@ -353,10 +353,10 @@ class Session:
         keys |= {self.job.request.key} if self.job is not None else set()
         return tuple(e for key in sorted(keys) if key[1] == run_id for e in self._released(key, False, now))
 
-    def _report(self, request: Request, reason: FailureReason, detail: str) -> Effects:
+    def _report(self, request: Request, reason: FailureReason, detail: str, *, waits: bool = False) -> Effects:
         if isinstance(request, EvaluationRequest):
             return (_evaluation_report(request, None, f"{reason}: {detail}", reason),)
-        return (ReportFailure(request.run_id, request.round_id, reason, detail),)
+        return (ReportFailure(request.run_id, request.round_id, reason, detail, waits),)
 
     # ------------------------------------------------------------ uploads
 

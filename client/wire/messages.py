@@ -174,6 +174,7 @@ def failure(effect: ReportFailure) -> pb.ClientMessage:
             round_id=effect.round_id,
             reason=effect.reason,
             detail=_plain(effect.detail),
+            waits=effect.waits,
         )
     )
 
@@ -191,6 +192,7 @@ def evaluation(effect: ReportEvaluation) -> pb.ClientMessage:
             version=effect.version,
             statistics=statistics(sums or {}),
             error=error,
+            reason=effect.reason or "",
         )
     )
 

@@ -72,7 +72,7 @@ class Attendance:
         for run_id, run in self._runs.items():
             if run.machine.ledger.is_open and run.task in connection.tasks:
                 rounds = tuple(working_on.get(run_id, ()))
-                run.post(ClientJoined(client_id, connection.session, connection.profile, rounds))
+                run.post(_joined(connection, rounds))
         for run_id in self._ended_for(connection, working_on):
             self._spawn(self._send_past_end(connection, self._runs[run_id]))
         if tasks and not connection.tasks & set(tasks):
@@ -114,14 +114,14 @@ class Attendance:
         """Tell a run that starts, or resumes, which clients are connected."""
         for connection in self.hub:
             if run.task in connection.tasks:
-                run.post(ClientJoined(connection.client_id, connection.session, connection.profile))
+                run.post(_joined(connection))
 
     def introduce_again(self, connection: Connection) -> None:
         """Make a client available again in the runs where it had declined; in all others it is available already."""
         client_id = connection.client_id
         for run in self._open_with(client_id):
             if run.machine.ledger.membership.has_declined(client_id):
-                run.post(ClientJoined(client_id, connection.session, connection.profile))
+                run.post(_joined(connection))
 
     def send_ranks(self) -> None:
         """Send the current addresses of the aggregation ranks to all clients."""
@@ -176,3 +176,7 @@ class Attendance:
             wait = self._config.lease if due is None else due - self._clock.now()
             await asyncio.sleep(min(max(wait, 0.01), self._config.lease))
             self.lost(self._leases.expired(self._clock.now()), LossReason.LEASE_EXPIRED)
+
+
+def _joined(connection: Connection, working_on: tuple[RoundId, ...] = ()) -> ClientJoined:
+    return ClientJoined(connection.client_id, connection.session, connection.profile, working_on, connection.software)

@@ -25,6 +25,7 @@ class Connection:
     tasks: frozenset[str]
     profile: Profile
     codecs: frozenset[str] = frozenset()  # those that the client supports
+    software: str = ""  # of its agent
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""

@@ -51,7 +51,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.selection.sampling import draw
-from atoll.server.views.narration import narrate
+from atoll.server.views.narration import narrate, wait_for_clients
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class RunDriver:
         self._rows = Batch()  # those of the events in `_posted`
         self._wake = asyncio.Event()
         self._is_broken = False
+        self._wait = ""  # the last line about the clients for whom the open round waits
         self._last: asyncio.Future[Effects] | None = None  # that of the newest event
         self._timer: asyncio.TimerHandle | None = None
         self._next_round: asyncio.TimerHandle | None = None
@@ -139,7 +140,7 @@ class RunDriver:
         effects = self.machine.receive(event, now)
         self._seq += 1
         done = self._last = self._loop.create_future()
-        lines = tuple(narrate(self.machine, event, effects))  # composed from the state of now, logged once on disk
+        lines = (*narrate(self.machine, event, effects), *self._new_wait())  # of the state of now, logged once on disk
         if isinstance(event, UpdateReceived):
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
@@ -153,6 +154,11 @@ class RunDriver:
             self._wake.set()
         self._arm_timer()
         return asyncio.shield(done)  # the caller may be cancelled
+
+    def _new_wait(self) -> tuple[str, ...]:
+        """Return for whom the open round waits, if that has changed since the last event."""
+        before, self._wait = self._wait, wait_for_clients(self.machine)
+        return (self._wait,) if self._wait and self._wait != before else ()
 
     async def on_disk(self) -> None:
         """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""

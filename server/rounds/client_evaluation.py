@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
 
+SILENT = "did not answer in time"
+"""The failure of a client whose answer has not come by the deadline."""
+
 
 @dataclass(slots=True)
 class ClientEvaluation:
@@ -53,7 +56,7 @@ class ClientEvaluation:
         """End the evaluation; a client without an answer has failed."""
         for client_id in self.asked:
             if self.is_waiting_for(client_id):
-                self.failures[client_id] = "did not answer in time"
+                self.failures[client_id] = SILENT
         return CloseEvaluation(self.version, self.answers, self.failures)
 
 

@@ -97,12 +97,9 @@ def why_not(membership: Membership, client_id: ClientId) -> str:
         waits = waits or ("waiting" if trouble.waits else f"declining ({trouble.reason})")
         return f"{waits} ({trouble.detail})" if trouble.detail else waits
     if trouble is not None and trouble.rest_until:
-        return f"left alone for a while after {_times(trouble.failures)} {trouble.reason}"
+        many = f"{trouble.failures} failures in a row, the last " if trouble.failures > 1 else ""
+        return f"left alone for a while after {many}{trouble.reason}"
     return ""
-
-
-def _times(number: int) -> str:
-    return "" if number == 1 else f"{number} failures in a row, the last"
 
 
 def named(clients: Iterable[ClientId]) -> str:

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 HELLO_BYTES_MAX = 256 * 1024
 TASKS_MAX = 100
+SOFTWARE_MAX = 80
 WORKING_ON_MAX = 1000
 DETAIL_MAX = 2000
 
@@ -126,7 +127,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if not is_failure_news(run.machine, client_id, RoundId(failed.round_id)):
             return
         reason, detail = FailureReason(failed.reason), printable(failed.detail[:DETAIL_MAX])
-        run.post(ClientFailed(client_id, RoundId(failed.round_id), reason, detail))
+        run.post(ClientFailed(client_id, RoundId(failed.round_id), reason, detail, failed.waits))
 
     def _evaluated(self, client_id: ClientId, evaluated: pb.Evaluated) -> None:
         run = self._coordinator.runs.get(RunId(evaluated.run_id))
@@ -135,7 +136,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         sums, detail = None, printable(evaluated.error[:DETAIL_MAX])
         if not detail and (sums := sums_of(evaluated.statistics)) is None:
             detail = f"more than {METRICS_MAX} metrics, {STATISTICS_MAX} sums or {NAME_MAX} characters in a name"
-        run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail))
+        named = evaluated.reason if sums is None else ""
+        reason = FailureReason(named) if named in set(FailureReason) else None
+        run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail, reason))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:
         """Return the manifest of a version that is on disk."""
@@ -257,7 +260,9 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
         return grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello"
     hello = message.hello
     if hello.protocol != PROTOCOL:
-        detail = f"protocol {hello.protocol} is not {PROTOCOL}: update the older side ({hello.software[:80]!r})"
+        detail = (
+            f"protocol {hello.protocol} is not {PROTOCOL}: update the older side ({hello.software[:SOFTWARE_MAX]!r})"
+        )
         return grpc.StatusCode.FAILED_PRECONDITION, detail
     if hello.ByteSize() > HELLO_BYTES_MAX:
         return grpc.StatusCode.INVALID_ARGUMENT, f"a Hello has at most {HELLO_BYTES_MAX} bytes"
@@ -275,4 +280,5 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
 def _connection(hello: pb.Hello) -> Connection:
     profile = Profile(min(hello.num_examples, 2**53), hello.label)
     codecs = frozenset(hello.codecs).intersection(FAMILIES)
-    return Connection(ClientId(hello.client_id), hello.session, frozenset(hello.tasks), profile, codecs)
+    software = printable(hello.software[:SOFTWARE_MAX])
+    return Connection(ClientId(hello.client_id), hello.session, frozenset(hello.tasks), profile, codecs, software)

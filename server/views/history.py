@@ -4,13 +4,12 @@ It reads the disk alone, changes nothing and takes no lock, so it works beside a
 The open round is in no table: its record comes from a replay of the last snapshot and the journal's entries since.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, select
 
-from atoll.protocol.vocabulary import ClientId, RoundId, RunId
+from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.journal.binding import has_state, open_database
 from atoll.server.journal.codec import decode_record
@@ -18,7 +17,7 @@ from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow, run_
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
-from atoll.server.rounds.member import Member
+from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 
@@ -95,14 +94,13 @@ class History:
         with self._database.transaction() as connection:
             return [_evaluation(row) for row in connection.execute(_of_run(EVALUATIONS, run_id).order_by(*order))]
 
-    def clients(self, run_id: RunId) -> dict[ClientId, Member]:
-        """Return every client that has joined the run, by id; without a coordinator none is connected."""
+    def membership(self, run_id: RunId) -> Membership:
+        """Return the clients that have joined the run; without a coordinator none is connected."""
         with self._database.transaction() as connection:
             membership = _machine(connection, run_id).ledger.membership
         if self.coordinator() is None:
             membership.everyone_disconnected()
-        members = sorted(membership.members.items())
-        return {c: m if membership.is_connected(c) else replace(m, session=None) for c, m in members}
+        return membership
 
     def machine(self, run_id: RunId) -> RunMachine:
         """Return the run's machine after the last entry of its journal.

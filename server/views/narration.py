@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator
 
-from atoll.protocol.vocabulary import Fate, ReleaseReason, RoundId
+from atoll.protocol.vocabulary import DECLINES, Fate, ReleaseReason, RoundId, RunState
+from atoll.server.rounds.client_evaluation import SILENT
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
     Aggregate,
+    AskEvaluation,
+    ClientEvaluated,
     ClientFailed,
+    ClientJoined,
     ClientLost,
+    CloseEvaluation,
     Commit,
     CoordinatorStarted,
     DrawCohort,
@@ -19,16 +24,18 @@ from atoll.server.rounds.events import (
     PauseRun,
     Reject,
     Release,
+    ResumeRequested,
     UpdateRefused,
 )
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.waiting import retry_of
+from atoll.server.rounds.waiting import named, retry_of, what_a_round_lacks
 
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
     """Yield the lines for one event and its effects, after the machine has applied it."""
     yield from _of_event(machine, event)
+    yield from _of_evaluation(machine, event, effects)
     invited = [e for e in effects if isinstance(e, Invite)]
     if invited:
         record = machine.record_of(invited[0].round_id)
@@ -39,10 +46,34 @@ def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> I
             yield line
 
 
+def wait_for_clients(machine: RunMachine) -> str:
+    """Return for whom an open round waits before it can invite, and why; empty: it does not."""
+    if machine.ledger.state is not RunState.RUNNING or machine.round is None:
+        return ""
+    return "" if machine.ledger.training or not machine.round.may_draw else what_a_round_lacks(machine)
+
+
+def _of_evaluation(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
+    asked = [effect for effect in effects if isinstance(effect, AskEvaluation)]
+    if asked and not isinstance(event, ClientJoined):
+        left, names = asked[0].deadline - machine.ledger.now, named(effect.client_id for effect in asked)
+        yield f"version {asked[0].version}: asked {names} to evaluate it (deadline {left:.1f} s)"
+    if isinstance(event, ClientEvaluated) and event.statistics is None:
+        again = "; it is not asked again before it says that it is ready" if event.reason in DECLINES else ""
+        yield f"version {event.version}: {event.client_id} did not evaluate it{_after_colon(event.detail)}{again}"
+    for effect in effects:
+        if isinstance(effect, CloseEvaluation):
+            silent = [c for c, why in effect.failures.items() if why == SILENT]
+            late = f"; no answer in time from {named(silent)}" if silent else ""
+            yield f"version {effect.version}: evaluated by {len(effect.answers)} clients{late}"
+
+
 def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
     match event:
         case CoordinatorStarted(down_since):
-            yield f"the coordinator is back after {machine.ledger.now - down_since:.1f} s"
+            due = machine.ledger.retry_at - machine.ledger.now
+            then = f"; the next round begins in {due:.1f} s" if machine.ledger.is_round_due and due > 0 else ""
+            yield f"the coordinator is back after {machine.ledger.now - down_since:.1f} s{then}"
         case ClientFailed(client_id, round_id, reason, detail):
             record = machine.record_of(round_id)
             row = record.clients.get(client_id) if record is not None else None
@@ -52,6 +83,8 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case ClientLost(client_id, reason):
             yield f"{client_id} is lost: {reason}"
+        case ResumeRequested(wait):
+            yield "the run is resumed" + (", and waits until there is room" if wait else "")
         case _:
             pass
 

@@ -9,14 +9,15 @@ from atoll.aggregation.tensors.safetensors_file import read_metadata
 from atoll.parallel.task.metrics import values
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
-from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version
+from atoll.protocol.vocabulary import ClientId, RoundId, RunId, RunState, Version
 from atoll.server.files.run_store import RunStore
 from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow
 from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.state_directory import run_folder
-from atoll.server.rounds.member import Member
+from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.waiting import what_a_pause_waits_for
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.waiting import what_a_pause_waits_for, what_a_run_waits_for, why_not
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
 
@@ -57,7 +58,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     if view is View.RUN:
         return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
     if view is View.ROUND:
-        return plain(as_json(_record(history, row.run_id, number)))
+        return plain(_round(history, row.run_id, number))
     if view is View.VERSIONS:
         rows = _versions(history, row.run_id)
         return plain({"run": row.run_id, "rows": rows, "metadata": _metadata(history, row.run_id)})
@@ -127,9 +128,27 @@ def _whole_run(history: History, row: RunRow) -> Document:
     return _run(history, row) | {
         "metrics": measures(evaluations),
         "unmeasured": unmeasured(evaluations),
-        "pausing": what_a_pause_waits_for(history.machine(row.run_id)),
+        "pausing": what_a_pause_waits_for(machine := history.machine(row.run_id)),
+        "waiting": _wait(history, machine),
         "settings": row.config.model_dump(mode="json"),
     }
+
+
+def _wait(history: History, machine: RunMachine) -> str:
+    """Return for whom or what a run waits; empty: it does not."""
+    if machine.ledger.state is RunState.RUNNING and history.coordinator() is None:
+        return "no coordinator holds the state directory: start it, and the run goes on"
+    return what_a_run_waits_for(machine)
+
+
+def _round(history: History, run_id: RunId, number: int) -> Document:
+    """Return the record of a round; an open one says in its last sentence for whom it waits."""
+    record, machine = _record(history, run_id, number), history.machine(run_id)
+    found = as_json(record)
+    is_open = machine.round is not None and machine.round.record.round_id == record.round_id
+    if is_open and (wait := _wait(history, machine)):
+        found["sentences"].append(f"{wait[0].upper()}{wait[1:]}.")
+    return found
 
 
 def _rounds(history: History, run_id: RunId) -> list[Document]:
@@ -146,19 +165,29 @@ def _record(history: History, run_id: RunId, number: int) -> RoundRecord:
 
 
 def _clients(history: History, run_id: RunId) -> list[Document]:
-    members, rounds = history.clients(run_id), history.rounds(run_id)
+    membership, rounds = history.membership(run_id), history.rounds(run_id)
     invited = Counter(client_id for record in rounds for client_id in record.clients)
     used = Counter(c for record in rounds for c, client in record.clients.items() if client.used_in is not None)
     return [
-        _client(client_id, member) | {"invited": invited[client_id], "used": used[client_id]}
-        for client_id, member in members.items()
+        _client(client_id, membership) | {"invited": invited[client_id], "used": used[client_id]}
+        for client_id in sorted(membership.members)
     ]
 
 
-def _client(client_id: ClientId, member: Member) -> Document:
+def _client(client_id: ClientId, membership: Membership) -> Document:
+    """Return a client as a row: `why_not` says why it cannot be invited now, `seen_at` is its newest sign of life."""
+    member = membership.members[client_id]
+    trouble, is_connected = member.trouble, membership.is_connected(client_id)
+    failure = None if trouble is None else {"reason": trouble.reason, "detail": trouble.detail, "at": trouble.at}
     return {
         "client": client_id,
-        "connected": member.session is not None,
+        "connected": is_connected,
+        "available": membership.is_available(client_id),
+        "why_not": why_not(membership, client_id),
+        "seen_at": member.seen_at or None,
+        "software": member.software,
+        "last_failure": failure,
+        "evaluates": membership.evaluates(client_id),
         "num_examples": member.profile.num_examples,
         "label": member.profile.label,
         "download_seconds": member.download_seconds,

@@ -89,7 +89,13 @@ async def test_a_run_waits_for_approval_and_the_coordinator_hears_when_it_has_co
     ):
         version = coordinator.add(Version(model()))
         await coordinator.invite(version)
-        assert (await coordinator.heard("failed")).reason == "awaits_approval"
+        failed = await coordinator.heard("failed")
+        assert (failed.reason, failed.waits) == ("awaits_approval", True)
+        [run] = PolicyHistory(tmp_path / "a").runs()
+        assert failed.detail == f"approval: run 'run-1' waits for approval here, terms {run.fingerprint}"
+        asked = pb.Evaluate(run_id="run-1", task="tiny:task", version=1, model_digest=version.digest, time_left_s=30)
+        await coordinator.push(evaluate=asked)
+        assert (await coordinator.heard("evaluated")).reason == "awaits_approval"
         PolicyHistory(tmp_path / "a").decided("run-1", Standing.APPROVED, 1.0)
         await coordinator.heard("ready")
         await coordinator.invite(version, round_id=2)

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.printing import as_json, clock, note, say, seconds, table
+from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.names import Role
 
@@ -46,23 +46,35 @@ def list_clients(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the clients that ever joined a run: connection, examples, invitations, used updates, and times."""
+    """List the clients that ever joined a run: whether each can be invited and why not, its work, its last failure.
+
+    `seen` is the newest event of a connection; a connected client is seen all the time.
+    """
     seen = read_view("clients", state, database, run=run)
     if json:
         as_json(seen["rows"])
         return
     table(
-        ["client", "connected", "examples", "label", "invited", "used", "download", "training", "upload"],
+        [
+            *("client", "connected", "available", "examples", "label", "invited", "used"),
+            *("download", "training", "upload", "seen", "version", "last failure"),
+        ],
         [
             (
                 *(client["client"], "yes" if client["connected"] else "no"),
+                "yes" if client["available"] else shortened(client["why_not"]),
                 *(client[name] for name in ("num_examples", "label", "invited", "used")),
                 *(seconds(client[f"{name}_seconds"]) for name in ("download", "train", "upload")),
+                *(clock(client["seen_at"]), client["software"], _last_failure(client["last_failure"])),
             )
             for client in seen["rows"]
         ],
         empty=f"no client has joined run {seen['run']} yet",
     )
+
+
+def _last_failure(failure: Mapping[str, Any] | None) -> str:
+    return "" if failure is None else f"{failure['reason']} at {clock(failure['at'])}"
 
 
 @app.command("invite")

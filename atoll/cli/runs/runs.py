@@ -144,6 +144,8 @@ def show(
     say(f"{found['run']} is {found['state']}" + (f": {why}" if why else ""))
     say(f"task {found['task']}, created {clock(found['created_at'])}, ended {clock(found['ended_at'])}")
     say(f"version {found['version']} of {found['rounds']}")
+    if found["waiting"]:
+        say(found["waiting"])
     for version, measured in sorted(found["metrics"].items(), key=lambda item: int(item[0]))[-5:]:
         say(f"version {version}: {metrics_text(measured)}")
     for missing in found["unmeasured"][-1:]:

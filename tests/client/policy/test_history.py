@@ -93,7 +93,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -signal.SIGKILL
     history = PolicyHistory(tmp_path)
     found = history.of(request(7, local="{}", content="a"), day=DAY)
-    assert found == History(standing=Standing.APPROVED, rounds_today=2, is_counted=True, turn=1)
+    terms = history.runs()[0].fingerprint
+    assert found == History(standing=Standing.APPROVED, rounds_today=2, is_counted=True, turn=1, terms=terms)
     assert not history.of(request(6, local="{}", content="a"), day=DAY).is_counted, "its update may have left"
 
 
@@ -162,7 +163,8 @@ def test_what_an_older_atoll_approved_must_be_approved_again(tmp_path: Path, cap
     assert "the approval of run r-1 names no algorithm and no codec and must be given again" in caplog.text
     assert [terms.standing for terms in history.runs()] == [Standing.UNDECIDED, Standing.REJECTED]
     assert history.of(request(local="{}"), day=DAY).standing is Standing.UNDECIDED
-    assert history.of(request(7), day=DAY) == History(rounds_today=1, is_counted=True, turn=1)
+    [terms] = [run.fingerprint for run in history.runs() if run.run_id == request(7).run_id]
+    assert history.of(request(7), day=DAY) == History(rounds_today=1, is_counted=True, turn=1, terms=terms)
     assert not history.of(request(7, content="a"), day=DAY).is_counted, "the content of that training is unknown"
     history.count(request(7, content="a"), DAY)
     history.close()

@@ -134,12 +134,14 @@ def test_versions_evaluations_and_the_end_are_told(state):
 def test_clients_are_connected_only_while_a_coordinator_runs(state):
     write_history(state, IN_ROUND_4)
     history = History(state.path)
-    assert [member.session for member in history.clients("r").values()] == [None, None, None]
+    membership = history.membership("r")
+    assert [membership.is_connected(client) for client in "abc"] == [False, False, False]
     state.announce("127.0.0.1:1", "127.0.0.1:2", os.getpid())
-    clients = history.clients("r")
-    assert list(clients) == ["a", "b", "c"]
-    assert [member.session for member in clients.values()] == ["s-a2", "s-b2", "s-c2"]
-    assert clients["a"].train_seconds == 1.7
+    membership = history.membership("r")
+    assert sorted(membership.members) == ["a", "b", "c"]
+    assert [membership.members[client].session for client in "abc"] == ["s-a2", "s-b2", "s-c2"]
+    assert [membership.is_connected(client) for client in "abc"] == [True, True, True]
+    assert membership.members["a"].train_seconds == 1.7
 
 
 def test_a_writer_is_not_disturbed_by_a_reader_that_takes_its_time(state):
