@@ -591,10 +591,12 @@ class DeleteRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "overrides")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    overrides: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListRanksRequest(_message.Message):
     __slots__ = ()

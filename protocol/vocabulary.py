@@ -28,7 +28,7 @@ class Phase(StrEnum):
 
 
 class RunState(StrEnum):
-    """The state of a run; the last three are terminal. `atoll run resume` reopens a stopped or failed run."""
+    """The state of a run; the last three are terminal. `atoll run resume` reopens it, if finished for more rounds."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -15,6 +15,7 @@ from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.protocol.wire.allocator import keep_freed_memory, share_heaps
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
+from atoll.server.config.run_changes import differing_keys
 from atoll.server.errors import OperatorError
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.identity.setup import equip_ranks, gate_of, publisher
@@ -131,17 +132,24 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
     namesakes = [run for run in coordinator.runs.values() if run.config.name == config.name]
     for run in namesakes:
         if coordinator.state_of(run.run_id) not in TERMINAL:
-            if run.config != config:
-                logger.warning("run %s continues with the settings that it was started with", run.run_id)
+            if not await coordinator.has_settings(run.run_id, config):
+                keys = ", ".join(differing_keys(run.config, config))
+                text = "run %s continues with the settings that it was started with, others are given now for %s: "
+                text += "pause it, and `atoll run resume %s --set KEY=VALUE` changes them"
+                logger.warning(text, run.run_id, keys, run.run_id)
             return run.run_id
-    if namesakes and namesakes[-1].config == config and not again:
+    if namesakes and not again and await coordinator.has_settings(namesakes[-1].run_id, config):
         ended = namesakes[-1].machine.ledger
         run_id = namesakes[-1].run_id
-        reopen = "" if ended.state is RunState.FINISHED else f"--stay and `atoll run resume {run_id}` continue it, "
+        more = f" --set rounds={ended.version + 1}" if ended.state is RunState.FINISHED else ""
+        reopen = f"--stay and `atoll run resume {run_id}{more}` continue it, "
         what = (run_id, ended.state, ended.cause, reopen)
         logger.warning("run %s with these settings is %s already (%s): %s--again starts a new one", *what)
         return run_id
-    return await coordinator.add_run(config)
+    run_id = await coordinator.add_run(config)
+    if told := coordinator.namesake_of(run_id):
+        logger.warning("run %s is new: %s", run_id, told)
+    return run_id
 
 
 def _stop_on_signals() -> asyncio.Event:

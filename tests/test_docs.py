@@ -45,7 +45,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from atoll.server.selection.oort import Oort
 from tests.server.rounds.test_buffer_round import Flow, buffered, invited
 from tests.server.rounds.test_cohort_round import released

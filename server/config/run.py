@@ -16,7 +16,7 @@ from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, load_sampler
 

@@ -6,7 +6,7 @@ decisions of a run are its machine's, their execution its driver's; connections 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState, Version
 from atoll.server.audit.actions import Action
@@ -24,6 +25,7 @@ from atoll.server.audit.rounds import entries_of
 from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
+from atoll.server.config.run_changes import as_overrides, changed, may_go_on
 from atoll.server.errors import OperatorError, StoreCorrupted, UnknownRun
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
@@ -246,6 +248,27 @@ class Coordinator:
         self.audit.record(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
         return run_id
 
+    async def has_settings(self, run_id: RunId, config: RunConfig) -> bool:
+        """Return whether a run has these settings, or began with them before a resume changed them."""
+        if self._run(run_id).config == config:
+            return True
+        return config == await on_thread(self._journal_thread, self.journal.first_settings, run_id)
+
+    def namesake_of(self, run_id: RunId) -> str:
+        """Return how the last run of the same name would have gone on with the settings of a new one, or ""."""
+        new = self._run(run_id).config
+        older = [run for other, run in self.runs.items() if other != run_id and run.config.name == new.name]
+        if not older or older[-1].machine.ledger.state not in TERMINAL:
+            return ""
+        last = older[-1]
+        if not may_go_on(last.config, new, version=last.machine.ledger.version):
+            return ""
+        return (
+            f"it begins from version 0; run {last.run_id} is {last.machine.ledger.state} at version "
+            f"{last.machine.ledger.version}, and `atoll run resume {last.run_id} {as_overrides(last.config, new)}` "
+            "would go on from there"
+        )
+
     async def stop_run(self, run_id: RunId, reason: str) -> str:
         """End a run for the operator's reason; return what still has to happen first, or ""."""
         run = self._run(run_id)
@@ -271,21 +294,29 @@ class Coordinator:
             raise OperatorError(f"run {run_id} is about to end; there is nothing to pause")
         return what_a_pause_waits_for(run.machine)
 
-    async def resume_run(self, run_id: RunId) -> str:
-        """Resume a paused run, or reopen a stopped or failed one.
+    async def resume_run(self, run_id: RunId, overrides: Sequence[str] = ()) -> str:
+        """Resume a paused run, or reopen an ended one: a finished one with more rounds, any with changed settings.
 
         Without room it is queued, and the answer states that.
+
+        Raises:
+            UnknownRun: there is no such run.
+            OperatorError: the run cannot be resumed now, or not with these settings.
         """
         run = self._run(run_id)
-        ledger = run.machine.ledger
-        was_open, is_pausing = ledger.is_open, ledger.pause_reason is not None
-        if ledger.state not in (RunState.PAUSED, RunState.STOPPED, RunState.FAILED) and not is_pausing:
-            raise OperatorError(f"run {run_id} is {ledger.state}; only a paused, stopped or failed one can be resumed")
+        config, was_open = self._resumed_config(run, overrides), run.machine.ledger.is_open
         self._check_ranks(run_id)
-        self.audit.record(Action.RUN_RESUME, run_id)
+        if config is not None:
+            parts = await self._factory.parts_of_changed(run.config, config, run_id)
+            self._check_resumable(run, has_changes=True)  # it may have gone on while the task was loaded
+            run.reconfigure(config, *parts)
+        ledger = run.machine.ledger
+        is_pausing = ledger.pause_reason is not None
+        digests = {} if config is None else {"config": digest_of(config.model_dump_json().encode())}
+        self.audit.record(Action.RUN_RESUME, run_id, digests=digests)
         run.ended.clear()
         wait = not (is_pausing or self.has_room)
-        resumed = run.post(ResumeRequested(wait))
+        resumed = run.post(ResumeRequested(wait, None if config is None else config.rules))
         if not was_open:
             self.attendance.introduce_everyone(run)
         if wait:
@@ -294,6 +325,26 @@ class Coordinator:
         if not wait:
             return ""
         return f"{len(self.running)} runs are under way (max_runs): it is queued until one ends or is paused"
+
+    def _resumed_config(self, run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
+        """Return the changed settings with which a run would resume; None: they stay."""
+        self._check_resumable(run, has_changes=bool(overrides))
+        if not overrides:
+            return None
+        try:
+            return changed(run.config, overrides, version=run.machine.ledger.version)
+        except ConfigError as error:
+            raise OperatorError(str(error)) from error
+
+    def _check_resumable(self, run: RunDriver, *, has_changes: bool) -> None:
+        ledger, run_id = run.machine.ledger, run.run_id
+        if ledger.state is RunState.FINISHED and not has_changes:
+            more = f"`atoll run resume {run_id} --set rounds={ledger.version + 1}` (or more) gives it further rounds"
+            raise OperatorError(f"run {run_id} is finished: {ledger.cause}; {more}")
+        if ledger.pause_reason is not None and has_changes:
+            raise OperatorError(f"run {run_id} is still in a round: change its settings when it is paused")
+        if ledger.state in (RunState.RUNNING, RunState.QUEUED) and ledger.pause_reason is None:
+            raise OperatorError(f"run {run_id} is {ledger.state}; only a paused or an ended one can be resumed")
 
     async def delete_run(self, run_id: RunId) -> str:
         """Delete an ended run: its journal, records and versions. The clients' files are not touched."""

@@ -19,13 +19,14 @@ from atoll.protocol.durable import DiskFull
 from atoll.protocol.threads import on_daemon_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunState, Version
 from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
+from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import KeptUpdate
-from atoll.server.folding.evaluator import EvaluationFailed
+from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
 from atoll.server.hosting import messages
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.hosting.retention import Keep, Retention
 from atoll.server.hosting.run_parts import RunParts, SharedParts
-from atoll.server.journal.journal import Batch, EvaluationRow
+from atoll.server.journal.journal import Batch, EvaluationRow, SettingsChange
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -43,6 +44,7 @@ from atoll.server.rounds.events import (
     ModelEvaluated,
     OpenNextRound,
     Release,
+    ResumeRequested,
     RoundDue,
     SamplerFailed,
     TimePassed,
@@ -50,7 +52,8 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.open_round import Effects
-from atoll.server.selection.sampling import draw
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.views.narration import narrate, wait_for_clients
 
 logger = logging.getLogger(__name__)
@@ -147,6 +150,8 @@ class RunDriver:
         add_rows(self._rows, decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
         has_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
         keep = Keep.after(self._seq, self.machine, self.config.round) if has_end else None
+        if isinstance(event, ResumeRequested) and event.rules is not None:
+            self._rows.settings.append(SettingsChange(self.run_id, self.config))
         self._posted.append(_Posted(effects, lines, keep, done))
         if isinstance(event, UploadBegun):  # no caller waits for it: it may be written with the next event
             self._loop.call_later(UNHURRIED_S, self._wake.set)
@@ -165,6 +170,20 @@ class RunDriver:
         if self._last is not None and not self._last.done():
             self._wake.set()
             await asyncio.shield(self._last)
+
+    def reconfigure(self, config: RunConfig, sampler: Sampler | Oort, evaluator: Evaluator | None) -> None:
+        """Follow other settings from the resume on that the caller posts next.
+
+        Args:
+            config: the settings; those of the aggregation and the optimizer are as before.
+            sampler: the sampler of cohorts.
+            evaluator: the evaluator with the settings of the local training; None: these are as before.
+        """
+        self.config, self._sampler = config, sampler
+        self._terms = messages.RunTerms.of(self.run_id, self.task, config)
+        if evaluator is not None:
+            self._evaluator.close()
+            self._evaluator = evaluator
 
     def start(self) -> None:
         """Start the tasks that write, act and evaluate."""

@@ -69,6 +69,28 @@ class RunFactory:
             RunParts(row.run_id, row.config, task, machine, seq, reducer, evaluator, sampler), self._shared
         )
 
+    async def parts_of_changed(
+        self, old: RunConfig, new: RunConfig, run_id: RunId
+    ) -> tuple[Sampler | Oort, Evaluator | None]:
+        """Return the sampler of changed settings, and an evaluator if the local training has changed.
+
+        Raises:
+            OperatorError: the sampler does not load, or the task refuses its new settings.
+        """
+        try:
+            sampler = new.cohort.build()
+            if new.local == old.local:
+                return sampler, None
+            evaluator = self.evaluator(new, run_id)
+        except ConfigError as error:
+            raise OperatorError(str(error)) from error
+        try:
+            await evaluator.check()
+        except EvaluationFailed as error:
+            evaluator.close()
+            raise OperatorError(str(error)) from error
+        return sampler, evaluator
+
     def evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         """Make the evaluator of a run; its worker process starts with the first request."""
         reference = Reference(config.task, dict(config.local), config.aggregation.algorithm)

@@ -22,7 +22,7 @@ from atoll.server.rounds.events import Event
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 
 Value = TypeVar("Value")
 

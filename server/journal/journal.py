@@ -25,13 +25,16 @@ from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.journal.statements import DELETE_UPDATE, SELECT_UPDATES, statements
 from atoll.server.rounds.events import Sums
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 
 UPDATES_AT_ONCE = 500
 """Largest number of updates in one query."""
 
 _DELETED = "deleted run "
 """Prefix of a key of the table `meta`; the id of a deleted run follows."""
+
+_FIRST = "first settings of run "
+"""Prefix of a key of the table `meta`, for a run whose settings a resume has changed; its id follows."""
 
 # ---------------------------------------------------------------- rows
 
@@ -68,6 +71,14 @@ class RunChange:
     state: RunState
     cause: str = ""
     ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """The settings of a run from a resume on; its rules until then stay in its row, for a replay."""
+
+    run_id: RunId
+    config: RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +181,7 @@ class Batch:
     evaluations: list[EvaluationRow] = field(default_factory=list)
     runs: list[RunRow] = field(default_factory=list)  # new, or with new settings
     changes: list[RunChange] = field(default_factory=list)  # in the order of the events
+    settings: list[SettingsChange] = field(default_factory=list)
 
 
 class Journal:
@@ -192,6 +204,12 @@ class Journal:
         """Return every run, in the order of the queue."""
         return self._database.read(run_rows)
 
+    def first_settings(self, run_id: RunId) -> RunConfig | None:
+        """Return the settings with which a run began, if a resume has changed them since."""
+        key = f"{_FIRST}{run_id}"
+        text = self._database.read(lambda connection: connection.scalar(select(META.c.value).where(META.c.key == key)))
+        return None if text is None else RunConfig.model_validate_json(as_of_then(text, "round"))
+
     def next_number(self, name: str) -> int:
         """Return the number for the next run of this name, whose id no run has ever had, deleted ones included."""
         ids = self._database.read(
@@ -206,6 +224,7 @@ class Journal:
         def drop(connection: Connection) -> None:
             for table in (RUNS, JOURNAL, SNAPSHOTS, MEMBERS, ROUNDS, VERSIONS, UPDATES, EVALUATIONS):
                 connection.execute(delete(table).where(table.c.run_id == run_id))
+            connection.execute(delete(META).where(META.c.key == f"{_FIRST}{run_id}"))
             connection.execute(META.insert().values(key=f"{_DELETED}{run_id}", value=""))
 
         self._database.write(drop)
@@ -247,6 +266,8 @@ class Journal:
             connection.exec_driver_sql(sql.insert_entry, [_entry_values(row) for row in batch.entries])
         for change in batch.changes:
             connection.execute(update(RUNS).where(RUNS.c.run_id == change.run_id).values(_values(change)))
+        for new in batch.settings:
+            _change_settings(connection, new)
 
     def load(self, run_id: RunId) -> Recovered:
         """Return the last good snapshot and the entries since.
@@ -312,6 +333,15 @@ class Journal:
                 connection.execute(delete(ROUNDS).where(ROUNDS.c.run_id == run_id, ROUNDS.c.round_id < first))
 
         self._database.write(drop)
+
+
+def _change_settings(connection: Connection, new: SettingsChange) -> None:
+    """Replace the settings of a run; its first ones stay beside them."""
+    of_run, first = RUNS.c.run_id == new.run_id, f"{_FIRST}{new.run_id}"
+    if connection.scalar(select(META.c.value).where(META.c.key == first)) is None:
+        before = connection.scalar(select(RUNS.c.config).where(of_run))
+        connection.execute(META.insert().values(key=first, value=before))
+    connection.execute(update(RUNS).where(of_run).values(config=new.config.model_dump_json()))
 
 
 def _deleted(connection: Connection) -> list[RunId]:

@@ -15,7 +15,7 @@ from atoll.server.rounds.events import Event
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,10 @@ class Invitations:
             row.deadline, row.extended = row.deadline + extension, row.extended + extension
             row.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
 
+    def release_after_commit(self, now: float, *, is_last: bool) -> Effects:
+        """Release the clients whose update can no longer count in any commit; the others continue to train."""
+        return self.release_all(ReleaseReason.ROUND_CLOSED, now) if is_last else self.release_stale(now)
+
     def release_stale(self, now: float) -> Effects:
         """Release, after a commit, the clients whose update could no longer count."""
         stale = [c for c, r in self._ledger.training.items() if not self.may_still_count(self._record(r))]

@@ -23,6 +23,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.server.rounds.policy import Mode
+from atoll.server.rounds.run_rules import RunRules
 
 Sums = Mapping[str, tuple[float, ...]]
 """Sufficient statistics by metric, merged by addition."""
@@ -214,12 +215,13 @@ class PauseRequested:
 
 @value
 class ResumeRequested:
-    """The operator's request to continue a paused run or to reopen a stopped or failed one.
+    """The operator's request to continue a paused run or to reopen an ended one, a finished one with more rounds.
 
     `wait`: the coordinator has no room for the run now; the driver delivers this event again when there is room.
     """
 
     wait: bool = False
+    rules: RunRules | None = None  # those to follow from now on; None: as before
 
 
 Event = (

@@ -13,6 +13,7 @@ from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.events import AmendRecord, Effect, Update
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_rules import RunRules
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Ledger:
     waiting: list[Update] = field(default_factory=list)  # asynchronous: accepted while no buffer was open, in order
     past: dict[RoundId, RoundRecord] = field(default_factory=dict)  # the last few rounds
     evaluation: ClientEvaluation | None = None
+    rules: RunRules | None = None  # those that a resume has changed; None: the run's first ones
     unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
 
     @property

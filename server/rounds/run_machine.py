@@ -9,8 +9,9 @@ journal replays it: the same events at the same times give the same effects.
                                    --PauseRequested, the round over----> PAUSED --StopRequested--> STOPPED
     FAILED, STOPPED, PAUSED --ResumeRequested--> RUNNING, or QUEUED until there is room, and ResumeRequested comes again
 
-A pause ends nothing that has begun: a round that has invited clients and an evaluation end as usual, and late updates
-are accepted. A round that still waits for clients is abandoned, which does not count as a failure.
+A finished run resumes with more rounds only. A pause ends nothing that has begun: a round that has invited clients and
+an evaluation end as usual, and late updates are accepted. A round that still waits for clients is abandoned, which does
+not count as a failure.
 """
 
 from collections.abc import Callable, Mapping
@@ -249,9 +250,13 @@ class RunMachine(Intake):
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
         ledger.membership.approval_by = None
         self._pace(round_, commit)
-        effects = self._settle_committed(round_)
+        effects = (
+            ledger.settle_committed(round_.record, round_.late)
+            if isinstance(round_, Round)
+            else ledger.settle_buffer_committed(round_.record)
+        )
         ledger.past[round_.record.round_id] = round_.record
-        released = self._release_after_commit(now)
+        released = self.invitations.release_after_commit(now, is_last=ledger.version >= self.rules.rounds)
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
 
     def _pace(self, round_: OpenRound, commit: Commit) -> None:
@@ -259,17 +264,6 @@ class RunMachine(Intake):
         if window := self.rules.pacer_window:
             used = [utility_of(update) for update in round_.held if update.digest in commit.used]
             self.ledger.membership.pacer.committed(used, window)
-
-    def _settle_committed(self, round_: OpenRound) -> list[Effect]:
-        if isinstance(round_, Round):
-            return self.ledger.settle_committed(round_.record, round_.late)
-        return self.ledger.settle_buffer_committed(round_.record)
-
-    def _release_after_commit(self, now: float) -> Effects:
-        """Release the clients whose update can no longer count in any commit; the others continue to train."""
-        if self.ledger.version >= self.rules.rounds:
-            return self.invitations.release_all(ReleaseReason.ROUND_CLOSED, now)
-        return self.invitations.release_stale(now)
 
     def _abandoned(self, abandon: Abandon, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
@@ -348,8 +342,13 @@ class RunMachine(Intake):
         ledger = self.ledger
         if ledger.state is RunState.RUNNING:
             ledger.pause_reason = None  # withdraws a pause that has not taken effect
-        if ledger.state in (RunState.RUNNING, RunState.FINISHED) or not ledger.model_digest:
+        rounds = (event.rules or self.rules).rounds
+        has_all = ledger.state is RunState.FINISHED and ledger.version >= rounds
+        if ledger.state is RunState.RUNNING or has_all or not ledger.model_digest:
             return ()
+        if event.rules is not None:
+            ledger.rules = event.rules
+            self._follow(event.rules)
         ledger.membership.wake()
         if ledger.state in TERMINAL:
             ledger.failures = 0

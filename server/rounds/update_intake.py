@@ -6,7 +6,6 @@ deals with one client's work for one round; `run_machine` has the rest.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from atoll.protocol.vocabulary import (
     DECLINES,
@@ -37,33 +36,23 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects, OpenRound
-from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.retries import seconds_of_rest
+from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject
-
-
-@dataclass(frozen=True, slots=True)
-class RunRules:
-    """The rules of a run: its straggler policy, its length, its evaluations."""
-
-    policy: StragglerPolicy
-    rounds: int  # number of commits after which the run is finished
-    seed: int = 0
-    evaluate_server_every: int = 0  # versions; 0: never; otherwise the last version is always evaluated
-    evaluate_clients_every: int = 0
-    evaluate_clients_max: int = 0  # 0: all connected clients
-    evaluation_deadline: float = 60.0  # seconds for the clients' answers
-    pacer_window: int = 0  # commits; 0: the sampler uses no pacer
 
 
 class Intake:
     """The records of the open round and the last rounds, and the decision about each update of these rounds."""
 
     def __init__(self, rules: RunRules, ledger: Ledger | None = None) -> None:
-        self.rules = rules
         self.ledger = ledger or Ledger()
         self.round: OpenRound | None = None
+        self._follow(self.ledger.rules or rules)
+
+    def _follow(self, rules: RunRules) -> None:
+        """Follow these rules from now on; no round is open."""
+        self.rules = rules
         self.invitations = Invitations(rules.policy, self.ledger, self)
 
     def record_of(self, round_id: RoundId) -> RoundRecord | None:

@@ -210,7 +210,8 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except OSError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error}")
-        return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(run_id))
+        message = self._coordinator.namesake_of(run_id)
+        return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(run_id), message=message)
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.RunReply:
         """End a run; a round that is being aggregated is committed first."""
@@ -223,8 +224,8 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
         return await self._change(context, request.run_id, lambda c, run: c.pause_run(run, reason))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.RunReply:
-        """Resume a paused run, or reopen a stopped or failed one."""
-        return await self._change(context, request.run_id, lambda c, run: c.resume_run(run))
+        """Resume a paused run, or reopen an ended one, with changed settings if the request has some."""
+        return await self._change(context, request.run_id, lambda c, run: c.resume_run(run, [*request.overrides]))
 
     async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.RunReply:
         """Delete a run that has ended."""

@@ -20,7 +20,7 @@ from atoll.protocol.vocabulary import (
 from atoll.server.rounds import events as e
 from atoll.server.rounds.client_evaluation import clients_to_ask
 from atoll.server.rounds.retries import seconds_of_rest
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from atoll.simulations.histories.buffer_referee import BufferReferee
 from atoll.simulations.histories.decisions import Decision, decision_of
 from atoll.simulations.histories.history import Step

@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.server.config.run import CohortConfig
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from atoll.simulations.histories.faults import Faults, Seconds, random_faults
 
 TASK = "task"

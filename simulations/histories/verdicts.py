@@ -6,7 +6,7 @@ from enum import Enum, auto
 from atoll.protocol.vocabulary import Fate, RejectReason
 from atoll.server.rounds.events import Update
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from atoll.simulations.histories.run_facts import RoundFacts, RunFacts
 
 

@@ -15,7 +15,7 @@ from atoll.server.process import host
 from atoll.server.rounds.events import ClientJoined, CohortDrawn, Profile, RoundDue, RunStarted, Update, UpdateReceived
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from tests.wire.live_coordinator import Live, running, settings
 from tests.wire.test_review import until
 from tests.wire.test_round import committed, live, report

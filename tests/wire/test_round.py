@@ -255,10 +255,14 @@ async def test_run_that_has_ended_begins_anew_only_when_asked_to(tmp_path, caplo
         await a.next("run_ended")
     config = settings(tmp_path / "state", rounds=1)
     assert await host(config.coordinator, config.run) == 0
-    assert "run tiny-1 with these settings is finished already (1 rounds are committed): --again starts" in caplog.text
+    assert "run tiny-1 with these settings is finished already (1 rounds are committed): --stay and" in caplog.text
+    assert "`atoll run resume tiny-1 --set rounds=2` continue it, --again starts a new one" in caplog.text
     assert [run.run_id for run in History(tmp_path / "state").runs()] == ["tiny-1"]
     async with running(tmp_path / "state", rounds=2) as it:
         assert list(it.coordinator.runs) == ["tiny-1", "tiny-2"]
+        assert "run tiny-1 is finished at version 1, and `atoll run resume tiny-1 --set rounds=2`" in (
+            it.coordinator.namesake_of("tiny-2")
+        )
         await it.coordinator.stop_run("tiny-2", "enough")
     config = settings(tmp_path / "state", rounds=2)
     assert await host(config.coordinator, config.run) == 1, "as when it was stopped"

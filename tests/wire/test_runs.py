@@ -7,6 +7,7 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RunState
+from atoll.server.process import host
 from atoll.server.views.history import History
 from tests.wire.live_coordinator import TINY, running, settings
 from tests.wire.test_round import live
@@ -76,6 +77,47 @@ async def test_a_paused_run_lets_its_round_end_and_begins_no_other_until_it_is_r
             assert reply.state == "running"
             for client in (a, b):
                 assert (await client.next("invite")).round_id == 2
+
+
+@live
+async def test_a_finished_run_gets_more_rounds_and_other_settings_also_after_a_restart(tmp_path, caplog):
+    state = tmp_path / "state"
+    async with running(state, rounds=1) as it, it.admin() as admin, it.client("a") as a, it.client("b") as b:
+        for client in (a, b):
+            await report(client, await client.next("invite"))
+        await a.next("run_ended")
+        for overrides, fault in (
+            ([], "run tiny-1 is finished: 1 rounds are committed; `atoll run resume tiny-1 --set rounds=2`"),
+            (["rounds=1"], "rounds: got 1; 1 are committed already; allowed: integer > 1"),
+            (["rounds=2", "seed=9"], "seed: a run keeps it to its end; allowed: rounds, pause, round, cohort"),
+            (["rounds=2", "round.mode=fedasync"], "round.mode"),
+            (["rounds=2", "round.quorum=9"], "quorum 9 is more than cohort_size"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await admin.ResumeRun(pb.ResumeRunRequest(run_id="tiny-1", overrides=overrides))
+            assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert fault in error.value.details()
+        assert it.coordinator.state_of("tiny-1") is RunState.FINISHED, "nothing was changed"
+        changes = ["rounds=3", "round.deadline=77.0"]
+        assert (await admin.ResumeRun(pb.ResumeRunRequest(run_id="tiny-1", overrides=changes))).state == "running"
+        for client in (a, b):
+            invite = await client.next("invite")
+            assert (invite.round_id, invite.base_version) == (2, 1)
+            assert 70 < invite.time_left_s <= 77
+            await report(client, invite)
+        await a.next("invite")
+        assert it.run.machine.ledger.version == 2
+    row = History(state).run("tiny-1")
+    assert (row.config.rounds, row.config.round.deadline, row.rules.rounds) == (3, 77.0, 1)
+    async with running(state, rounds=1) as it, it.client("a") as a, it.client("b") as b:  # as a supervisor starts it
+        assert list(it.coordinator.runs) == ["tiny-1"], "the settings that it began with are its own"
+        assert it.run.machine.rules.rounds == 3
+        for client in (a, b):
+            await report(client, await client.next("invite"))
+        assert (await a.next("run_ended")).cause == "3 rounds are committed"
+    config = settings(state, rounds=1)
+    assert await host(config.coordinator, config.run) == 0
+    assert "run tiny-1 with these settings is finished already (3 rounds are committed)" in caplog.text
 
 
 @live

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -206,9 +206,9 @@ def delete(state: Path, run_id: str) -> pb.RunReply:
     return reply
 
 
-def resume(state: Path, run_id: str) -> pb.RunReply:
-    """Continue a paused run, or reopen an ended one."""
-    request = pb.ResumeRunRequest(run_id=run_id)
+def resume(state: Path, run_id: str, overrides: Sequence[str] = ()) -> pb.RunReply:
+    """Continue a paused run, or reopen an ended one, with changed settings (`key=value`) if there are some."""
+    request = pb.ResumeRunRequest(run_id=run_id, overrides=overrides)
     reply: pb.RunReply = ask(state, lambda admin: admin.ResumeRun(request, timeout=TIMEOUT_S))
     return reply
 

@@ -64,14 +64,23 @@ def stop(
 
 
 @app.command()
-def resume(run: options.RunArgument, state: options.State = options.STATE, json: options.Json = False) -> None:
-    """Continue a paused run, or reopen a stopped or failed one from its last committed version.
+def resume(
+    run: options.RunArgument,
+    state: options.State = options.STATE,
+    overrides: options.Set = [],  # noqa: B006
+    json: options.Json = False,
+) -> None:
+    """Continue a paused run, or reopen an ended one from its last committed version.
 
-    It is queued while `max_runs` runs are active.
+    `--set rounds=6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may go on with other
+    settings of `rounds`, `pause`, `round`, `cohort`, `local` and `evaluation`. Settings of `local` that change are
+    asked for at the sites again, where approval is by hand. It is queued while `max_runs` runs are active.
     """
+    from atoll.cli.files import refuse_settings_of_the_host
     from atoll.cli.runs import admin
 
-    _report(admin.resume(state, run), json)
+    refuse_settings_of_the_host(overrides)
+    _report(admin.resume(state, run, overrides), json)
 
 
 @app.command()

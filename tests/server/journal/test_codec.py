@@ -26,7 +26,7 @@ from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 
 EVENTS = get_args(ev.Event)
 finite = st.floats(allow_nan=False)
@@ -48,6 +48,10 @@ def events_of(kind):
         return st.builds(kind, statistics=st.none() | sums)
     if kind is ev.CoordinatorStarted:
         return st.builds(kind, down_since=finite)
+    if kind is ev.ResumeRequested:
+        policies = st.builds(StragglerPolicy, cohort_size=st.integers(1, 9), retry_wait=st.floats(0, 600))
+        rules = st.builds(RunRules, policy=policies, rounds=st.integers(1, 9), evaluation_deadline=finite)
+        return st.builds(kind, rules=st.none() | rules)
     return st.from_type(kind)
 
 

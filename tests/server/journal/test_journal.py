@@ -35,7 +35,7 @@ from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from tests.server.journal.test_codec import RULES, some_history
 
 CONFIG = RunConfig(task="m:t", local={"lr": 1.0, "epochs": 2, "nesterov": True}, round=StragglerPolicy(quorum=1))

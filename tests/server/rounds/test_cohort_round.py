@@ -53,7 +53,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 
 
 class Drive:

@@ -27,7 +27,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.retries import seconds_of_rest, seconds_to_retry
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.waiting import what_a_run_waits_for
 from tests.server.rounds.test_buffer_round import Flow
 from tests.server.rounds.test_cohort_round import Drive, kinds

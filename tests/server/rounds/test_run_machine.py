@@ -1,5 +1,6 @@
 """A run: its sequence of rounds, its end, its evaluations, its records, and its recovery after a crash."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -74,6 +75,37 @@ def test_run_finishes_with_its_last_commit() -> None:
     assert drive.effects[-1] == EndRun(RunState.FINISHED, "2 rounds are committed")
     assert (drive.machine.ledger.state, drive.machine.ledger.cause) == (RunState.FINISHED, "2 rounds are committed")
     assert drive.deadline is None
+
+
+def test_a_finished_run_goes_on_only_with_more_rounds_and_a_replay_follows_both_rules() -> None:
+    drive = ready(rounds=1)
+    committed(drive)
+    assert drive.machine.ledger.state is RunState.FINISHED
+    assert drive.do(ResumeRequested()) == []
+    assert drive.do(ResumeRequested(rules=drive.rules)) == []
+    more = replace(drive.rules, rounds=2, policy=drive.rules.policy.model_copy(update={"quorum": 2}))
+    assert kinds(drive.do(ResumeRequested(rules=more))) == ["OpenNextRound"]
+    assert drive.machine.rules == more
+    drive.join("ab")
+    assert committed(drive) == ["Commit", "EndRun"]
+    assert drive.record.quorum == 2
+    ledger = decode_ledger(encode_ledger(drive.machine.ledger), where="here")
+    assert RunMachine(drive.rules, ledger).rules == more, "the changed rules are in the snapshot"
+
+
+def test_a_failed_run_goes_on_with_changed_settings() -> None:
+    drive = Drive(cohort_size=2, quorum=2, retry=0)
+    drive.join("ab")
+    abandon(drive)
+    assert drive.machine.ledger.state is RunState.FAILED
+    easier = replace(drive.rules, policy=drive.rules.policy.model_copy(update={"quorum": 1, "retry": 9}))
+    drive.do(ResumeRequested(rules=easier))
+    drive.join("a")
+    drive.join("b")
+    drive.do(RoundDue())
+    drive.draw("ab")
+    drive.do(ClientFailed(ClientId("a"), RoundId(drive.newest), FailureReason.TRAINING_FAILED))
+    assert kinds(drive.update("b")) == ["Accept", "Aggregate"]
 
 
 def abandon(drive: Drive) -> list[str]:

@@ -10,7 +10,7 @@ from atoll.client.session.events import Asked, JobFailed
 from atoll.protocol.vocabulary import FailureReason, Fate, LossReason, Phase
 from atoll.server.rounds.events import ClientLost, Commit, CoordinatorStarted, Invite
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from atoll.simulations.histories.faults import COORDINATOR_DIES, PRESETS, Faults
 from atoll.simulations.histories.history import History
 from atoll.simulations.histories.judge import judged

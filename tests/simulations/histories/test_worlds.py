@@ -27,7 +27,7 @@ from atoll.server.rounds.events import DrawCohort, EndRun, Reject, Release
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.update_intake import RunRules
+from atoll.server.rounds.run_rules import RunRules
 from atoll.simulations.histories.checks import check, faults_of
 from atoll.simulations.histories.faults import Faults
 from atoll.simulations.histories.history import History

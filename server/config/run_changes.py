@@ -1,0 +1,68 @@
+"""The change of a run's settings when it is resumed, and the comparison of the settings of two runs."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from atoll.protocol.settings import ConfigError, effective, load_text
+from atoll.server.config.run import RunConfig
+
+CHANGEABLE = ("rounds", "pause", "round", "cohort", "local", "evaluation")
+"""The keys and tables that a resumed run may change; the others are part of its model or of its name."""
+
+ONE_FROM_THE_BEGINNING = ("round.mode", "round.buffer_size", "round.alpha")
+"""Settings of these tables that the state of a run depends on."""
+
+
+def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> RunConfig:
+    """Return the settings of a run with which it goes on from a version.
+
+    Args:
+        config: its settings until now.
+        overrides: `key=value`, as `--set` takes them.
+        version: its newest version.
+
+    Raises:
+        ConfigError: a value is not allowed, a key cannot change, or no round would follow.
+    """
+    new = load_text(RunConfig, effective(config), overrides, name="the run")
+    if faults := [*_faults(config, new, version)]:
+        raise ConfigError(faults)
+    return new
+
+
+def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
+    for key in differing_keys(old, new):
+        if key.partition(".")[0] not in CHANGEABLE or key in ONE_FROM_THE_BEGINNING:
+            allowed = ", ".join(CHANGEABLE)
+            yield f"--set: {key}: a run keeps it to its end; allowed: {allowed}; a new run may have another {key}"
+    if new.rounds <= version:
+        yield f"--set: rounds: got {new.rounds}; {version} are committed already; allowed: integer > {version}"
+    place = new.cohort.sampler.rpartition(":")[0]
+    if new.cohort.sampler != old.cohort.sampler and place.endswith(".py") and not os.path.isabs(place):
+        yield f"--set: cohort.sampler: {place} is relative; allowed: an absolute path on the coordinator's machine"
+
+
+def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
+    """Return the keys, as `--set` takes them, in which two settings differ."""
+    return [*_differences(one.model_dump(), other.model_dump(), "")]
+
+
+def _differences(one: Any, other: Any, key: str) -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict) and key != "local":
+        for name in dict.fromkeys((*one, *other)):
+            yield from _differences(one.get(name), other.get(name), f"{key}.{name}" if key else name)
+    elif one != other:
+        yield key
+
+
+def may_go_on(old: RunConfig, new: RunConfig, *, version: int) -> bool:
+    """Return whether a resume could change the settings of a run at a version to these other ones."""
+    return old != new and not [*_faults(old, new, version)]
+
+
+def as_overrides(old: RunConfig, new: RunConfig) -> str:
+    """Return the options of a resume that change one run's settings to others, as far as a line has room."""
+    values = {"rounds": new.rounds}
+    keys = differing_keys(old, new)
+    return " ".join(f"--set {key}={values.get(key, '...')}" for key in keys[:4]) + (" ..." if len(keys) > 4 else "")
