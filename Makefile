@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation ranks
 
-.PHONY: setup peers demo test test-fast durations coverage test-parallel test-cuda check format constraints proto docs bench soak fuzz papers mutants clean
+.PHONY: setup peers demo test test-fast durations coverage test-parallel test-cuda check format constraints proto docs bench soak chaos-hour fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -87,6 +87,9 @@ bench: setup
 
 soak: setup
 	$(BIN)/python -m atoll.simulations.histories --seeds 20000
+
+chaos-hour: setup # real processes with an hour of bad luck; CHAOS="--minutes 10"
+	$(BIN)/python -m tests.federation.chaos_hour $(CHAOS)
 
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
 	$(BIN)/python -m atoll.simulations.experiments.tables.papers

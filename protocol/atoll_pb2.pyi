@@ -120,8 +120,10 @@ class Ready(_message.Message):
     def __init__(self) -> None: ...
 
 class Goodbye(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("heartbeat_s", "lease_s", "tasks", "ranks", "audit_checkpoint", "publisher")

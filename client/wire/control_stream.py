@@ -113,6 +113,19 @@ class Link:
         await self.connection.close()
         await self._stream_channel.aclose()
 
+    async def decline(self, why: str) -> None:
+        """Say goodbye for a reason, and let the coordinator end the stream, unless that takes long.
+
+        Args:
+            why: a FailureReason, a colon and details.
+        """
+        self.send(pb.ClientMessage(goodbye=pb.Goodbye(why=why)))
+        with suppress(asyncio.QueueFull, TimeoutError, StreamBroken):
+            self._outbox.put_nowait(None)
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                while await self.receive() is not None:
+                    pass
+
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send the queued messages, and a heartbeat after each heartbeat interval without one."""
         heartbeat = pb.ClientMessage(heartbeat=pb.Heartbeat())

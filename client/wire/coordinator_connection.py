@@ -146,6 +146,7 @@ class CoordinatorConnection:
             end = error
         except NotTrusted as error:
             end = StreamBroken(grpc.StatusCode.UNAUTHENTICATED, f"the coordinator's Welcome is not trusted: {error}")
+            await link.decline(str(error))  # or it would wait for work of this client
         finally:
             self._link = None
             self._is_up.clear()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.vocabulary import TERMINAL, ClientId, LossReason, RoundId, RunId, RunState
+from atoll.protocol.vocabulary import TERMINAL, ClientId, FailureReason, LossReason, RoundId, RunId, RunState
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.clock import Clock
@@ -143,14 +143,20 @@ class Attendance:
             for run in self._open_with(connection.client_id):
                 run.post(ClientDisconnected(connection.client_id, connection.session))
 
-    def lost(self, clients: Iterable[ClientId], reason: LossReason) -> None:
-        """Give up clients whose lease has expired, that have said goodbye, or that are no longer members."""
+    def lost(
+        self, clients: Iterable[ClientId], reason: LossReason, failure: FailureReason | None = None, detail: str = ""
+    ) -> None:
+        """Give up clients whose lease has expired, that have said goodbye, or that are no longer members.
+
+        `failure`: why they left, for a reason of their own, with its detail.
+        """
         for client_id in clients:
             self._leases.forget(client_id)
-            logger.info("%s is lost: %s", client_id, reason)
+            why = f" ({failure}: {detail})" if failure is not None else ""
+            logger.info("%s is lost: %s%s", client_id, reason, why)
             self._record(Action.CLIENT_LOST, client_id, reason)
             for run in self._open_with(client_id):
-                run.post(ClientLost(client_id, reason))
+                run.post(ClientLost(client_id, reason, failure, detail))
             if reason is LossReason.LEASE_EXPIRED:  # if it lives it must reconnect, or it is never invited again
                 self.hub.dismiss(client_id, f"silent for {self._config.lease:g} s: connect again")
 

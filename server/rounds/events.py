@@ -92,10 +92,15 @@ class ClientDisconnected:
 
 @value
 class ClientLost:
-    """The loss of a client: its lease ran out, it left, or its certificate was revoked."""
+    """The loss of a client: its lease ran out, it left, or its certificate was revoked.
+
+    `failure`: why it left for a reason of its own, such as a coordinator that it does not trust.
+    """
 
     client_id: ClientId
     reason: LossReason
+    failure: FailureReason | None = None
+    detail: str = ""
 
 
 @value

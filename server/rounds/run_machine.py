@@ -179,6 +179,7 @@ class RunMachine(Intake):
 
     def _client_lost(self, event: ClientLost, now: float) -> Effects:
         client_id, reason = event.client_id, event.reason
+        self._note_why_it_left(event, now)
         self.ledger.membership.lost(client_id, reason)
         effects = self.invitations.ended(client_id, None, Fate.LOST, reason, "", now)
         if self.round is not None:

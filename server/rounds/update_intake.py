@@ -26,6 +26,7 @@ from atoll.server.rounds.events import (
     Accept,
     AmendRecord,
     ClientFailed,
+    ClientLost,
     Effect,
     Reject,
     Release,
@@ -190,19 +191,31 @@ class Intake:
         if reason in DECLINES:
             membership.declined(client_id, waits=event.waits or reason is FailureReason.AWAITS_APPROVAL)
         elif reason in TROUBLES:
-            self._let_rest(client_id, event.round_id, now)
+            record = self.record_of(event.round_id)
+            row = record.clients.get(client_id) if record is not None else None
+            if row is not None and row.fate is Fate.WAITING:  # its work was awaited
+                self._let_rest(client_id, row, now)
         return self._gave_up(event, Fate.FAILED, now)
 
-    def _let_rest(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
-        """Count a failure of a client whose work was awaited, and leave it alone for a while."""
-        record = self.record_of(round_id)
-        client = record.clients.get(client_id) if record is not None else None
-        if client is None or client.fate is not Fate.WAITING:
+    def _note_why_it_left(self, event: ClientLost, now: float) -> None:
+        """Record why a client has left, if it says so, and leave it alone for a while after a trouble."""
+        client_id, membership = event.client_id, self.ledger.membership
+        if event.failure is None:
             return
+        membership.noted(client_id, event.failure, event.detail, now)
+        if event.failure in TROUBLES and client_id not in membership.resting():
+            open_id = self.round.record.round_id if self.round is not None else RoundId(0)
+            record = self.record_of(self.ledger.training.get(client_id, open_id))
+            self._let_rest(client_id, record.clients.get(client_id) if record is not None else None, now)
+
+    def _let_rest(self, client_id: ClientId, row: ClientRecord | None, now: float) -> None:
+        """Count a failure of a client, and leave it alone for a while; `row` is its present invitation."""
         membership, rules = self.ledger.membership, self.rules
         failures = membership.failures(client_id) + 1
-        client.rest = seconds_of_rest(rules.policy, failures=failures, seed=rules.seed, client_id=client_id)
-        membership.failed(client_id, now + client.rest if client.rest else 0.0)
+        rest = seconds_of_rest(rules.policy, failures=failures, seed=rules.seed, client_id=client_id)
+        membership.failed(client_id, now + rest if rest else 0.0)
+        if row is not None and row.fate is Fate.WAITING:
+            row.rest = rest
 
     def _gave_up(self, event: UpdateRefused | ClientFailed, fate: Fate, now: float) -> Effects:
         client_id, round_id, reason, detail = event.client_id, event.round_id, event.reason, event.detail

@@ -109,7 +109,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
                     case "ready":
                         attendance.introduce_again(connection)
                     case "goodbye":
-                        attendance.lost([client_id], LossReason.LEFT)
+                        named, _, detail = printable(message.goodbye.why[:DETAIL_MAX]).partition(": ")
+                        failure = FailureReason(named) if named in set(FailureReason) else None
+                        attendance.lost([client_id], LossReason.LEFT, failure, detail)
                     case _:
                         pass
         except (grpc.aio.AioRpcError, grpc.aio.AbortError) as error:

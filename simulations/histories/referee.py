@@ -130,7 +130,7 @@ class Referee:
             case e.ClientDisconnected(client_id, session):
                 if run.connected.get(client_id) == session:
                     run.left(client_id)
-            case e.ClientLost(client_id):
+            case e.ClientLost(client_id):  # no client of a history leaves for a reason of its own
                 run.left(client_id)
                 run.lost.add(client_id)
                 self._rounds.gave_up(client_id, None, Fate.LOST)

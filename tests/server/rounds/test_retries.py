@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, FailureReason, Fate, Phase, RoundId, RunState
+from atoll.protocol.vocabulary import AbandonReason, ClientId, FailureReason, Fate, LossReason, Phase, RoundId, RunState
 from atoll.server.journal.codec import decode_ledger, decode_rules, encode_ledger, encode_rules
 from atoll.server.rounds.events import (
     Abandon,
     AskEvaluation,
     ClientEvaluated,
     ClientFailed,
+    ClientLost,
     CoordinatorStarted,
     DrawCohort,
     Effect,
@@ -195,6 +196,22 @@ def test_a_slow_client_and_a_diverged_one_are_invited_again_at_once(reason: Fail
     fail(drive, "a", reason)
     assert drive.row("a").rest == 0.0
     assert kinds(drive.do(RoundDue())) == ["DrawCohort"]
+
+
+def test_a_client_that_leaves_for_a_reason_of_its_own_rests_and_the_round_does_not_wait_for_it():
+    drive = waiting(quorum=1)
+    drive.do(RoundDue())
+    drive.draw("ab")
+    drive.update("a")
+    gone = ClientLost(ClientId("b"), LossReason.LEFT, FailureReason.CLOCK_SKEW, "3600 s behind")
+    assert kinds(drive.do(gone)) == ["Aggregate"]
+    assert 5.0 <= drive.row("b").rest < 10.0
+    trouble = drive.machine.ledger.membership.members[ClientId("b")].trouble
+    assert trouble is not None
+    assert (trouble.reason, trouble.detail) == ("clock_skew", "3600 s behind")
+    drive.fold()
+    drive.join("b")
+    assert ClientId("b") in drive.machine.ledger.membership.resting(), "a new connection is no repair"
 
 
 def test_a_failure_that_is_reported_after_the_round_is_no_reason_to_rest():
