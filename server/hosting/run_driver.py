@@ -62,6 +62,9 @@ DISK_RETRY_S = 1.0
 UNHURRIED_S = 0.05
 """The time that an event without a waiting caller may wait for others of the same group commit [s]."""
 
+WAITS_MAX = 100
+"""Lines about the wait of one round that are remembered, so that none is repeated."""
+
 SAMPLER_TIMEOUT_S = 60.0
 EVALUATIONS_WAITING_MAX = 16
 """The number of versions that may wait for the evaluation on the server's data; each stays on disk until then."""
@@ -108,7 +111,7 @@ class RunDriver:
         self._rows = Batch()  # those of the events in `_posted`
         self._wake = asyncio.Event()
         self._is_broken = False
-        self._wait = ""  # the last line about the clients for whom the open round waits
+        self._waits: set[str] = set()  # the lines about the clients for whom the open round waits
         self._last: asyncio.Future[Effects] | None = None  # that of the newest event
         self._timer: asyncio.TimerHandle | None = None
         self._next_round: asyncio.TimerHandle | None = None
@@ -161,9 +164,14 @@ class RunDriver:
         return asyncio.shield(done)  # the caller may be cancelled
 
     def _new_wait(self) -> tuple[str, ...]:
-        """Return for whom the open round waits, if that has changed since the last event."""
-        before, self._wait = self._wait, wait_for_clients(self.machine)
-        return (self._wait,) if self._wait and self._wait != before else ()
+        """Return for whom the open round waits, unless it has said so before: a client may come and go."""
+        wait = wait_for_clients(self.machine)
+        if not wait or len(self._waits) >= WAITS_MAX:
+            self._waits.clear()
+        if not wait or wait in self._waits:
+            return ()
+        self._waits.add(wait)
+        return (wait,)
 
     async def on_disk(self) -> None:
         """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""

@@ -68,7 +68,7 @@ def test_agent_killed_with_a_finished_update_sends_it_after_its_restart(tmp_path
 
 def test_user_code_that_fails_costs_only_that_clients_round(tmp_path):
     with federation(tmp_path) as it:
-        it.coordinator(round__cohort_size=4, round__quorum=1, rounds=2, round__deadline=30)
+        it.coordinator(round__cohort_size=4, round__quorum=1, round__failure_rest=0, rounds=2, round__deadline=30)
         for site in ("a", "crash", "raise", "nan"):
             it.agent(site)
         assert it.wait_for_end() == 0

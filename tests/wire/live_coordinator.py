@@ -28,6 +28,8 @@ from tests.waiting import BOUND_S
 TINY = str(Path(__file__).parent / "tasks" / "four_numbers_task.py") + ":task"
 BASE = {
     "round.cohort_size": 2,
+    "round.retry_wait": 0,  # the rounds of a test follow each other at once
+    "round.failure_rest": 0,
     "evaluation.server_every": 0,
     "coordinator.listen": "127.0.0.1:0",
     "coordinator.insecure": True,
