@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from atoll.parallel.task.local import Local
+from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.logs import read_log
 from atoll.simulations.experiments.report import RunReport, is_loss
@@ -139,7 +140,7 @@ class Pooled:
 
 def pooled(task: Task) -> Pooled:
     """Measure the training data of all sites."""
-    datasets = [data for site in task.sites if (data := task.data(site, "train")) is not None and len(data)]
+    datasets = [data for site in task.sites if (data := data_of(task, site, "train")) is not None and len(data)]
     return Pooled(sum(map(len, datasets)), sum(len(data) * _size(data[0]) for data in datasets))
 
 

@@ -114,6 +114,7 @@ class Federation:
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
         request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": threads}
+        request["model_seed"] = config.seed
         keep = Keep.after(0, self.machine, config.round) if saved else None
         self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
