@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from atoll.aggregation.codecs.names import FAMILIES
+from atoll.parallel.task.metrics import only_finite, why_refused
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import told_outside
@@ -135,6 +136,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         sums, detail = None, printable(evaluated.error[:DETAIL_MAX])
         if not detail and (sums := sums_of(evaluated.statistics)) is None:
             detail = f"more than {METRICS_MAX} metrics, {STATISTICS_MAX} sums or {NAME_MAX} characters in a name"
+        elif sums is not None:
+            sums = only_finite(sums)
+            detail = why_refused(sums)
         run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:

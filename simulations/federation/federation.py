@@ -282,13 +282,13 @@ class Federation:
         self._flush()
         record = self.machine.record_of(effect.round_id)
         assert record is not None
-        counted = record.buffer or record.clients.values()
-        digests = [client.digest for client in counted if client.digest is not None]
+        rows = ((row.client_id, row.digest) for row in record.buffer)
+        counted = rows if record.buffer else ((name, client.digest) for name, client in record.clients.items())
         statistics = self.work.statistics
         line = line_of(
             record,
             self.metrics,
-            train=[statistics[digest] for digest in digests if digest in statistics],
+            train=[(str(name), statistics[digest]) for name, digest in counted if digest in statistics],
             totals=self._totals(),
         )
         self._pending, self._is_saved = (effect, line), False
@@ -317,6 +317,8 @@ class Federation:
         self._pending = None
         if isinstance(effect, Commit) and (measured := self._measured.pop(effect.version, None)) is not None:
             line |= measured.values(self.metrics, with_clients=line.get("fates") is not None)
+            if left_out := line.get("not_finite", {}) | measured.refusals():
+                line["not_finite"] = left_out
         self._report.add(line)
         self._on_round(line)
         self._save()
