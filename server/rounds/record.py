@@ -57,6 +57,15 @@ class CarriedRecord:
 
 
 @dataclass(slots=True)
+class TooOldRecord:
+    """An invitation of an asynchronous run that ended because its update could count in no version any more."""
+
+    client_id: ClientId
+    round_id: RoundId
+    staleness: int
+
+
+@dataclass(slots=True)
 class Outage:
     """An outage of the coordinator of `seconds`, by which the deadlines were extended by `extended` seconds."""
 
@@ -95,6 +104,7 @@ class RoundRecord:
     mode: Mode = "sync"
     buffer: list[CarriedRecord] = field(default_factory=list)  # asynchronous: the updates in the buffer, in order
     outages: list[Outage] = field(default_factory=list)
+    too_old: list[TooOldRecord] = field(default_factory=list)  # asynchronous: since this round's version, or its buffer
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""

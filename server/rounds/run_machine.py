@@ -61,6 +61,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import Effects, OpenRound
+from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.update_intake import Intake
 
 
@@ -238,7 +239,7 @@ class RunMachine(Intake):
         self._pace(round_, commit)
         effects = self._settle_committed(round_)
         ledger.past[round_.record.round_id] = round_.record
-        released = self._release_after_commit(now)
+        released = self._release_after_commit(round_.record, now)
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
 
     def _pace(self, round_: OpenRound, commit: Commit) -> None:
@@ -252,11 +253,11 @@ class RunMachine(Intake):
             return self.ledger.settle_committed(round_.record, round_.late)
         return self.ledger.settle_buffer_committed(round_.record)
 
-    def _release_after_commit(self, now: float) -> Effects:
+    def _release_after_commit(self, committed: RoundRecord, now: float) -> Effects:
         """Release the clients whose update can no longer count in any commit; the others continue to train."""
         if self.ledger.version >= self.rules.rounds:
             return self.invitations.release_all(ReleaseReason.ROUND_CLOSED, now)
-        return self.invitations.release_stale(now)
+        return self.invitations.release_stale(committed, now)
 
     def _abandoned(self, abandon: Abandon) -> Effects:
         ledger, round_ = self.ledger, self._take_round()

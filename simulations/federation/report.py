@@ -82,6 +82,7 @@ def line_of(
     *,
     train: Sequence[tuple[str, Statistics]],
     totals: Mapping[str, Any],
+    ended: Mapping[Fate, int] | None = None,
 ) -> Json:
     """Return the line of one round.
 
@@ -90,13 +91,15 @@ def line_of(
         metrics: the metrics of the task.
         train: the clients, each with the sums that it measured during training.
         totals: seconds and bytes since the beginning of the run, which are added to the line.
+        ended: in an asynchronous run, the number of invitations of any round that have ended since the last line, by
+            fate (`invitation_tally`); None: the fates are those of this round's invitations.
 
     Returns:
         The line, with `fates` by client for at most `FATES_MAX` invitations, `failures` by client if there are any, and
         with `not_finite` if sums were refused: the metrics that leave clients out, each with these clients.
     """
-    fates = Counter(client.fate for client in record.clients.values())
-    in_time = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
+    fates = Counter(client.fate for client in record.clients.values()) if ended is None else Counter(ended)
+    in_model = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
     line: Json = {
         "round": int(record.round_id),
         "version": None if record.version is None else int(record.version),
@@ -106,9 +109,9 @@ def line_of(
         "opened_s": record.opened_at,
         "round_s": (record.ended_at or record.opened_at) - record.opened_at,
         "invited": len(record.clients),
-        "reported": in_time,
+        "reported": fates[Fate.REPORTED],
         "late": len(record.carried),
-        "counted": 0 if record.version is None else in_time + len(record.carried),
+        "counted": 0 if record.version is None else in_model + len(record.carried),
         "lost": fates[Fate.LOST],
         "failed": fates[Fate.FAILED],
         "refused": fates[Fate.REFUSED],
@@ -119,14 +122,30 @@ def line_of(
         "server": None,
         "clients": None,
     }
+    if record.mode != "sync":
+        line |= _of_buffer(record)
     if len(record.clients) <= FATES_MAX:
         line["fates"] = {name: str(client.fate) for name, client in sorted(record.clients.items())}
     if left_out := refusals_of("train", train):
         line["not_finite"] = left_out
-    if fates[Fate.FAILED]:
+    if any(client.fate is Fate.FAILED for client in record.clients.values()):
         failed = islice(record.with_fate(Fate.FAILED), FATES_MAX)
         line["failures"] = {name: _reason_of(client) for name, client in failed}
     return line
+
+
+def _of_buffer(record: RoundRecord) -> Json:
+    """Return the updates that the version counts, and the invitations whose work has become too old since the last."""
+    return {
+        "buffer": [
+            {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness, "weight": row.scale}
+            for row in record.buffer[:FATES_MAX]
+        ],
+        "too_old": [
+            {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness}
+            for row in record.too_old[:FATES_MAX]
+        ],
+    }
 
 
 def _reason_of(client: ClientRecord) -> str:
