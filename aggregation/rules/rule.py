@@ -144,7 +144,7 @@ class RuleFailed(ValueError):
 
 
 CHECKED_VALUES = 64
-"""Number of elements of a piece that are reduced a second time, to find a rule that is no function of them."""
+"""Largest number of elements of a piece that are reduced a second time, to find a rule that is no function of them."""
 
 CHECKED_TOLERANCE = 1e-5
 """Largest difference of the two results, relative to the largest value of the element: libraries round by length."""
@@ -183,7 +183,7 @@ def reduced(rule: Rule, rows: NDArray[np.float32], place: Place) -> NDArray[Any]
     """
     if type(rule).__module__.startswith("atoll."):
         return np.asarray(call_rule(rule, rule.reduce, rows, place))
-    number = min(CHECKED_VALUES, rows.shape[1])
+    number = min(CHECKED_VALUES, (rows.shape[1] + 1) // 2)  # never all of several columns
     again = rows[:, :number].copy()  # `reduce` may overwrite the rows
     largest = np.abs(again).max(axis=0, initial=0.0)
     values = np.asarray(call_rule(rule, rule.reduce, rows, place))

@@ -33,7 +33,7 @@ class Reference:
     local: dict[str, Any]
     algorithm: str = "fedavg"
     seed: int = 0
-    """The run's."""
+    """The seed of the run."""
 
 
 class Evaluator:
