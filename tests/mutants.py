@@ -501,8 +501,8 @@ PLANTED = (
     Mutant(
         "every client released at a commit",
         INVITATIONS,
-        "if not self.may_still_count(self._record(r))]\n        return tuple(e for c in sorted(stale)",
-        "]\n        return tuple(e for c in sorted(stale)",
+        "training.items() if not self.may_still_count(self._record(r)))",
+        "training.items())",
         "in an asynchronous run all training clients are released when a version is committed",
     ),
     Mutant(

@@ -162,7 +162,14 @@ class _Sums:
         self._mixing = None
         if step.rule is not None:
             self._mixing = mixing_of_ranks(
-                step.rule, layout, inputs.terms, self._places, self._centre, exchange, threads=execution.threads
+                step.rule,
+                layout,
+                inputs.terms,
+                self._places,
+                self._centre,
+                exchange,
+                threads=execution.threads,
+                place=step.place,
             )
         self._means: dict[str, ExactMean | IntegerMean | Gathered | None] = {t.name: self._mean_of(t) for t in layout}
 
@@ -175,7 +182,7 @@ class _Sums:
             return IntegerMean(tensor, total, carrying)
         if self._step.rule is None:
             return ExactMean(self._step, tensor, total, carrying, self._device)
-        return Gathered(self._step.rule, tensor, carrying, self._places, self._centre, self._mixing)
+        return Gathered(self._step.rule, tensor, carrying, self._places, self._centre, self._mixing, self._step.place)
 
     def tile_elements(self, wanted: int) -> int:
         """Return the number of elements of a tile; for a rule, which exchanges all values, at most 2^22 / K."""

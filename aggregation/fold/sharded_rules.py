@@ -14,7 +14,7 @@ from atoll.aggregation.fold.means import Term
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import checked_mixing, combine
 from atoll.aggregation.rules.gram import Tile, float_tiles, products
-from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, takes_centre
+from atoll.aggregation.rules.rule import NOWHERE, GeometricRule, Place, Rule, check_count, takes_centre
 from atoll.aggregation.tensors.layout import FLOATS, Layout, Tensor
 from atoll.aggregation.tensors.ownership import owned_segments, segments_of
 from atoll.aggregation.updates.sources import Scaled, Source
@@ -36,6 +36,7 @@ class Gathered:
     places: Places
     centre: Source | None
     mixing: Array | None
+    place: Place = NOWHERE
 
     def share(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return (k, n), the values of this rank's k updates."""
@@ -47,7 +48,7 @@ class Gathered:
         sources: list[Source] = [_Block(block, start) for block in blocks]
         if self.centre is not None:
             sources.append(self.centre)
-        return combine(self.tensor, start, stop, sources, self.rule, self.mixing)
+        return combine(self.tensor, start, stop, sources, self.rule, self.mixing, place=self.place)
 
 
 def _rows(sources: Sequence[Source], tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
@@ -94,6 +95,7 @@ def mixing_of_ranks(
     exchange: Exchange,
     *,
     threads: int,
+    place: Place = NOWHERE,
 ) -> Array | None:
     """Return the matrix by which a rule mixes the updates of all ranks (`combine.mixing_for`): the same at each of
     them.
@@ -112,7 +114,7 @@ def mixing_of_ranks(
             raise ValueError(f"{what}, this rule needs all of them")
     with_centre = centre if takes_centre(rule) else None
     gram = _gram(layout, terms, places, with_centre, exchange, threads)
-    mixing = checked_mixing(rule, gram) if exchange.rank == 0 else np.zeros((0, len(gram)))
+    mixing = checked_mixing(rule, gram, place) if exchange.rank == 0 else np.zeros((0, len(gram)))
     return from_all(exchange, mixing)[0].view(np.float64).reshape(-1, len(gram))
 
 

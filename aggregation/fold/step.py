@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.optimizers import FedAvg, Optimizer
-from atoll.aggregation.rules.rule import Rule, takes_centre
+from atoll.aggregation.rules.rule import NOWHERE, Place, Rule, takes_centre
 from atoll.aggregation.tensors.layout import CONTROL, FLOATS, Layout, Piece, Tensor
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter
 from atoll.aggregation.updates.reader import UpdateReader, stored_shard
@@ -53,6 +53,8 @@ class Step:
     before: Mapping[str, Path] = field(default_factory=dict)
     after: Mapping[str, Path] = field(default_factory=dict)
     anchor: "Anchor | None" = None
+    place: Place = NOWHERE
+    """The place of the fold in its run, for a user's rule."""
 
     @property
     def slots(self) -> tuple[str, ...]:

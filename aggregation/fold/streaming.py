@@ -175,13 +175,15 @@ def _mean_by(step: Step, layout: Layout, terms: list[Term], slots: list[Slot], e
     rule, scratch = step.rule, Scratch()
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
-    mixing = mixing_for(rule, layout, by_name, centre=centre, threads=execution.threads)
+    mixing = mixing_for(rule, layout, by_name, centre=centre, threads=execution.threads, place=step.place)
 
     def mean_of(tensor: Tensor, _: Total, carrying: list[Term]) -> Mean:
         sources: list[Source] = [Scaled(term, term.item.factor) for term in carrying]
         if centre is not None:
             sources.append(centre)
-        return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing, scratch=scratch)
+        return lambda start, stop: combine(
+            tensor, start, stop, sources, rule, mixing, scratch=scratch, place=step.place
+        )
 
     return mean_of
 

@@ -16,7 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.rules.gram import gram_matrix
-from atoll.aggregation.rules.rule import GeometricRule, Rule, call_rule, check_count, takes_centre
+from atoll.aggregation.rules.rule import (
+    NOWHERE,
+    GeometricRule,
+    Place,
+    Rule,
+    RuleFailed,
+    call_rule,
+    check_count,
+    reduced,
+    takes_centre,
+)
 from atoll.aggregation.tensors.layout import Layout, Tensor
 from atoll.aggregation.updates.sources import Source
 
@@ -30,7 +40,13 @@ Array = NDArray[np.float64]
 
 
 def mixing_for(
-    rule: Rule, layout: Layout, updates: Mapping[str, Source], *, centre: Source | None = None, threads: int = 1
+    rule: Rule,
+    layout: Layout,
+    updates: Mapping[str, Source],
+    *,
+    centre: Source | None = None,
+    threads: int = 1,
+    place: Place = NOWHERE,
 ) -> Array | None:
     """Return the matrix by which a rule mixes these updates: one pass over them, for rules that look at their geometry.
 
@@ -40,6 +56,7 @@ def mixing_for(
         updates: K >= 1, by their names in errors, in the order of their client ids.
         centre: the previous aggregate, for a rule that takes one (`sources.Zeros` in a first round).
         threads: for the Gram matrix.
+        place: of the call in its run.
 
     Returns:
         (R, K), or (R, K + 1) with the centre; None for a rule that reduces the updates as they are.
@@ -56,22 +73,29 @@ def mixing_for(
         if centre is None:
             raise ValueError(f"{type(rule).__name__} takes the previous aggregate, and got none")
         sources["(previous aggregate)"] = centre
-    return checked_mixing(rule, gram_matrix(layout, sources, threads=threads))
+    return checked_mixing(rule, gram_matrix(layout, sources, threads=threads), place)
 
 
-def checked_mixing(rule: GeometricRule, gram: Array) -> Array:
+def checked_mixing(rule: GeometricRule, gram: Array, place: Place = NOWHERE) -> Array:
     """Return the matrix by which a rule mixes updates with these inner products.
 
     Raises:
         ValueError: too few updates for the rule, or a user's rule that returns a matrix of another shape or with
-            numbers that are not finite.
+            numbers that are not finite, or another matrix when it is asked again.
     """
-    mixing = np.ascontiguousarray(call_rule(rule, rule.mixing, gram), np.float64)
+    mixing = np.ascontiguousarray(call_rule(rule, rule.mixing, gram.copy(), place), np.float64)
     if mixing.ndim != 2 or mixing.shape[1] != len(gram) or len(mixing) < 1 or not np.isfinite(mixing).all():
         raise ValueError(
             f"{type(rule).__name__} mixes {len(gram)} updates with a {mixing.shape} matrix, "
             f"expected are finite numbers (R, {len(gram)})"
         )
+    if not type(rule).__module__.startswith("atoll."):
+        again = np.asarray(call_rule(rule, rule.mixing, gram, place))
+        if again.shape != mixing.shape or not np.allclose(again, mixing, rtol=1e-9, atol=1e-12):
+            raise RuleFailed(
+                f"{type(rule).__name__} mixes the same updates in another way when it is asked again: a rule keeps no "
+                "state between calls, and draws from the argument `place` of `mixing(gram, place)`"
+            )
     return mixing
 
 
@@ -84,6 +108,7 @@ def combine(
     mixing: Array | None = None,
     *,
     scratch: "Scratch | None" = None,
+    place: Place = NOWHERE,
 ) -> Array:
     """Return the update of a rule for the elements [start, stop) of one float tensor. Threads may share all arguments.
 
@@ -95,6 +120,7 @@ def combine(
         rule: see `rule`.
         mixing: from `mixing_for`, a column for each source.
         scratch: memory to read into, from earlier calls; left out: new memory.
+        place: of the fold in its run.
 
     Returns:
         (stop - start) values of the update.
@@ -114,7 +140,7 @@ def combine(
             source.read(tensor, begin, end, row)
         if mixing is not None:
             rows = _mix(rows, mixing)
-        values = np.asarray(call_rule(rule, rule.reduce, rows))
+        values = reduced(rule, rows, place.at(tensor.name, begin, end))
         if values.shape != (end - begin,):
             raise ValueError(
                 f"tensor {tensor.name!r}: {type(rule).__name__} makes {values.shape} of {len(rows)} rows, "

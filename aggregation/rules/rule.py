@@ -16,8 +16,11 @@ For all rules:
 - Integer tensors do not take part.
 """
 
+import hashlib
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,8 +28,64 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a call in its run, for a rule that asks for it by a parameter: `reduce(rows, place)`.
+
+    A tensor is reduced in pieces, by several threads or ranks, whose borders are an implementation's own. So numbers
+    that are drawn once for each piece are wrong; the generators here depend on the round alone, on the tensor, or on
+    the element.
+    """
+
+    round_id: int
+    """The round whose updates are reduced."""
+
+    version: int
+    """The version that they become."""
+
+    key: str
+    """The digest of the version that they are added to: the seed of all that is drawn, the same in a repeated fold."""
+
+    tensor: str = ""
+    """The name of the tensor; empty for `mixing`, which is asked once for all of them."""
+
+    start: int = 0
+    """The first of the elements, in the tensor's flat order."""
+
+    stop: int = 0
+
+    def of_round(self) -> np.random.Generator:
+        """Return a new generator for what is drawn once in a round: the same in each call of the round."""
+        return np.random.Generator(np.random.PCG64(self._seed("")))
+
+    def of_tensor(self) -> np.random.Generator:
+        """Return a new generator for what is drawn once for each tensor: the same in each piece of the tensor."""
+        return np.random.Generator(np.random.PCG64(self._seed(self.tensor)))
+
+    def uniform(self) -> NDArray[np.float64]:
+        """Return (stop - start) values in [0, 1), one for each element, the same wherever a piece begins."""
+        bits = np.random.PCG64(self._seed(f"{self.tensor} elements"))
+        bits.advance(self.start)  # a double takes one step
+        return np.random.Generator(bits).random(self.stop - self.start)
+
+    def at(self, tensor: str, start: int, stop: int) -> "Place":
+        """Return the place of some elements of a tensor."""
+        return replace(self, tensor=tensor, start=start, stop=stop)
+
+    def _seed(self, of: str) -> int:
+        text = f"{self.key} {self.round_id} {of}".encode(errors="surrogatepass")
+        return int.from_bytes(hashlib.sha256(text).digest()[:16], "big")
+
+
+NOWHERE = Place(0, 0, "")
+"""The place of a call outside of a run."""
+
+
 class Rule(Protocol):
-    """A reduction of several updates to one, element by element. It is a value: stateless, and shared by threads."""
+    """A reduction of several updates to one, element by element. It is a value: stateless, and shared by threads.
+
+    `reduce` and `mixing` may have a second parameter `place`, a `Place`.
+    """
 
     def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
         """Reduce each element's R values to one.
@@ -84,19 +143,66 @@ class RuleFailed(ValueError):
     """A rule, most likely the user's own, raised an unexpected error: it costs the round, and not the process."""
 
 
-def call_rule(rule: Rule, method: Callable[[Any], Any], argument: NDArray[Any]) -> Any:
-    """Return the result of a rule's method.
+CHECKED_VALUES = 64
+"""Largest number of elements of a piece that are reduced a second time, to find a rule that is no function of them."""
+
+CHECKED_TOLERANCE = 1e-5
+"""Largest difference of the two results, relative to the largest value of the element: libraries round by length."""
+
+
+def call_rule(rule: Rule, method: Callable[..., Any], argument: NDArray[Any], place: Place = NOWHERE) -> Any:
+    """Return the result of a rule's method, which is called with the place if it has a parameter `place`.
 
     Raises:
         ValueError, OSError: as the rule does.
         RuleFailed: the rule raised anything else.
     """
     try:
-        return method(argument)
+        return method(argument, place=place) if _takes_place(method) else method(argument)
     except (ValueError, OSError):
         raise
     except Exception as error:
         raise RuleFailed(f"{type(rule).__name__} raised {type(error).__name__}: {error}") from error
+
+
+def _takes_place(method: Callable[..., Any]) -> bool:
+    try:
+        return "place" in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+
+
+def reduced(rule: Rule, rows: NDArray[np.float32], place: Place) -> NDArray[Any]:
+    """Return the result of a rule's `reduce` for the elements of a piece.
+
+    A user's rule reduces the first elements twice, in the piece and alone. A rule that keeps state between its calls,
+    that draws from a generator of its own, or whose values depend on other columns has two results.
+
+    Raises:
+        ValueError, OSError, RuleFailed: as `call_rule`; the two results differ.
+    """
+    if type(rule).__module__.startswith("atoll."):
+        return np.asarray(call_rule(rule, rule.reduce, rows, place))
+    number = min(CHECKED_VALUES, (rows.shape[1] + 1) // 2)  # never all of several columns
+    again = rows[:, :number].copy()  # `reduce` may overwrite the rows
+    largest = np.abs(again).max(axis=0, initial=0.0)
+    values = np.asarray(call_rule(rule, rule.reduce, rows, place))
+    first = replace(place, stop=place.start + number)
+    alone = np.asarray(call_rule(rule, rule.reduce, again, first))
+    if values.shape == rows.shape[1:] and not _agree(values[:number], alone, largest):
+        raise RuleFailed(
+            f"{type(rule).__name__} reduces the same {number} elements of tensor {place.tensor!r} to other values when "
+            "it is called again. A rule keeps no state between calls, and value i depends on column i alone; what it "
+            "draws comes from the argument `place` of `reduce(rows, place)`, which also has round, version and tensor"
+        )
+    return values
+
+
+def _agree(one: NDArray[Any], other: NDArray[Any], largest: NDArray[Any]) -> bool:
+    if one.shape != other.shape:
+        return False
+    close = np.abs(one - other) <= CHECKED_TOLERANCE * np.maximum(largest, np.abs(one))
+    return bool(np.all(close | (one == other) | (np.isnan(one) & np.isnan(other))))
 
 
 def takes_centre(rule: Rule) -> bool:

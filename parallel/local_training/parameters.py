@@ -13,6 +13,7 @@ import torch
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
 from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.randomness import seeded
 
 if TYPE_CHECKING:
     from atoll.parallel.task.task import Task
@@ -61,8 +62,7 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
         TaskBroken: `task.model()` returns no module, or tensors that may not travel.
         NotFinite: the model starts with NaN or infinite values.
     """
-    torch.manual_seed(seed)
-    arrays = parameters_of(build_model(task))
+    arrays = parameters_of(build_model(task, seed))
     check_finite(arrays, "initial model")
     return arrays
 
@@ -79,13 +79,14 @@ def trained_by_name(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameters[name] for name in state_of(model) if name in parameters and parameters[name].requires_grad}
 
 
-def build_model(task: "Task") -> torch.nn.Module:
-    """Return the task's model, on the CPU.
+def build_model(task: "Task", seed: int) -> torch.nn.Module:
+    """Return the task's model, on the CPU; the run's seed also decides what does not travel, such as fixed features.
 
     Raises:
         TaskBroken: it is no module.
     """
-    model = task.model()
+    with seeded(seed):
+        model = task.model()
     if not isinstance(model, torch.nn.Module):
         raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
     return model

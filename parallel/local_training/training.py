@@ -1,6 +1,5 @@
 """The training and the evaluation of one client's model, in one process."""
 
-import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Statistics, add, as_statistics, of_batch
+from atoll.parallel.task.randomness import seed_everything, seeded
 from atoll.parallel.task.task import Task
 
 __all__ = [
@@ -168,12 +168,16 @@ def evaluate(
     *,
     batch_size: int = 256,
     device: torch.device | str = "cpu",
+    seed: int = 0,
 ) -> Statistics:
-    """Return the statistics of the loss and the task's metrics over the whole data set, in eval mode."""
+    """Return the statistics of the loss and the task's metrics over the whole data set, in eval mode.
+
+    What the model or the data draw depends on the seed alone; the generators are left as they were.
+    """
     model.to(device).eval()
     fetch = fetcher(dataset)
     sums: Statistics = {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
-    with torch.no_grad():
+    with seeded(seed), torch.no_grad():
         for indices in torch.split(torch.arange(len(dataset)), batch_size):
             if len(indices):  # an empty tensor splits into one empty batch
                 inputs, targets = to_device(fetch(indices), device)
@@ -181,13 +185,6 @@ def evaluate(
                 loss = task.loss(outputs, targets)
                 sums = add(sums, _statistics(task, loss, outputs, targets, len(indices)))
     return sums
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python's, numpy's and torch's global generators; numpy's takes the low 32 bits."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def _order(num_examples: int, sizes: list[int], local: Local) -> Iterator[torch.Tensor]:

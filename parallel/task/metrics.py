@@ -12,7 +12,10 @@ from fractions import Fraction
 from typing import Any
 
 Statistics = dict[str, tuple[float, ...]]
-"""Sums by the name of the metric."""
+"""Sums by the name of the metric; an empty tuple in place of sums that were refused (`only_finite`)."""
+
+NOT_FINITE = "its sums are NaN or infinite"
+"""The reason of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,31 @@ def as_statistics(raw: Mapping[str, Sequence[Any]]) -> Statistics:
     return plain
 
 
+def only_finite(statistics: Mapping[str, Sequence[float]]) -> Statistics:
+    """Return the statistics with an empty tuple in place of sums that are not finite.
+
+    Added to those of other batches or sites they would make the whole NaN, and hide where it comes from.
+    """
+    return {name: tuple(sums) if all(map(math.isfinite, sums)) else () for name, sums in statistics.items()}
+
+
+def names_refused(statistics: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return the sorted names of the metrics whose sums were refused."""
+    return sorted(name for name, sums in statistics.items() if not len(sums))
+
+
+def why_refused(statistics: Mapping[str, Sequence[float]]) -> str:
+    """Return the reason of each refusal, in words; empty: there is none."""
+    return "; ".join(f"metric {name[:100]!r}: {NOT_FINITE}" for name in names_refused(statistics))
+
+
 def add(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Statistics:
     """Return the sums of two statistics."""
     return merge((a, b))
 
 
 def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
-    """Return the sums of any number of statistics, in any order. A metric may be missing in some of them.
+    """Return the sums of any number of statistics, in any order. A metric may be missing or refused in some of them.
 
     Raises:
         ValueError: a metric has different lengths; the message names it.
@@ -77,6 +98,7 @@ def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
             columns.setdefault(name, []).append(numbers)
     sums: Statistics = {}
     for name in sorted(columns):
+        columns[name] = [numbers for numbers in columns[name] if len(numbers)]
         lengths = sorted({len(numbers) for numbers in columns[name]})
         if len(lengths) > 1:
             raise ValueError(f"metric {name}: statistics of different lengths {lengths} cannot be added")
@@ -85,7 +107,7 @@ def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
 
 
 def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
-    """Return the value of every metric in `sums`; None where it is undefined.
+    """Return the value of every metric in `sums`; None where it is undefined or its sums were refused.
 
     Without a `Metric`, two statistics are (total, count) with the value total / count, undefined if the count is 0; any
     other number of statistics has no value.
@@ -94,6 +116,8 @@ def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, f
 
 
 def _value(metric: Metric | Callable[[Any, Any], Sequence[Any]] | None, sums: tuple[float, ...]) -> float | None:
+    if not sums:
+        return None
     try:
         if isinstance(metric, Metric):
             return metric.value(sums)

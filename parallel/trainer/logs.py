@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from atoll.parallel.task.json_text import to_json
+
 Event = dict[str, Any]
 """Plain values; `event` is the kind."""
 
@@ -39,7 +41,7 @@ def json_log(path: Path) -> Report:
 
     def report(event: Event) -> None:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
+            file.write(to_json(event) + "\n")
 
     return report
 

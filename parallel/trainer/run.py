@@ -1,6 +1,5 @@
 """One rank's whole training: from a job to a model on disk. All checks come first."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.optimizers.make import make_optimizer
+from atoll.parallel.task.json_text import to_json
 from atoll.parallel.trainer.data import in_order, test_data, training_data
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
 from atoll.parallel.trainer.guard import Guard
@@ -275,7 +275,7 @@ class _Builder:
         )
         self.here.report({"event": "end", "step": steps, "why": why, "seconds": result.seconds})
         if self.here.world.is_first:
-            _write(self.here.folder / RESULT, json.dumps(asdict(result), indent=2) + "\n")
+            _write(self.here.folder / RESULT, to_json(asdict(result), indent=2) + "\n")
         return result
 
 

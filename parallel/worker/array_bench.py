@@ -10,6 +10,7 @@ from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
+from atoll.parallel.task.randomness import seed_everything, seeded
 from atoll.parallel.worker.bench import Outcome, Received
 
 
@@ -25,7 +26,8 @@ class ArrayBench:
 
     def initial(self, seed: int) -> Arrays:
         """Return the task's initial arrays, checked."""
-        arrays = self._task.initial(seed)
+        with seeded(seed):  # for libraries that draw from a global generator
+            arrays = self._task.initial(seed)
         layout_of(arrays)
         if reserved := [name for name in arrays if name.startswith(CONTROL)]:
             raise TaskBroken(
@@ -54,6 +56,7 @@ class ArrayBench:
         parameters = arrays.version
         layout = layout_of(parameters)
         instructions = Instructions(self._site, request["seed"], request.get("round_id", 0), deadline, local)
+        seed_everything(instructions.seed)
         trained = checked(self._task.train(parameters, instructions))
         check_like(trained.update, layout, may_omit=True)  # the coordinator decides about partial updates
         check_finite(trained.update, "update")
@@ -65,5 +68,6 @@ class ArrayBench:
         site = None if split == "server" else self._site
         if evaluate is None or (split != "server" and site is None):
             return "the task has no `evaluate`, or there is no site"
-        statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
+        with seeded(request.get("model_seed") or 0):
+            statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
         return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)

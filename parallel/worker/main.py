@@ -50,6 +50,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.json_text import to_json
 from atoll.parallel.worker.operations import Operations
 
 
@@ -139,7 +140,7 @@ def main() -> None:
             is_last = job.request["op"] == "quit"
             reply = {} if is_last else operations.answer(job.request, job.deadline)
             reply["seconds"] = time.monotonic() - job.began
-            replies.write(json.dumps(reply) + "\n")
+            replies.write(to_json(reply) + "\n")
             replies.flush()
             inbox.finished(job)
             if is_last:

@@ -17,6 +17,7 @@ from atoll.parallel.local_training.parameters import (
     trained_by_name,
     update_of,
 )
+from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
 from atoll.parallel.task.array_task import Trained
@@ -25,6 +26,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Json, Outcome, Received
 
@@ -43,13 +45,14 @@ class ModelBench:
         self._algorithm: str = request.get("algorithm") or "fedavg"
         check_algorithm(self._algorithm, self._local, has_fit=task.fit is not None)
         self._model: torch.nn.Module | None = None
+        self._seed = 0
         if self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
         self._datasets: dict[str, Any] = {}
 
     def initial(self, seed: int) -> Arrays:
         """Return a newly built model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
-        model = build_model(self._task)
+        model = build_model(self._task, seed)
         stays = names_that_stay(model, self._local.keep)
         arrays = {name: array for name, array in initial_parameters(self._task, seed).items() if name not in stays}
         if self._algorithm == "scaffold":
@@ -58,7 +61,7 @@ class ModelBench:
 
     def buffers(self) -> list[str]:
         """Return the names of the model's untrained float tensors, without the local layers."""
-        model = self._model if self._model is not None else build_model(self._task)
+        model = self._model if self._model is not None else build_model(self._task, 0)
         stays = names_that_stay(model, self._local.keep)
         return [name for name in buffers_of(model) if name not in stays]
 
@@ -70,7 +73,8 @@ class ModelBench:
         """Train with the built-in loop, or with the task's `fit`."""
         local, algorithm = self._local.with_overrides(request.get("local") or {}), request.get("algorithm") or "fedavg"
         check_algorithm(algorithm, local, has_fit=self._task.fit is not None)
-        dataset, model, (before, stays) = self._training_data(), self._the_model(), self._merged(arrays, local, request)
+        dataset, model = self._training_data(), self._the_model(request)
+        before, stays = self._merged(arrays, local, request, model)
         load_parameters(model, before)
         control = _control_variates(model, arrays, stays) if algorithm == "scaffold" else None
         work = train_locally(
@@ -103,28 +107,34 @@ class ModelBench:
             return "the task's test_data has no examples" if where == "server" else "this site has no such data"
         if where == "server" and local.keep is not None:
             return f"the layers of local.keep ({local.keep}) are at the sites: let clients evaluate"
-        model, (parameters, _) = self._the_model(), self._merged(arrays, local, request)
-        load_parameters(model, parameters)
-        return evaluate(self._task, model, dataset, device=self._device)
+        model = self._the_model(request)
+        load_parameters(model, self._merged(arrays, local, request, model)[0])
+        return evaluate(self._task, model, dataset, device=self._device, seed=_model_seed(request))
 
     def is_empty(self, split: str) -> bool:
         """Return whether the data set of this split exists and has no examples."""
         dataset = self._dataset(split)
         return dataset is not None and not len(dataset)
 
-    def _the_model(self) -> torch.nn.Module:
-        if self._model is None:
-            self._model = build_model(self._task).to(self._device)
+    def _the_model(self, request: Json) -> torch.nn.Module:
+        """Return the run's model, whose state that does not travel is as after its construction."""
+        seed = _model_seed(request)
+        if self._model is None or self._seed != seed:
+            self._model, self._seed = build_model(self._task, seed).to(self._device), seed
+            self._passing = PassingState(self._model)
+        self._passing.restore()
         return self._model
 
-    def _merged(self, arrays: Received, local: Local, request: Json) -> tuple[Arrays, frozenset[str]]:
+    def _merged(
+        self, arrays: Received, local: Local, request: Json, model: torch.nn.Module
+    ) -> tuple[Arrays, frozenset[str]]:
         """Return a version's tensors with the site's local layers (initial ones before a training), and their names."""
-        version, stays = split(arrays.version)[0], names_that_stay(self._the_model(), local.keep)
+        version, stays = split(arrays.version)[0], names_that_stay(model, local.keep)
         if travelled := sorted(stays & version.keys()):
             raise TaskMismatch(f"local.keep keeps {', '.join(travelled)} at the site, but the global model has them")
         own = split(arrays.own or {})[0]
         if stays and not own:
-            own = initial_parameters(self._task, request.get("model_seed") or 0)
+            own = initial_parameters(self._task, _model_seed(request))
         return version | {name: array for name, array in own.items() if name in stays}, stays
 
     def _training_data(self) -> Any:
@@ -138,9 +148,9 @@ class ModelBench:
     def _dataset(self, split: str) -> Any:
         if split not in self._datasets:
             if split == "server":
-                self._datasets[split] = self._task.test_data() if self._task.test_data else None
+                self._datasets[split] = server_data_of(self._task)
             else:
-                self._datasets[split] = self._task.data(self._site, split) if self._site else None
+                self._datasets[split] = data_of(self._task, self._site, split) if self._site else None
         return self._datasets[split]
 
 
@@ -150,6 +160,10 @@ def _control_variates(model: torch.nn.Module, arrays: Received, stays: frozenset
     for variates in (server, client) if client else (server,):
         check_like(variates, in_order(Tensor(name, "F32", tuple(p.shape)) for name, p in trained.items()))
     return ControlVariates(server, client or None)
+
+
+def _model_seed(request: Json) -> int:
+    return request.get("model_seed") or 0
 
 
 def _device(name: str) -> str:

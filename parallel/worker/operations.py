@@ -11,7 +11,7 @@ from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
-from atoll.parallel.task.metrics import as_statistics, values
+from atoll.parallel.task.metrics import as_statistics, only_finite, values
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.array_bench import ArrayBench
@@ -73,7 +73,7 @@ class Operations:
         return {
             "num_examples": trained.num_examples,
             "work": trained.work,
-            "statistics": trained.statistics,
+            "statistics": only_finite(trained.statistics),
             "stopped": deadline.is_stopped,
             "pieces": piece_fields(pieces),
             "has_own": bool(outcome.own),
@@ -98,7 +98,7 @@ class Operations:
         if split not in ("train", "test", "server"):
             raise ValueError(f"split {split!r} is not one of train, test, server")
         found = self._loaded().evaluate(_received(request), request)
-        return {"statistics": None, "reason": found} if isinstance(found, str) else {"statistics": found}
+        return {"statistics": None, "reason": found} if isinstance(found, str) else {"statistics": only_finite(found)}
 
     def _values(self, request: Json, deadline: Deadline) -> Json:
         return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}

@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from atoll.parallel.task.json_text import to_json
+
 LOG_BYTES_MAX = 8 << 20
 """Size [bytes] above which a log becomes `<name>.1` when a worker starts."""
 
@@ -224,7 +226,7 @@ class _Process:
 
     def _send(self, op: str, args: Mapping[str, Any]) -> None:
         assert self._popen.stdin is not None
-        line = json.dumps({"op": op, **args}).encode() + b"\n"
+        line = to_json({"op": op, **args}).encode() + b"\n"
         with self._writing, suppress(BrokenPipeError, ValueError):  # ended, or closed: the reaper reports it
             self._popen.stdin.write(line)
             self._popen.stdin.flush()

@@ -32,6 +32,8 @@ class Reference:
     task: str
     local: dict[str, Any]
     algorithm: str = "fedavg"
+    seed: int = 0
+    """The seed of the run."""
 
 
 class Evaluator:
@@ -40,7 +42,7 @@ class Evaluator:
     def __init__(self, reference: Reference, log_path: Path, *, timeout_s: float) -> None:
         self._worker = Worker(reference.task, log_path=log_path, local=reference.local, algorithm=reference.algorithm)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
-        self._timeout_s = timeout_s
+        self._timeout_s, self._seed = timeout_s, reference.seed
         self.cannot = ""
         """Reason why the server can evaluate no version, once it is known; empty: it can."""
 
@@ -59,7 +61,7 @@ class Evaluator:
 
     async def evaluate(self, model: Path) -> Sums | str:
         """Return the sufficient statistics of a version on the server's data, or the reason why there are none."""
-        answer = await self._ask("evaluate", model=str(model), split="server")
+        answer = await self._ask("evaluate", model=str(model), split="server", model_seed=self._seed)
         if answer["statistics"] is None:
             self.cannot = str(answer["reason"])
             return self.cannot

@@ -80,6 +80,8 @@ class FoldPlan:
     """Float tensors of the model that no optimizer trains."""
     aggregation: AggregationConfig
     optimizer: OptimizerConfig
+    round_id: int = 0
+    """The round whose updates are folded, for a user's rule."""
 
     def encode(self) -> bytes:
         """Encode the plan as it is sent to a rank."""
@@ -145,6 +147,7 @@ def plan_of(
         buffers=tuple(sorted(buffers)),
         aggregation=settings[0],
         optimizer=settings[1],
+        round_id=effect.round_id,
     )
 
 

@@ -245,6 +245,8 @@ class Coordinator:
             evaluator.close()
             raise
         self._host(row, RunMachine(rules), 0, evaluator, reducer)
+        if warning := config.round.warning_of_staleness():
+            logger.warning("run %s: %s", run_id, warning)
         self.audit.record(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
         return run_id
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.parallel.task.metrics import merge
+from atoll.parallel.task.metrics import merge, only_finite
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
@@ -135,9 +135,10 @@ class _Rows:
         self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
-        answers, odd = addable(effect.answers)
-        detail = "; ".join(f"{client}: {why}" for client, why in sorted({**effect.failures, **odd}.items()))
-        statistics = merge(answers.values()) if answers else None
+        answers, odd = addable({client: only_finite(sums) for client, sums in effect.answers.items()})
+        left_out = {**effect.refused, **effect.failures, **odd}
+        detail = "; ".join(f"{client}: {why}" for client, why in sorted(left_out.items()))
+        statistics = only_finite(merge(answers.values())) if answers else None
         run_id, at = self._decided.run_id, self._decided.at
         row = EvaluationRow(run_id, effect.version, "clients", statistics, len(answers), detail, at)
         self.batch.evaluations.append(row)

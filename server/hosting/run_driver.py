@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from atoll.aggregation.codecs.names import family_of
+from atoll.parallel.task.metrics import why_refused
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.durable import DiskFull
@@ -406,7 +407,7 @@ class RunDriver:
             statistics, detail = None, ""
             try:
                 found = self._evaluator.cannot or await self._evaluator.evaluate(await self.reducer.whole(version))
-                statistics, detail = (None, found) if isinstance(found, str) else (found, "")
+                statistics, detail = (None, found) if isinstance(found, str) else (found, why_refused(found))
             except (EvaluationFailed, OSError) as error:
                 detail = _detail(error)
                 logger.error("version %d could not be evaluated: %s", version, detail)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.aggregation.tensors.layout import CONTROL
+from atoll.parallel.task.metrics import only_finite
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.threads import off_loop
@@ -120,11 +121,12 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
 
 
 def _statistics(opened: pb.UploadOpen) -> Sums:
-    """Return the statistics of an update; {} when they are too large or not finite, which is no reason to refuse it."""
+    """Return the statistics of an update; {} when they are too large, which is no reason to refuse it.
+
+    Sums that are not finite are refused, each metric for itself.
+    """
     sums = sums_of(opened.statistics)
-    if sums is None or not all(math.isfinite(value) for numbers in sums.values() for value in numbers):
-        return {}
-    return sums
+    return {} if sums is None else only_finite(sums)
 
 
 def _seconds(value: float) -> float:

@@ -13,7 +13,7 @@ from atoll.server.rounds.events import AmendRecord, Candidate, Effect, Invite, R
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.rounds.record import ClientRecord, RoundRecord, TooOldRecord
 
 
 class Records(Protocol):
@@ -172,14 +172,21 @@ class Invitations:
             row.deadline, row.extended = row.deadline + extension, row.extended + extension
             row.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
 
-    def release_after_commit(self, now: float, *, is_last: bool) -> Effects:
+    def release_after_commit(self, committed: RoundRecord, now: float, *, is_last: bool) -> Effects:
         """Release the clients whose update can no longer count in any commit; the others continue to train."""
-        return self.release_all(ReleaseReason.ROUND_CLOSED, now) if is_last else self.release_stale(now)
+        return self.release_all(ReleaseReason.ROUND_CLOSED, now) if is_last else self.release_stale(committed, now)
 
-    def release_stale(self, now: float) -> Effects:
-        """Release, after a commit, the clients whose update could no longer count."""
-        stale = [c for c, r in self._ledger.training.items() if not self.may_still_count(self._record(r))]
-        return tuple(e for c in sorted(stale) for e in self._release(c, Fate.RELEASED, ReleaseReason.TOO_STALE, now))
+    def release_stale(self, committed: RoundRecord, now: float) -> Effects:
+        """Release, after a commit, the clients whose update could no longer count; the committed round records them."""
+        stale = sorted(c for c, r in self._ledger.training.items() if not self.may_still_count(self._record(r)))
+        for client_id in stale:
+            self.note_too_old(client_id, committed, self._ledger.version)
+        return tuple(e for c in stale for e in self._release(c, Fate.RELEASED, ReleaseReason.TOO_STALE, now))
+
+    def note_too_old(self, client_id: ClientId, at: RoundRecord, base: Version) -> None:
+        """Record, in round `at`, that the work of a client that trains is too old for a commit on version `base`."""
+        record = self._record(self._ledger.training[client_id])
+        at.too_old.append(TooOldRecord(client_id, record.round_id, base - record.base_version))
 
     def release_twin(self, update: Update, now: float) -> Effects:
         """Release the sender of a late update if it trains again from the same version: only one of the two counts."""

@@ -22,6 +22,8 @@ class ClientEvaluation:
     asked: list[ClientId]  # sorted
     answers: dict[ClientId, Sums] = field(default_factory=dict)
     failures: dict[ClientId, str] = field(default_factory=dict)
+    refused: dict[ClientId, str] = field(default_factory=dict)
+    """The reasons why some sums of an answer are left out."""
 
     @property
     def is_complete(self) -> bool:
@@ -46,6 +48,8 @@ class ClientEvaluation:
             self.failures[event.client_id] = event.detail
         else:
             self.answers[event.client_id] = event.statistics
+            if event.detail:
+                self.refused[event.client_id] = event.detail
 
     def lost(self, client_id: ClientId, reason: str) -> None:
         """Record the loss of a client as its failure."""
@@ -57,25 +61,26 @@ class ClientEvaluation:
         for client_id in self.asked:
             if self.is_waiting_for(client_id):
                 self.failures[client_id] = SILENT
-        return CloseEvaluation(self.version, self.answers, self.failures)
+        return CloseEvaluation(self.version, self.answers, self.failures, self.refused)
 
 
 def addable(answers: Mapping[ClientId, Sums]) -> tuple[dict[ClientId, Sums], dict[ClientId, str]]:
     """Split the answers into those that can be added up and the others, each with the fault.
 
     All sums of a metric must have the same length; the commonest one is taken as right, of equally common ones the
-    least.
+    least. Empty sums were refused (`metrics.only_finite`): the others of their client count.
     """
     lengths: dict[str, Counter[int]] = {}
     for sums in answers.values():
         for name, numbers in sums.items():
-            lengths.setdefault(name, Counter())[len(numbers)] += 1
+            if numbers:
+                lengths.setdefault(name, Counter())[len(numbers)] += 1
     usual = {name: min(counts, key=lambda length: (-counts[length], length)) for name, counts in lengths.items()}
     odd = {
         client: f"{len(numbers)} sums of {name[:100]!r}, not {usual[name]} as the others"
         for client, sums in answers.items()
         for name, numbers in sums.items()
-        if len(numbers) != usual[name]
+        if numbers and len(numbers) != usual[name]
     }
     return {client: sums for client, sums in answers.items() if client not in odd}, odd
 

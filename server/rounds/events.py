@@ -397,6 +397,7 @@ class CloseEvaluation:
     version: Version
     answers: Mapping[ClientId, Sums]
     failures: Mapping[ClientId, str]
+    refused: Mapping[ClientId, str] = field(default_factory=dict)
 
 
 @value

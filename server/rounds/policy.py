@@ -30,6 +30,9 @@ DISCOUNT_OF = {"staleness_exponent": "polynomial", "hinge_slope": "hinge", "hing
 """The fields that only one discount has."""
 
 STALENESS_MAX_ASYNC = 20
+"""Least default of `max_staleness` in an asynchronous mode."""
+
+STALENESS_MAX = 1000
 
 
 class StragglerPolicy(BaseModel):
@@ -74,9 +77,10 @@ class StragglerPolicy(BaseModel):
     the next round that commits, with its weight discounted by its staleness. "next_round" also carries over the
     accepted updates of an abandoned round, except when its aggregation failed."""
 
-    max_staleness: int = Field(default=1, ge=0, le=1000)
+    max_staleness: int = Field(default=1, ge=0, le=STALENESS_MAX)
     """Largest age of an update, in model versions, in the commit that uses it, with late = "next_round" and in the
-    asynchronous modes. The same number of versions stays on disk. Absent: 1, in an asynchronous mode 20."""
+    asynchronous modes. The same number of versions stays on disk. Absent: 1; in an asynchronous mode twice the
+    usual age, `(concurrency - 1) / buffer_size` versions, and at least 20."""
 
     staleness: Literal["polynomial", "constant", "hinge"] = "polynomial"
     """Discount of an update that is t versions old (Xie et al. 2019). "polynomial": the factor
@@ -165,7 +169,7 @@ class StragglerPolicy(BaseModel):
     def _default_staleness_of_the_mode(cls, fields: Any) -> Any:
         """Fill in the default of `max_staleness` of an asynchronous mode."""
         if isinstance(fields, dict) and fields.get("mode") in ("fedbuff", "fedasync"):
-            return {"max_staleness": STALENESS_MAX_ASYNC, **fields}
+            return {"max_staleness": _default_of(fields), **fields}
         return fields
 
     @field_validator("quorum")
@@ -206,6 +210,29 @@ class StragglerPolicy(BaseModel):
                 yield f"{name} is of mode {' and '.join(modes)}, and mode is {self.mode}"
             if self.staleness != (discount := DISCOUNT_OF.get(name, self.staleness)):
                 yield f"{name} is of the {discount} discount, and staleness is {self.staleness}"
+
+    def usual_staleness(self, num_clients: int | None = None) -> int:
+        """Return the age of a typical update of an asynchronous run, in versions: ceil((C - 1) / K).
+
+        While a client trains, each of the C - 1 others that train with it sends an update, if all are equally fast, and
+        K updates make a version.
+
+        Args:
+            num_clients: the number of clients, if it is known; C is at most that.
+        """
+        together = min(self.concurrency, num_clients) if num_clients else self.concurrency
+        return -(-(together - 1) // self.num_wanted) if self.is_asynchronous else 0
+
+    def warning_of_staleness(self, num_clients: int | None = None) -> str:
+        """Return a warning if updates of a usual age are too old to count; empty: they are not."""
+        if self.max_staleness >= (usual := self.usual_staleness(num_clients)):
+            return ""
+        who = f"{min(self.concurrency, num_clients or self.concurrency)} clients"
+        made = f"a version after each {'update' if self.num_wanted == 1 else f'{self.num_wanted} updates'}"
+        return (
+            f"round.max_staleness: got {self.max_staleness}; with {who} at work at once and {made}, an update is "
+            f"usually {usual} versions old, older ones are dropped: set at least {usual}, or a smaller concurrency"
+        )
 
     @property
     def is_asynchronous(self) -> bool:
@@ -248,3 +275,13 @@ class StragglerPolicy(BaseModel):
     def num_needed_to_draw(self) -> int:
         """The number of available clients at which a cohort is drawn without waiting."""
         return self.min_available or self.num_invited
+
+
+def _default_of(fields: Mapping[str, Any]) -> int:
+    """Return the default of `max_staleness` in an asynchronous mode: twice the usual age, and at least 20."""
+    names = ("concurrency", "buffer_size")
+    known = [fields.get(name, StragglerPolicy.model_fields[name].default) for name in names]
+    if not all(type(value) is int and value >= 1 for value in known):
+        return STALENESS_MAX_ASYNC  # the fault is reported elsewhere
+    concurrency, size = int(known[0]), int(known[1]) if fields.get("mode") == "fedbuff" else 1
+    return min(STALENESS_MAX, max(STALENESS_MAX_ASYNC, 2 * -(-(concurrency - 1) // size)))

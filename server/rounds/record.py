@@ -58,6 +58,15 @@ class CarriedRecord:
 
 
 @dataclass(slots=True)
+class TooOldRecord:
+    """An invitation of an asynchronous run that ended because its update could count in no version any more."""
+
+    client_id: ClientId
+    round_id: RoundId
+    staleness: int
+
+
+@dataclass(slots=True)
 class Outage:
     """An outage of the coordinator of `seconds`, by which the deadlines were extended by `extended` seconds."""
 
@@ -99,6 +108,7 @@ class RoundRecord:
     retry: int = 0  # the abandoned rounds in a row, this one included; 0: the abandonment used up no retry
     retry_max: int = 0  # the retries that the policy allows
     retry_at: float | None = None  # the earliest beginning of its repetition
+    too_old: list[TooOldRecord] = field(default_factory=list)  # asynchronous: since this round's version, or its buffer
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""

@@ -257,7 +257,8 @@ class RunMachine(Intake):
             else ledger.settle_buffer_committed(round_.record)
         )
         ledger.past[round_.record.round_id] = round_.record
-        released = self.invitations.release_after_commit(now, is_last=ledger.version >= self.rules.rounds)
+        is_last = ledger.version >= self.rules.rounds
+        released = self.invitations.release_after_commit(round_.record, now, is_last=is_last)
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
 
     def _pace(self, round_: OpenRound, commit: Commit) -> None:

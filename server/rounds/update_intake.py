@@ -265,6 +265,9 @@ class Intake:
         if fault := fault_of(update, base_version=record.base_version, policy=self.rules.policy):
             return (reject(update, *fault), *self.invitations.answered(update, Fate.REFUSED, now, *fault))
         if fault := self._fault_for_a_buffer(update):
+            if fault[0] is RejectReason.TOO_STALE and self.invitations.is_training(update.client_id, update.round_id):
+                at = next(self.newest_first())
+                self.invitations.note_too_old(update.client_id, at, self._base_of_its_commit())
             return (reject(update, *fault), *self.invitations.answered(update, Fate.LATE, now, *fault))
         measure(self.ledger.membership, client, update, now)
         learn(self.ledger.membership, update)

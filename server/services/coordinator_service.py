@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from atoll.aggregation.codecs.names import FAMILIES
+from atoll.parallel.task.metrics import only_finite, why_refused
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import told_outside
@@ -138,6 +139,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         sums, detail = None, printable(evaluated.error[:DETAIL_MAX])
         if not detail and (sums := sums_of(evaluated.statistics)) is None:
             detail = f"more than {METRICS_MAX} metrics, {STATISTICS_MAX} sums or {NAME_MAX} characters in a name"
+        elif sums is not None:
+            sums = only_finite(sums)
+            detail = why_refused(sums)
         named = evaluated.reason if sums is None else ""
         reason = FailureReason(named) if named in set(FailureReason) else None
         run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail, reason))

@@ -22,6 +22,8 @@ def sentences(record: RoundRecord) -> list[str]:
     found += (_client(record, client_id, client) for client_id, client in sorted(record.clients.items()))
     found += (_carried(carried) for carried in record.carried)
     found += (_in_buffer(row) for row in record.buffer)
+    if record.too_old:
+        found.append(_too_old(record))
     if record.superseded:
         found.append(_superseded(len(record.superseded)))
     found += map(_outage, record.outages)
@@ -47,6 +49,7 @@ def summary(record: RoundRecord) -> dict[str, Any]:
         "invited": len(record.clients),
         **{str(fate): fates[fate] for fate in Fate},
         "carried_in": len(earlier),
+        "too_old": len(record.too_old),
         "staleness": max((row.staleness for row in earlier), default=0),
         "num_examples": sum(used) + sum(row.num_examples for row in earlier),
         "num_bytes": sum(client.num_bytes for client in record.clients.values()),
@@ -138,6 +141,16 @@ def _in_buffer(row: CarriedRecord) -> str:
     age = "fresh" if row.staleness == 0 else f"{_count(row.staleness, 'version')} old"
     what = f"the update of round {row.round_id} by {row.client_id} ({_count(row.num_examples, 'example')}, {age})"
     return f"In the buffer: {what}, scaled by {row.scale:.3g}."
+
+
+def _too_old(record: RoundRecord) -> str:
+    shown, more = record.too_old[:NAMES_MAX], len(record.too_old) - NAMES_MAX
+    listed = ", ".join(
+        f"{row.client_id} (of round {row.round_id}, {_count(row.staleness, 'version')} old)" for row in shown
+    )
+    listed += f" and {more} more" if more > 0 else ""
+    number = len(record.too_old)
+    return f"{_count(number, 'invitation')} ended here, because the work was too old to count: {listed}."
 
 
 def _superseded(number: int) -> str:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from atoll.aggregation.tensors.safetensors_file import read_metadata
-from atoll.parallel.task.metrics import values
+from atoll.parallel.task.metrics import NOT_FINITE, values
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, RunState, Version
@@ -81,17 +81,17 @@ def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Docume
     for row in evaluations:
         if row.statistics is not None:
             two_sums = values({}, row.statistics)
-            raw = {name: two_sums[name] if len(sums) == 2 else list(sums) for name, sums in row.statistics.items()}
+            raw = {name: two_sums[name] if len(sums) in (0, 2) else list(sums) for name, sums in row.statistics.items()}
             found.setdefault(row.version, {})[row.source] = raw | dict(row.values)
     return found
 
 
 def unmeasured(evaluations: Iterable[EvaluationRow]) -> list[Document]:
-    """Return the versions without metrics, with the reason."""
+    """Return the versions without metrics, or with one that has no value, with the reason."""
     return [
         {"version": row.version, "source": row.source, "reason": row.detail}
         for row in evaluations
-        if row.statistics is None
+        if row.statistics is None or NOT_FINITE in row.detail
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.simulations.attacks.backdoor import stamp
@@ -79,8 +80,8 @@ class Adversary:
     def _check_trigger(self, task: Task) -> None:
         """Check that the first example of each data set takes the trigger; raise ConfigError with all faults."""
         trigger, faults = stamp(self.config), list[str]()
-        training_sets = [task.data(site, "train") for site in sorted(self.malicious)]
-        for data in [*training_sets, task.test_data() if task.test_data else None]:
+        training_sets = [data_of(task, site, "train") for site in sorted(self.malicious)]
+        for data in [*training_sets, server_data_of(task)]:
             if data is not None and len(data):
                 or_faults(partial(trigger.check, *first(data)), faults)
         if faults:
@@ -190,7 +191,7 @@ class _Data:
     num_labels: int
 
     def __call__(self, site: str, split: str) -> Any:
-        data = self.task.data(site, split)
+        data = data_of(self.task, site, split)
         if data is None or split != "train" or site not in self.adversary.malicious:
             return data
         config = self.adversary.config
@@ -214,9 +215,9 @@ def num_labels(task: Task, sites: Iterable[str], *, attack: str = "label_flip") 
     Raises:
         ConfigError: the targets are not labels.
     """
-    training_sets = [task.data(site, "train") for site in sorted(sites)]
+    training_sets = [data_of(task, site, "train") for site in sorted(sites)]
     largest = 0
-    for data in [*training_sets, task.test_data() if task.test_data else None]:
+    for data in [*training_sets, server_data_of(task)]:
         if data is not None and len(data):
             targets = everything(data)[1]
             check_labels(targets, attack)

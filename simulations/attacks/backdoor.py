@@ -16,6 +16,7 @@ from atoll.parallel.local_training.parameters import build_model, load_parameter
 from atoll.parallel.local_training.training import evaluate
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import values
+from atoll.parallel.task.randomness import server_data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.attacks.config import AttackConfig
@@ -51,7 +52,7 @@ def triggered_task(task: Task, config: AttackConfig) -> Task | None:
     """
     if config.kind != "backdoor" or task.test_data is None:
         return None
-    data = triggered(task.test_data(), stamp(config))
+    data = triggered(server_data_of(task), stamp(config))
     return replace(task, test_data=lambda: data, metrics={SUCCESS: hits})
 
 
@@ -65,7 +66,7 @@ def success(task: Task, config: AttackConfig, version: Arrays) -> float | None:
     measured = triggered_task(task, config)
     if measured is None or measured.test_data is None:
         return None
-    model = build_model(measured)
+    model = build_model(measured, 0)
     load_parameters(model, version)
     sums = evaluate(measured, model, measured.test_data())
     return values(measured.metrics, sums)[SUCCESS]

@@ -26,7 +26,9 @@ class Benches:
         self._version: Arrays = {}
         task = training.task
         if isinstance(task, Task):
-            self.form = Form.of(build_model(task), keep=training.local.keep, algorithm=training.algorithm)
+            self.form = Form.of(
+                build_model(task, training.model_seed), keep=training.local.keep, algorithm=training.algorithm
+            )
         else:
             self.form = Form(layout_of(task.initial(0)), ())
 

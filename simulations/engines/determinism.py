@@ -29,8 +29,8 @@ READ_TWICE = (
     "task.data must return the same examples of a site, in the same order, at every call"
 )
 BUILT_TWICE = (
-    "{} made twice from the same seed differs in {}. Only torch's generator is seeded: draw from it, or from a "
-    "generator with a seed of its own"
+    "{} made twice from the same seed differs in {}. The generators of Python, numpy and torch are seeded: draw from "
+    "them, or from a generator with a seed of its own"
 )
 
 

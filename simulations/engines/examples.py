@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from atoll.parallel.local_training.batches import fetcher, to_device
 from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 
 CACHED_BYTES_MAX = 2**30
@@ -70,7 +71,7 @@ class ExamplesOf:
         if client_id in self._cached:
             self._cached.move_to_end(client_id)
             return self._cached[client_id][0]
-        dataset = self._task.data(client_id, "train")
+        dataset = data_of(self._task, client_id, "train")
         if dataset is None or len(dataset) < 1:
             raise TaskBroken(
                 f"task.data({client_id!r}, 'train') gave no examples; a client needs at least one to train"

@@ -12,6 +12,7 @@ import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, in_order
 from atoll.parallel.local_training.parameters import initial_parameters, integer_difference, state_of, trained_by_name
+from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.task.arrays import Arrays, check_finite, check_like
 from atoll.parallel.task.errors import TaskMismatch
@@ -43,6 +44,7 @@ class Exchange:
         self._start: list[torch.Tensor] = []
         self._in_place: list[tuple[str, Array, Array]] = []
         self._elsewhere: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._passing = PassingState(model)
         self._find_state()
 
     def begin(self, version: Arrays) -> None:
@@ -64,6 +66,7 @@ class Exchange:
             TaskMismatch: the client's state does not belong to the model.
         """
         layers, control = self.own_of(job)
+        self._passing.restore()
         self._find_new_buffers()
         if not self._start:
             self._make_start()

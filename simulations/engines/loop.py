@@ -38,7 +38,7 @@ class Loop:
         assert isinstance(training.task, Task)
         self._training, self._task, self._local = training, training.task, training.local
         self.examples = ExamplesOf(training.task, training.device)
-        self._model = build_model(training.task).to(training.device).train()
+        self._model = build_model(training.task, training.model_seed).to(training.device).train()
         speed_up_pooling(self._model)
         self.exchange = Exchange(training, self._model)
         self._steps = Steps(self._local, [p for p in self._model.parameters() if p.requires_grad])

@@ -5,14 +5,15 @@ makes over its own data, times counted clients / clients. Bytes are the data tha
 federation, the data itself, once and as the task reads it, in centralized training. Only a federation has virtual time.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.local import Local
+from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.logs import read_log
 from atoll.simulations.experiments.report import RunReport, is_loss
@@ -139,7 +140,7 @@ class Pooled:
 
 def pooled(task: Task) -> Pooled:
     """Measure the training data of all sites."""
-    datasets = [data for site in task.sites if (data := task.data(site, "train")) is not None and len(data)]
+    datasets = [data for site in task.sites if (data := data_of(task, site, "train")) is not None and len(data)]
     return Pooled(sum(map(len, datasets)), sum(len(data) * _size(data[0]) for data in datasets))
 
 
@@ -203,4 +204,4 @@ def write(sides: Sequence[Side], target: float | None, path: Path) -> None:
     """Write table and curves as JSON."""
     curves = {side.kind: [[point.passes, point.real_s, point.value] for point in side.points] for side in sides}
     document = {"metric": sides[0].metric, "target": target, "rows": rows(sides, target), "curves": curves}
-    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    path.write_text(to_json(document, indent=2) + "\n", "utf-8")

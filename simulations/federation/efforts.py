@@ -48,7 +48,7 @@ class Efforts:
     @cached_property
     def _model(self) -> Any:
         assert isinstance(self._task, Task)
-        return build_model(self._task)
+        return build_model(self._task, 0)
 
     @cached_property
     def _local(self) -> Local:

@@ -4,7 +4,8 @@ from typing import Any
 
 from atoll.client.session.events import EvaluationRequest
 from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.metrics import Statistics, only_finite
+from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.array_bench import ArrayBench
 from atoll.parallel.worker.bench import Bench, Received
@@ -49,21 +50,20 @@ class Evaluations:
     def of_server(self, version: VersionFile) -> Statistics | str:
         """Measure a version on the server's test data; return the sums, or the reason that there are none."""
         received = Received(self._versions.arrays(version.digest))
-        return self._server.evaluate(received, self._request | {"split": "server"})
+        return _refused(self._server.evaluate(received, self._request | {"split": "server"}))
 
     def of_client(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
         """Measure a version on a client's test data; return the sums, or the reason that there are none."""
         version = self._versions.version(request.version)
         state = self._states.find(client_id, request.counted_round)
         received = Received(self._versions.arrays(version.digest), state)
-        return self._bench(client_id).evaluate(
-            received, self._request | {"split": "test", "model_seed": request.model_seed}
-        )
+        asked = self._request | {"split": "test", "model_seed": request.model_seed}
+        return _refused(self._bench(client_id).evaluate(received, asked))
 
     def num_examples(self, client_id: ClientId) -> int:
         """Return the number of a client's test examples."""
         if client_id not in self._sizes:
-            data = self._task.data(client_id, "test") if isinstance(self._task, Task) else None
+            data = data_of(self._task, client_id, "test") if isinstance(self._task, Task) else None
             self._sizes[client_id] = 0 if data is None else len(data)
         return self._sizes[client_id]
 
@@ -71,6 +71,10 @@ class Evaluations:
         if client_id not in self._benches:
             self._benches[client_id] = bench_of(self._task, self._request | {"site": client_id})
         return self._benches[client_id]
+
+
+def _refused(found: Statistics | str) -> Statistics | str:
+    return found if isinstance(found, str) else only_finite(found)
 
 
 def bench_of(task: Task | ArrayTask, request: dict[str, Any]) -> Bench:

@@ -43,6 +43,7 @@ from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations, bench_of
 from atoll.simulations.federation.garbage import few_collections
+from atoll.simulations.federation.invitation_tally import InvitationTally
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.report import Json, Measured, RunFolder, line_of
 from atoll.simulations.federation.round_count import reopen
@@ -114,6 +115,7 @@ class Federation:
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
         request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": threads}
+        request["model_seed"] = config.seed
         keep = Keep.after(0, self.machine, config.round) if saved else None
         self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
@@ -130,6 +132,8 @@ class Federation:
             before=saved.engine if saved else "",
             tell=tell,
         )
+        if warning := config.round.warning_of_staleness(len(numbers)):
+            tell(warning)
         self.trainings = Trainings(self.engine, self.versions.arrays, self._state_of, self._num_wanted)
         due = saved.round_due if saved else None
         self.service = Service(
@@ -142,6 +146,7 @@ class Federation:
         self._pending: tuple[Commit | Abandon, Json] | None = None
         self._is_over = self._is_interrupted = self._has_stopped = False
         self._is_saved = True  # the last round that has ended
+        self._tally = InvitationTally(saved.totals.get("tally", {}) if saved else {})
         self._began, self._before = clock(), saved.totals if saved else {}
         if saved:
             self._restore_sites(saved)
@@ -281,13 +286,14 @@ class Federation:
         self._flush()
         record = self.machine.record_of(effect.round_id)
         assert record is not None
-        counted = record.buffer or record.clients.values()
-        digests = [client.digest for client in counted if client.digest is not None]
+        rows = ((row.client_id, row.digest) for row in record.buffer)
+        counted = rows if record.buffer else ((name, client.digest) for name, client in record.clients.items())
         statistics = self.work.statistics
         line = line_of(
             record,
             self.metrics,
-            train=[statistics[digest] for digest in digests if digest in statistics],
+            train=[(str(name), statistics[digest]) for name, digest in counted if digest in statistics],
+            ended=self._tally.ended(self.machine.newest_first()) if record.mode != "sync" else None,
             totals=self._totals(),
         )
         self._pending, self._is_saved = (effect, line), False
@@ -316,6 +322,8 @@ class Federation:
         self._pending = None
         if isinstance(effect, Commit) and (measured := self._measured.pop(effect.version, None)) is not None:
             line |= measured.values(self.metrics, with_clients=line.get("fates") is not None)
+            if left_out := line.get("not_finite", {}) | measured.refusals():
+                line["not_finite"] = left_out
         self._report.add(line)
         self._on_round(line)
         self._save()
@@ -344,10 +352,19 @@ class Federation:
             "bytes_up": service.bytes_up + before.get("bytes_up", 0),
             "bytes_up_plain": service.bytes_up_plain + before.get("bytes_up_plain", 0),
             "trainings": self.trainings.num_computed + before.get("trainings", 0),
+            **self._invitations(),
         }
+
+    def _invitations(self) -> Json:
+        """Return the account of an asynchronous run's invitations so far, with the number of those that still train."""
+        if not self.setting.config.round.is_asynchronous:
+            return {}
+        return {"invitations": {**self._tally.so_far, "training": len(self.machine.invitations)}}
 
     def _result(self) -> Json:
         ledger = self.machine.ledger
+        if self._is_over:
+            self._tally.ended(self.machine.newest_first())
         return {
             "state": "interrupted" if self._is_interrupted and not self._is_over else str(ledger.state),
             "cause": ledger.cause,
@@ -374,7 +391,8 @@ class Federation:
         }
         updates = self.updates.write(sorted(keep.updates))
         states = self.client_states.named()
-        return Snapshot(ledger, self._totals(), sites, kind_of(self.engine), due, updates, train, states)
+        totals = self._totals() | {"tally": self._tally.saved}
+        return Snapshot(ledger, totals, sites, kind_of(self.engine), due, updates, train, states)
 
     def _restore_sites(self, saved: Snapshot) -> None:
         for name, (upload_seconds, model_digest, num_sessions) in saved.sites.items():

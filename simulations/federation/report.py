@@ -8,20 +8,25 @@ A metric is the task's value of the sums over all examples, never a mean of valu
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.task.metrics import Metrics, Statistics, merge, values
+from atoll.parallel.task.json_text import to_json
+from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, names_refused, values
 from atoll.protocol.durable import write_atomically
-from atoll.protocol.vocabulary import Fate, RoundId
+from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
+from atoll.server.rounds.client_evaluation import addable
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 
 FATES_MAX = 1000
 """Maximum number of invitations of a round whose fates are listed, and maximum number of listed failures."""
+
+NAMES_MAX = 20
+"""Maximum number of clients that the reason of a refusal lists."""
 
 REASON_MAX = 200
 """Maximum number of characters of a failed client's reason."""
@@ -44,32 +49,57 @@ class Measured:
         if self.server is not None:
             line["server"] = values(metrics, self.server)
         if self.clients:
-            line["clients"] = values(metrics, merge(self.clients.values()))
+            line["clients"] = values(
+                metrics, merge(addable({ClientId(name): sums for name, sums in self.clients.items()})[0].values())
+            )
             if with_clients:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
+
+    def refusals(self) -> dict[str, str]:
+        """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
+        found = refusals_of("clients", sorted(self.clients.items()))
+        return found | {name: NOT_FINITE for name in refusals_of("server", [("server", self.server or {})])}
+
+
+def refusals_of(where: str, statistics: Iterable[tuple[str, Statistics]]) -> dict[str, str]:
+    """Return the metrics whose sums were refused, as `where.metric`, each with the owners of the sums."""
+    owners: dict[str, list[str]] = {}
+    for owner, sums in statistics:
+        for name in names_refused(sums):
+            owners.setdefault(f"{where}.{name}", []).append(owner)
+    return {name: f"{NOT_FINITE} at {_listed(of_name)}" for name, of_name in sorted(owners.items())}
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def line_of(
     record: RoundRecord,
     metrics: Metrics,
     *,
-    train: Iterable[Statistics],
+    train: Sequence[tuple[str, Statistics]],
     totals: Mapping[str, Any],
+    ended: Mapping[Fate, int] | None = None,
 ) -> Json:
     """Return the line of one round.
 
     Args:
         record: the run machine's record of the round.
         metrics: the metrics of the task.
-        train: the sums that the clients measured during training.
+        train: the clients, each with the sums that it measured during training.
         totals: seconds and bytes since the beginning of the run, which are added to the line.
+        ended: in an asynchronous run, the number of invitations of any round that have ended since the last line, by
+            fate (`invitation_tally`); None: the fates are those of this round's invitations.
 
     Returns:
-        The line, with `fates` by client for at most `FATES_MAX` invitations, and `failures` by client if there are any.
+        The line, with `fates` by client for at most `FATES_MAX` invitations, `failures` by client if there are any, and
+        with `not_finite` if sums were refused: the metrics that leave clients out, each with these clients.
     """
-    fates = Counter(client.fate for client in record.clients.values())
-    in_time = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
+    fates = Counter(client.fate for client in record.clients.values()) if ended is None else Counter(ended)
+    in_model = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
     line: Json = {
         "round": int(record.round_id),
         "version": None if record.version is None else int(record.version),
@@ -79,25 +109,43 @@ def line_of(
         "opened_s": record.opened_at,
         "round_s": (record.ended_at or record.opened_at) - record.opened_at,
         "invited": len(record.clients),
-        "reported": in_time,
+        "reported": fates[Fate.REPORTED],
         "late": len(record.carried),
-        "counted": 0 if record.version is None else in_time + len(record.carried),
+        "counted": 0 if record.version is None else in_model + len(record.carried),
         "lost": fates[Fate.LOST],
         "failed": fates[Fate.FAILED],
         "refused": fates[Fate.REFUSED],
         "stragglers": fates[Fate.STRAGGLER] + fates[Fate.LATE] + fates[Fate.CARRIED],
         "released": fates[Fate.RELEASED],
         **totals,
-        "train": values(metrics, sums) if (sums := merge(train)) else None,
+        "train": values(metrics, sums) if (sums := merge(sums for _, sums in train)) else None,
         "server": None,
         "clients": None,
     }
+    if record.mode != "sync":
+        line |= _of_buffer(record)
     if len(record.clients) <= FATES_MAX:
         line["fates"] = {name: str(client.fate) for name, client in sorted(record.clients.items())}
-    if fates[Fate.FAILED]:
+    if left_out := refusals_of("train", train):
+        line["not_finite"] = left_out
+    if any(client.fate is Fate.FAILED for client in record.clients.values()):
         failed = islice(record.with_fate(Fate.FAILED), FATES_MAX)
         line["failures"] = {name: _reason_of(client) for name, client in failed}
     return line
+
+
+def _of_buffer(record: RoundRecord) -> Json:
+    """Return the updates that the version counts, and the invitations whose work has become too old since the last."""
+    return {
+        "buffer": [
+            {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness, "weight": row.scale}
+            for row in record.buffer[:FATES_MAX]
+        ],
+        "too_old": [
+            {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness}
+            for row in record.too_old[:FATES_MAX]
+        ],
+    }
 
 
 def _reason_of(client: ClientRecord) -> str:
@@ -130,12 +178,12 @@ class RunFolder:
 
     def add(self, line: Json) -> None:
         """Append the line of a round."""
-        self._rounds.write(json.dumps(line) + "\n")
+        self._rounds.write(to_json(line) + "\n")
         self._rounds.flush()
 
     def finish(self, result: Json) -> None:
         """Write the result of a run that has ended or was interrupted."""
-        text = json.dumps(result, indent=2) + "\n"
+        text = to_json(result, indent=2) + "\n"
         (self._folder / RESULT).write_text(text, encoding="utf-8")
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ evaluation) takes no virtual time, because policies are compared by the time tha
 import json
 
 from atoll.client.session import events as client
+from atoll.parallel.task.metrics import why_refused
 from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
@@ -259,7 +260,7 @@ class Service:
                     self.post(ClientFailed(site.client_id, round_id, reason, detail))
             case client.ReportEvaluation(_, version, sums, detail):
                 if is_asked(self.machine, site.client_id, version):
-                    self.post(ClientEvaluated(site.client_id, version, sums, detail))
+                    self.post(ClientEvaluated(site.client_id, version, sums, detail or why_refused(sums or {})))
 
     # ------------------------------------------------------------ models and updates
 

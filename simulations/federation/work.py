@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from atoll.client.session.events import JobFailed
-from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.metrics import Statistics, only_finite
 from atoll.parallel.worker.model_files import write_update
 from atoll.protocol.vocabulary import Digest, FailureReason
 from atoll.server.rounds.events import Update
@@ -49,7 +49,7 @@ class ClientWork:
             num_bytes = plain_bytes = self.updates.add(
                 digest, outcome.update, outcome.report, outcome.row, outcome.magnitudes
             )
-        self.statistics[digest] = outcome.statistics
+        self.statistics[digest] = statistics = only_finite(outcome.statistics)
         return Update(
             name,
             invitation.round_id,
@@ -58,7 +58,7 @@ class ClientWork:
             outcome.num_examples,
             outcome.work,
             num_bytes,
-            outcome.statistics,
+            statistics,
             download_seconds,
             training.ends - training.began,
             plain_bytes,

@@ -1,10 +1,10 @@
 """The command `atoll simulate --faults`, which judges many seeds or shows one."""
 
-import json
 import sys
 import time
 from typing import TextIO
 
+from atoll.parallel.task.json_text import to_json
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.histories.checks import faults_of
 from atoll.simulations.histories.faults import PRESETS
@@ -57,7 +57,7 @@ def _judge(preset: str, first: int, count: int, jobs: int, *, as_json: bool) -> 
     result = soak(first, count, preset=preset, jobs=jobs, on_progress=progress)
     seconds = time.perf_counter() - begun
     if as_json:
-        print(json.dumps({"preset": preset, "first": first, "seconds": round(seconds, 3), **result.document()}))
+        print(to_json({"preset": preset, "first": first, "seconds": round(seconds, 3), **result.document()}))
         return 1 if result.bad else 0
     for _, text in sorted(result.bad.items())[:BAD_SHOWN]:
         print(f"{text}\n", file=sys.stderr)
@@ -90,7 +90,7 @@ def _show(seed: int, preset: str, *, as_json: bool) -> int:
         wrong = [f"{type(error).__name__}: {error}"]
     transcript = world.history.transcript()
     if as_json:
-        print(json.dumps({"preset": preset, "seed": seed, "wrong": wrong, "history": transcript.splitlines()}))
+        print(to_json({"preset": preset, "seed": seed, "wrong": wrong, "history": transcript.splitlines()}))
         return 1 if wrong else 0
     print(transcript)
     print("\n".join(["", *(f"WRONG: {what}" for what in wrong)]) if wrong else "\nnothing is wrong")

@@ -10,13 +10,15 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.durable import DiskFull
-from atoll.protocol.vocabulary import RunState, Version
+from atoll.protocol.vocabulary import RunId, RunState, Version
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.hosting import run_driver as driver_module
 from atoll.server.hosting.retention import Keep
 from atoll.server.process import host
 from atoll.server.rounds.events import UpdateReceived
+from atoll.server.views.history import History
+from atoll.server.views.views import unmeasured
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import TINY, Live, running, settings
 from tests.wire.test_round import committed, live, report
@@ -85,6 +87,25 @@ async def test_statistics_of_different_lengths_cost_no_run(tmp_path):
         assert not it.coordinator.crashed.done()
     async with running(state, rounds=1, evaluation__clients_every=1) as it:
         assert it.coordinator.runs["tiny-1"].machine.ledger.state is RunState.FINISHED
+
+
+@live
+async def test_sums_that_are_nan_are_refused_by_name_and_the_others_count(tmp_path):
+    state = tmp_path / "state"
+    async with running(state, rounds=1, evaluation__clients_every=1) as it:
+        async with it.client("a") as a, it.client("b") as b:
+            await asyncio.gather(report(a), report(b))
+            for client, total in ((a, float("nan")), (b, 1.0)):
+                asked = await client.next("evaluate")
+                evaluated = pb.Evaluated(run_id=asked.run_id, version=asked.version)
+                evaluated.statistics["accuracy"].values.extend([total, 4.0])
+                evaluated.statistics["loss"].values.extend([3.0, 4.0])
+                await client.control.write(pb.ClientMessage(evaluated=evaluated))
+            assert (await a.next("run_ended")).state == "finished"
+        (row,) = [row for row in History(state).evaluations(RunId("tiny-1")) if row.source == "clients"]
+        assert row.statistics == {"accuracy": (1.0, 4.0), "loss": (6.0, 8.0)}
+        assert (row.num_clients, row.detail) == (2, "a: metric 'accuracy': its sums are NaN or infinite")
+        assert unmeasured([row]) == [{"version": 1, "source": "clients", "reason": row.detail}]
 
 
 @live

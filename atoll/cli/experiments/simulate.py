@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,6 +267,13 @@ def with_signals(federation: "Federation") -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _of_invitations(account: Mapping[str, int]) -> str:
+    """Return the account of an asynchronous run's invitations in words, with the dropped ones."""
+    invited, dropped = account.get("invited", 0), account.get("too_old", 0)
+    share = f" ({100 * dropped / invited:.3g} %)" if invited else ""
+    return f"{invited} invitations, {account.get('reported', 0)} reported, {dropped} dropped as too old{share}"
+
+
 def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
     say(
         f"{result['state']}: {result['cause'] or 'rounds are left'}; version {result['version']} after "
@@ -276,6 +283,8 @@ def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
         f"{result['trainings']} trainings by the {result['engine']} engine; "
         f"{printable_size(result['bytes_down'])} down, {printable_size(result['bytes_up'])} up"
     )
+    if account := result.get("invitations"):
+        say(_of_invitations(account))
     if failures:
         say(f"{failures} (all reasons: {folder / 'rounds.jsonl'})")
     if result["state"] == "interrupted":

@@ -34,7 +34,18 @@ def list_rounds(
     if json:
         as_json(seen["rows"])
         return
-    shown = ("round", "phase", "reason", "version", "invited", "reported", "carried_in", "staleness", "num_examples")
+    shown = (
+        "round",
+        "phase",
+        "reason",
+        "version",
+        "invited",
+        "reported",
+        "carried_in",
+        "too_old",
+        "staleness",
+        "num_examples",
+    )
     table(
         [*(name.replace("_", " ") for name in shown), "received", "took"],
         [

@@ -92,7 +92,7 @@ class BatchTrainer:
     def take(self, kind: str) -> None:
         """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
         self.at_once = self._wanted or self._fitting(kind)
-        model = build_model(self._task).to(self._training.device).train()
+        model = build_model(self._task, self._training.model_seed).to(self._training.device).train()
         self._net = Net(kind, model, self._losses, self._local, self._places, self.at_once, self._training.device)
         self.kind = kind
 
@@ -277,7 +277,7 @@ class BatchTrainer:
 
     def _layout(self) -> None:
         """Find the trained tensors: the columns of the stack, in the order of an update's."""
-        model = build_model(self._task)
+        model = build_model(self._task, self._training.model_seed)
         if obstacles := list(obstacles_to_batching(model)):
             raise CannotBatch("; ".join(obstacles))
         trained = trained_by_name(model)
@@ -316,7 +316,9 @@ class BatchTrainer:
             examples = self._loop.examples(site)
             with suppress(Exception):  # `probe` finds and reports faults of the model
                 batch = torch.arange(self._width(examples))
-                return max(1, activation_bytes(build_model(self._task), examples.fetch(batch)[0]))
+                return max(
+                    1, activation_bytes(build_model(self._task, self._training.model_seed), examples.fetch(batch)[0])
+                )
         return 1
 
 

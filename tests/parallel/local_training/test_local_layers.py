@@ -199,3 +199,105 @@ def test_the_servers_data_is_not_measured_with_layers_that_are_elsewhere() -> No
     version = bench(task, **FEDBN).initial(0)
     reason = bench(task, **FEDBN).evaluate(Received(version), {"split": "server"})
     assert reason == "the layers of local.keep (batchnorm) are at the sites: let clients evaluate"
+
+
+class Tied(nn.Module):
+    """A language model whose output layer has, by `how`, the weight of the embedding, or a view of it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Embedding(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        weight = self.embed.weight
+        if how == "tied":
+            self.head.weight = weight
+        elif how == "shared module":
+            self.head.register_module("of", self.embed)
+        elif how == "transposed":
+            self.head.weight = nn.Parameter(weight.detach().T)
+        elif how == "part":
+            self.head.weight = nn.Parameter(weight.detach()[2:5, 1:])
+        elif how == "buffer":
+            self.head.register_buffer("table", weight.detach().flatten()[3:9])
+        elif how == "not in state_dict":
+            self.head.register_buffer("table", weight.detach()[0], persistent=False)
+        elif how == "view of a view":
+            self.mix.weight = nn.Parameter(weight.detach()[:4])
+            self.head.weight = nn.Parameter(weight.detach()[3:6])
+
+
+@pytest.mark.parametrize(
+    "how", ["tied", "shared module", "transposed", "part", "buffer", "not in state_dict", "view of a view", "nothing"]
+)
+def test_no_number_of_a_kept_tensor_leaves_under_another_name(how: str) -> None:
+    """Each kept number is changed in the model; what travels must not change with it."""
+
+    def model() -> nn.Module:
+        return Tied(how)
+
+    task = make_task(model)
+    before = bench(task, keep="head.*").initial(0)
+    torch.manual_seed(0)
+    changed = model()
+    for _, tensor in [*changed.head.named_parameters(), *changed.head.named_buffers()]:
+        tensor.detach().add_(1)
+    after = bench(make_task(lambda: changed), keep="head.*").initial(0)
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        np.testing.assert_array_equal(array, after[name], err_msg=name)
+    wanted = {"embed.weight", "mix.weight", "mix.bias"} - {"nothing": set()}.get(how, {"embed.weight"})
+    assert before.keys() == wanted - ({"mix.weight"} if how == "view of a view" else set())
+
+
+def test_the_embedding_that_is_tied_to_a_kept_head_is_trained_and_stays() -> None:
+    def fit(model: Any, *_: object) -> float:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)
+        return 1.0
+
+    task = make_task(lambda: Tied("tied"), fit=fit)
+    version, whole = bench(task, keep="head.*").initial(5), initial_parameters(task, 5)
+    outcome = trained(task, "a", version, None, {"keep": "head.*"})
+    assert outcome.trained.update.keys() == {"mix.weight", "mix.bias"}
+    assert outcome.own.keys() == {"embed.weight", "head.bias"}
+    for name, array in outcome.own.items():
+        np.testing.assert_allclose(array, whole[name] + 1, rtol=1e-6)
+    again = trained(task, "a", version, outcome.own, {"keep": "head.*"})
+    np.testing.assert_allclose(again.own["embed.weight"], whole["embed.weight"] + 2, rtol=1e-6)
+
+
+def test_a_batch_norm_whose_scale_has_an_earlier_name_stays() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            norm = nn.BatchNorm1d(4)
+            self.scale = norm.weight
+            self.layers = nn.Sequential(nn.Linear(6, 4), norm)
+
+    assert names_that_stay(Scaled(), "batchnorm") == {"scale"} | {
+        f"layers.1.{name}" for name in ("bias", "running_mean", "running_var", "num_batches_tracked")
+    }
+
+
+def test_neighbours_in_one_flat_storage_do_not_stay_with_each_other() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            flat = torch.zeros(12)
+            self.first, self.second = nn.Parameter(flat[:6]), nn.Parameter(flat[6:])
+            columns = torch.zeros(4, 2)
+            self.left, self.right = nn.Parameter(columns[:, 0]), nn.Parameter(columns[:, 1])
+
+    assert names_that_stay(Flat(), "first") == {"first"}
+    assert names_that_stay(Flat(), "right") == {"right"}
+
+
+def test_a_kept_part_of_the_tensor_that_holds_the_whole_model_is_refused() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat = nn.Parameter(torch.zeros(12))
+            self.first, self.second = nn.Parameter(self.flat.detach()[:6]), nn.Parameter(self.flat.detach()[6:])
+
+    with pytest.raises(TaskBroken, match=r"'first' keeps the whole model.* under all of its names"):
+        names_that_stay(Flat(), "first")

@@ -87,3 +87,23 @@ def test_statistics_of_different_lengths_are_refused_by_name() -> None:
 def test_what_is_no_number_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"metric accuracy: expected a tuple of numbers, got 0\.5"):
         metrics.as_statistics({"accuracy": 0.5})  # type: ignore[dict-item]
+
+
+@given(pairs(st.floats()))
+def test_refused_sums_leave_the_sum_of_the_others_finite(many: list[Statistics]) -> None:
+    """The merge is that of the finite ones alone, metric by metric, however the rest was refused."""
+    merged = metrics.merge(map(metrics.only_finite, many))
+    for name, found in merged.items():
+        good = [sums[name] for sums in many if name in sums and all(map(math.isfinite, sums[name]))]
+        assert found == tuple(map(metrics.total, zip(*good, strict=True)))
+
+
+def test_a_metric_whose_sums_were_refused_has_no_value_and_is_named() -> None:
+    sums = metrics.only_finite({"f1": (1.0, math.nan), "loss": (math.inf, 3.0), "good": (1.0, 2.0)})
+    assert sums == {"f1": (), "loss": (), "good": (1.0, 2.0)}
+    of_tasks = {"f1": Metric(lambda *_: (), value=lambda found: found[0])}
+    assert metrics.values(of_tasks, sums) == {"f1": None, "loss": None, "good": 0.5}
+    assert metrics.names_refused(sums) == ["f1", "loss"]
+    assert metrics.why_refused(sums) == "; ".join(
+        f"metric '{name}': its sums are NaN or infinite" for name in ("f1", "loss")
+    )

@@ -232,6 +232,9 @@ def test_an_update_that_is_too_stale_is_refused_with_the_reason() -> None:
     assert invited(effects) == {"a": 2, "b": 2}
     assert verdict(flow.update("b", round_id=1)) is RejectReason.TOO_STALE
     assert flow.row("b", 1).detail == "2 versions old, max_staleness is 1"
+    too_old = [(r.client_id, r.round_id, r.staleness) for r in flow.machine.record_of(RoundId(2)).too_old]
+    assert too_old == [("b", 1, 2)], "it is recorded once, by the commit that decided it"
+    assert flow.machine.record_of(RoundId(1)).too_old == []
 
 
 def test_staleness_is_that_of_the_commit_that_will_use_the_update() -> None:
@@ -241,6 +244,7 @@ def test_staleness_is_that_of_the_commit_that_will_use_the_update() -> None:
     flow.update("a")
     assert verdict(flow.update("b")) == "accepted"
     assert verdict(flow.update("c")) is RejectReason.TOO_STALE
+    assert [(r.client_id, r.round_id, r.staleness) for r in flow.record.too_old] == [("c", 1, 2)]
     assert buffered(flow.commit()) == [("b", 0, round(2**-0.5, 6))]
 
 

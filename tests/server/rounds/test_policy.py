@@ -108,3 +108,35 @@ def test_the_discounts_with_their_golden_numbers() -> None:
     hinge = [StragglerPolicy(staleness="hinge").discount(t) for t in (4, 5, 8)]
     assert hinge == pytest.approx([1, 0.090909, 0.024390], abs=5e-7)
     assert StragglerPolicy(staleness="constant").discount(1000) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "concurrency", "size", "clients", "usual", "default"),
+    [
+        ("fedasync", 9, None, None, 8, 20),
+        ("fedasync", 100, None, 9, 8, 198),
+        ("fedasync", 100, None, None, 99, 198),
+        ("fedasync", 100_000, None, None, 99_999, 1000),
+        ("fedbuff", 10, 10, None, 1, 20),
+        ("fedbuff", 101, 4, None, 25, 50),
+        ("fedbuff", 1, 4, None, 0, 20),
+    ],
+)
+def test_the_usual_age_of_an_update_is_that_of_clients_of_one_speed(
+    mode: str, concurrency: int, size: int | None, clients: int | None, usual: int, default: int
+) -> None:
+    """While a client trains, each of the others sends one update: ceil((C - 1) / K) versions."""
+    given = {"mode": mode, "concurrency": concurrency} | ({} if size is None else {"buffer_size": size})
+    policy = StragglerPolicy.model_validate(given)
+    assert policy.usual_staleness(clients) == usual
+    assert policy.max_staleness == default
+    if usual:
+        tight = policy.model_copy(update={"max_staleness": usual - 1})
+        assert f"got {usual - 1};" in tight.warning_of_staleness(clients)
+        assert f"set at least {usual}," in tight.warning_of_staleness(clients)
+    enough = policy.model_copy(update={"max_staleness": usual})
+    assert enough.warning_of_staleness(clients) == ""
+
+
+def test_a_synchronous_run_has_no_usual_age_to_warn_of() -> None:
+    assert StragglerPolicy(max_staleness=0).warning_of_staleness(5) == ""

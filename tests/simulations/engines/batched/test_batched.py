@@ -200,6 +200,7 @@ MORE = [
     (Case("residual", model=Residual), "stacked"),
     (Case("one layer under two names", model=once_more), "mapped"),
     (Case("tied", model=Tied, examples=sentences, loss=token_loss), "mapped"),
+    (Case("tied, kept", model=Tied, examples=sentences, loss=token_loss, local={"keep": "head.*"}), "mapped"),
     (Case("convolutions of the same size", model=same_size, examples=images), "by hand"),
     (Case("a loss in a vector of one", loss=lambda *batch: nn.functional.cross_entropy(*batch)[None]), "stacked"),
     (Case("targets to ignore", examples=ignoring, local={"batch_size": 16}), "stacked"),

@@ -1,0 +1,59 @@
+"""The global random generators of Python, numpy and torch, seeded together. Importing this file does not import torch.
+
+A model, the data of a site and an evaluation are made with seeded generators, and leave the generators as they were: so
+what a task draws depends on the run's seed alone, and not on the process, on its earlier work, or on the way to run.
+A training leaves the generators where it ends: its process belongs to it.
+"""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from atoll.parallel.task.task import Task
+
+DATA_SEED = 0
+"""The seed with which every data set is read: a random split of common data is then the same for all sites, splits,
+processes and runs, so that no example is in two parts."""
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's and numpy's global generators, and torch's if it is loaded; numpy's takes the low 32 bits."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed all generators for a while, and restore them afterwards (torch's: that of the CPU)."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    torch = sys.modules.get("torch")
+    of_torch = torch.get_rng_state() if torch else None
+    seed_everything(seed)
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if torch:
+            torch.set_rng_state(of_torch)
+
+
+def data_of(task: "Task", site: str, split: str) -> Any:
+    """Return `task.data(site, split)`, read with seeded generators."""
+    with seeded(DATA_SEED):
+        return task.data(site, split)
+
+
+def server_data_of(task: "Task") -> Any:
+    """Return the server's data, read with seeded generators; None: the task has none."""
+    if task.test_data is None:
+        return None
+    with seeded(DATA_SEED):
+        return task.test_data()
