@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.local_training.batches import batch_sizes, epoch, fetcher, to_device
+from atoll.parallel.local_training.batches import batch_sizes, epoch, to_device
+from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
 from atoll.parallel.task.array_task import is_work
@@ -69,8 +70,9 @@ def train_locally(
     """Train the model in place: E epochs of mini-batches, or as many steps as fit before the deadline.
 
     The state of Python's, numpy's and torch's random generators is set from the seed and left where the training ends:
-    this process belongs to the training. The same seed, data and number of threads give the same bits. Each epoch has
-    its own order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
+    this process belongs to the training. The same seed, data and number of threads give the same bits. Random numbers
+    that the data set draws follow from (seed, epoch, index) alone (`draws`), except with `fit`. Each epoch has its own
+    order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
     `corrections` are SCAFFOLD's c - c_i by parameter, which are added to the gradients of the built-in loop.
 
     Raises:
@@ -92,15 +94,15 @@ def train_locally(
 
     sizes = batch_sizes(num_examples, local.batch_size, model=model)
     requested = min(local.epochs * len(sizes), local.max_steps or local.epochs * len(sizes))
-    fetch, step, normalizer = fetcher(dataset), Step(task, model, local, corrections or {}), Normalizer(local)
+    fetch, step, normalizer = drawing(dataset, seed), Step(task, model, local, corrections or {}), Normalizer(local)
     statistics: Statistics = {}
     recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
     done = 0
-    for indices in islice(_order(num_examples, sizes, local), requested):
+    for number, indices in islice(_order(num_examples, sizes, local), requested):
         if deadline.passed() or max(recent) > deadline.remaining():
             break
         began = deadline.now()
-        statistics = add(statistics, step(to_device(fetch(indices), device), len(indices)))
+        statistics = add(statistics, step(to_device(fetch(number, indices), device), len(indices)))
         recent.append(deadline.now() - began)
         normalizer.step()
         done += 1
@@ -169,14 +171,17 @@ def evaluate(
     batch_size: int = 256,
     device: torch.device | str = "cpu",
 ) -> Statistics:
-    """Return the statistics of the loss and the task's metrics over the whole data set, in eval mode."""
+    """Return the statistics of the loss and the task's metrics over the whole data set, in eval mode.
+
+    A data set that draws random numbers draws the same in every evaluation.
+    """
     model.to(device).eval()
-    fetch = fetcher(dataset)
+    fetch = drawing(dataset, 0)
     sums: Statistics = {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
     with torch.no_grad():
         for indices in torch.split(torch.arange(len(dataset)), batch_size):
             if len(indices):  # an empty tensor splits into one empty batch
-                inputs, targets = to_device(fetch(indices), device)
+                inputs, targets = to_device(fetch(0, indices), device)
                 outputs = model(inputs)
                 loss = task.loss(outputs, targets)
                 sums = add(sums, _statistics(task, loss, outputs, targets, len(indices)))
@@ -190,12 +195,13 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _order(num_examples: int, sizes: list[int], local: Local) -> Iterator[torch.Tensor]:
+def _order(num_examples: int, sizes: list[int], local: Local) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the epoch of each batch and the indices of its examples."""
     generator = None
     if local.shuffle:  # a generator of its own, as in DataLoader: the model's draws do not change the order
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-    for _ in range(local.epochs):
-        yield from epoch(num_examples, sizes, generator)
+    for number in range(local.epochs):
+        yield from ((number, indices) for indices in epoch(num_examples, sizes, generator))
 
 
 def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_examples: int) -> Statistics:

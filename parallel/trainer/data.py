@@ -8,6 +8,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
+from atoll.parallel.local_training.draws import Steady, data_of, test_data_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.task import Task
 
@@ -19,7 +20,7 @@ def pooled(task: Task, split: str) -> Any | None:
         task: with its sites.
         split: "train" or "test".
     """
-    found = [data for site in task.sites if (data := task.data(site, split)) is not None and len(data)]
+    found = [data for site in task.sites if (data := data_of(task, site, split)) is not None and len(data)]
     if not found:
         return None
     if all(type(data) is TensorDataset for data in found):  # one index operation reads a batch
@@ -41,11 +42,13 @@ def training_data(task: Task) -> Any:
 
 def test_data(task: Task) -> Mapping[str, Any]:
     """Return the data for evaluations that exist: `sites`, the sites' test data pooled, and `test`, the task's own."""
-    found = {"sites": pooled(task, "test"), "test": task.test_data() if task.test_data is not None else None}
+    found = {"sites": pooled(task, "test"), "test": test_data_of(task)}
     return {name: data for name, data in found.items() if data is not None and len(data)}
 
 
 def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: torch.device) -> Loader:
-    """Return a loader of every example once, with the same number of batches on each rank."""
+    """Return a loader of every example once, with the same number of batches on each rank, and the same random numbers
+    in every epoch if the data set draws some.
+    """
     order = Order(num_examples=len(data), batch_size=max(batch_size, num_ranks), num_ranks=num_ranks, shuffle=False)
-    return Loader(data, order, rank=rank, device=device)
+    return Loader(Steady(data), order, rank=rank, device=device)

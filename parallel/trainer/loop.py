@@ -20,6 +20,7 @@ from atoll.parallel.trainer.meter import Meter
 from atoll.parallel.trainer.noise import NoiseMeter
 from atoll.parallel.trainer.patience import Patience
 from atoll.parallel.trainer.recipe import Recipe
+from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Saver
 from atoll.parallel.trainer.stopping import Agreement
 
@@ -63,6 +64,7 @@ class Training:
     noise: NoiseMeter
     meter: Meter
     guard: Guard
+    same_batch: SameBatch
     ranks: Ranks
     report: Report
     folder: Path
@@ -82,6 +84,7 @@ class Training:
 
         Raises:
             NotFinite: the loss is no longer finite; the checkpoints are of steps before that.
+            TaskBroken: ranks that must read the same batch read different ones (`same_batch`).
         """
         self.meter.resume()
         for batch in self._batches():
@@ -123,6 +126,7 @@ class Training:
         return Due(is_due(config.log_every), is_due(config.eval_every), is_due(config.checkpoint_every))
 
     def _step(self, batch: Batch, due: Due) -> Measured:
+        self.same_batch.check(batch)
         measures = self.noise.is_due(self.engine.steps + 1)
         measured = self.engine.step(batch, report=due.any, measure_noise=measures)
         if measures:
@@ -157,7 +161,7 @@ class Training:
         self.engine.flush()
         found: Values = {}
         for name, batches in self.tests.items():
-            values = evaluate(self.engine, self.task, batches, self.ranks)
+            values = evaluate(self.engine, self.task, self.same_batch.checked(batches), self.ranks)
             found |= {f"{name}/{metric}": value for metric, value in values.items()}
         self.report({"event": "evaluation", "step": self.engine.steps, "epoch": self._epochs(), **found})
         self.values = found

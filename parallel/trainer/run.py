@@ -21,6 +21,7 @@ from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
+from atoll.parallel.local_training.draws import generators_kept
 from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.trainer.data import in_order, test_data, training_data
@@ -33,6 +34,7 @@ from atoll.parallel.trainer.meter import Meter
 from atoll.parallel.trainer.noise import NoiseMeter
 from atoll.parallel.trainer.patience import Patience
 from atoll.parallel.trainer.recipe import Recipe, make_recipe
+from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.world import World, process_group
@@ -197,6 +199,7 @@ class _Builder:
                 noise=noise,
                 meter=meter,
                 guard=Guard(self.device),
+                same_batch=SameBatch(self.axes),
                 ranks=ranks,
                 report=here.report,
                 folder=here.folder,
@@ -234,7 +237,8 @@ class _Builder:
         peak = peak_flops(self.device, self.job.plan.precision)
         flops = None
         if peak is not None and self.here.world.is_first:
-            flops = flops_per_example(self.job.task, torch.utils.data.default_collate([data[0]])[0])
+            with generators_kept():  # on this rank alone
+                flops = flops_per_example(self.job.task, torch.utils.data.default_collate([data[0]])[0])
         return Meter(
             self.here.clock,
             steps=self.recipe.steps,

@@ -7,6 +7,7 @@ import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Tensor, in_order
 from atoll.parallel.local_training.algorithms import check_algorithm
+from atoll.parallel.local_training.draws import data_of, test_data_of
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
     buffers_of,
@@ -138,9 +139,9 @@ class ModelBench:
     def _dataset(self, split: str) -> Any:
         if split not in self._datasets:
             if split == "server":
-                self._datasets[split] = self._task.test_data() if self._task.test_data else None
+                self._datasets[split] = test_data_of(self._task)
             else:
-                self._datasets[split] = self._task.data(self._site, split) if self._site else None
+                self._datasets[split] = data_of(self._task, self._site, split) if self._site else None
         return self._datasets[split]
 
 

@@ -69,7 +69,7 @@ class Loop:
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self._model)
         requested = requested_steps(self._local, len(sizes))
         done = min(requested, job.steps or requested)
-        statistics = self._run(examples, sizes, done)
+        statistics = self._run(examples, sizes, done, job.seed)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 update, own = self.exchange.write(rows, index, control, done)
@@ -86,12 +86,12 @@ class Loop:
             rows.update[index],
         )
 
-    def _run(self, examples: Examples, sizes: list[int], num_steps: int) -> Statistics:
+    def _run(self, examples: Examples, sizes: list[int], num_steps: int, seed: int) -> Statistics:
         model, loss_of, metrics, step = self._model, self._task.loss, self._task.metrics, self._steps
         tensors, losses = examples.tensors, list[tuple[torch.Tensor, int]]()
         statistics: Statistics = {}
-        for rows in islice(self._order(examples, sizes), num_steps):
-            inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(rows)
+        for epoch, rows in islice(self._order(examples, sizes), num_steps):
+            inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(seed, epoch, rows)
             outputs = model(inputs)
             loss = loss_of(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -102,11 +102,14 @@ class Loop:
                     statistics = add(statistics, of_batch(metrics, outputs, targets))
         return statistics if "loss" in metrics else with_loss(statistics, losses)
 
-    def _order(self, examples: Examples, sizes: list[int]) -> Iterator[torch.Tensor]:
-        """Yield the rows of the tensors, or without tensors the positions, of each batch, as a deployed client does."""
-        for order in orders(examples.count, self._local.epochs, self._generator if self._local.shuffle else None):
+    def _order(self, examples: Examples, sizes: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the epoch of each batch, with the rows of the tensors, or without tensors the positions, as a deployed
+        client does.
+        """
+        generator = self._generator if self._local.shuffle else None
+        for epoch, order in enumerate(orders(examples.count, self._local.epochs, generator)):
             rows = order if examples.tensors is None else examples.rows(order)
-            yield from torch.split(rows, sizes)
+            yield from ((epoch, part) for part in torch.split(rows, sizes))
 
 
 def orders(count: int, epochs: int, generator: torch.Generator | None) -> Iterator[torch.Tensor]:

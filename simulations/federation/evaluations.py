@@ -3,6 +3,7 @@
 from typing import Any
 
 from atoll.client.session.events import EvaluationRequest
+from atoll.parallel.local_training.draws import data_of
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.metrics import Statistics
 from atoll.parallel.task.task import Task
@@ -63,7 +64,7 @@ class Evaluations:
     def num_examples(self, client_id: ClientId) -> int:
         """Return the number of a client's test examples."""
         if client_id not in self._sizes:
-            data = self._task.data(client_id, "test") if isinstance(self._task, Task) else None
+            data = data_of(self._task, client_id, "test") if isinstance(self._task, Task) else None
             self._sizes[client_id] = 0 if data is None else len(data)
         return self._sizes[client_id]
 

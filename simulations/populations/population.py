@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
+from atoll.parallel.local_training.draws import data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
@@ -126,7 +127,7 @@ def _pool(task: Task, split: str) -> tuple[Pool, list[int]]:
     names, datasets = [f"{split} data of site {site!r}" for site in task.sites], {}
     for number, site in enumerate(task.sites):
         with reading(names[number]):
-            dataset = task.data(site, split)
+            dataset = data_of(task, site, split)
         if dataset is None:
             continue
         if fault := _no_dataset(dataset):

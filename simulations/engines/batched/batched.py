@@ -316,7 +316,7 @@ class BatchTrainer:
             examples = self._loop.examples(site)
             with suppress(Exception):  # `probe` finds and reports faults of the model
                 batch = torch.arange(self._width(examples))
-                return max(1, activation_bytes(build_model(self._task), examples.fetch(batch)[0]))
+                return max(1, activation_bytes(build_model(self._task), examples.fetch(0, 0, batch)[0]))
         return 1
 
 
