@@ -97,7 +97,7 @@ class IterableLoader:
         rank: int = 0,
         device: torch.device | str = "cpu",
         prefetch: int = 0,
-        count: Callable[[Any], int] = count_units,
+        count: Callable[[Any], float] = count_units,
     ) -> None:
         rules = [
             (0 <= rank < order.num_ranks, f"rank: must be in 0..{order.num_ranks - 1}, got {rank}"),
@@ -166,7 +166,7 @@ class IterableLoader:
                 raise ValueError(f"the source ends before step {self._step} of epoch {self._epoch}") from None
             raise
         self._step, self._is_over = self._step + 1, is_last
-        batch = Batch(inputs, targets, self._count(targets) if has_data else 0)
+        batch = Batch(inputs, targets, self._count(targets) if has_data else 0, self._count)
         return batch if self._device.type == "cpu" else batch.to(self._device)
 
     def _opened(self) -> Iterator[tuple[Any, bool, bool]]:

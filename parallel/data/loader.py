@@ -51,7 +51,7 @@ class Loader:
         device: torch.device | str = "cpu",
         prefetch: int = 0,
         num_workers: int = 0,
-        count: Callable[[Any], int] = count_units,
+        count: Callable[[Any], float] = count_units,
     ) -> None:
         rules = [
             (
@@ -137,7 +137,7 @@ class Loader:
             self._source = None
             raise
         has_data = self._began.counts(self._step, self.order.num_ranks)[self._rank] > 0
-        batch = Batch(inputs, targets, self._count(targets) if has_data else 0)
+        batch = Batch(inputs, targets, self._count(targets) if has_data else 0, self._count)
         self._step += 1
         return batch if self._device.type == "cpu" else batch.to(self._device)
 
