@@ -24,7 +24,7 @@ FIRST = 3
 """The number of first calls that are all checked; after them those whose number is a power of two."""
 
 TOLERANCE = 1e-4
-"""The largest relative difference that counts as rounding."""
+"""The largest relative difference that counts as rounding in single precision."""
 
 LEAVES = (torch.Tensor, int, float, bool, str, bytes, type(None))
 """Types of a tree's leaves: a tensor has a row for each example, the others are the same in all parts of a batch."""
@@ -111,32 +111,39 @@ def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any) -> str | 
         return None
     if (trial := repeatable(loss)) is None:
         return None
-    loss = trial
     try:
-        whole = float(loss(outputs, targets))
-        of_parts = [_of_parts(loss, units, outputs, targets, cut) for cut in sorted({rows // 2, 1})]
-        is_repeatable = float(loss(outputs, targets)) == whole
+        value = trial(outputs, targets)
+        whole, tolerance = float(value), _tolerance(value, outputs)
+        of_parts = [_of_parts(trial, units, outputs, targets, cut) for cut in sorted({rows // 2, 1})]
+        is_repeatable = float(trial(outputs, targets)) == whole
     except TaskBroken:
         raise
     except Exception:  # a loss that needs more rows, or other ones, than a part has
         return None
     if not (is_repeatable and math.isfinite(whole)):
         return None
-    for number in of_parts:
-        if not abs(number - whole) <= TOLERANCE * max(abs(number), abs(whole)):  # also NaN: a part has no units
+    for number, largest in of_parts:
+        if not abs(number - whole) <= tolerance * max(largest, abs(whole)):  # also NaN: a part has no units
             return _sentence(units, whole, number)
     return None
 
 
-def _of_parts(loss: Loss, units: Units, outputs: Any, targets: Any, cut: int) -> float:
-    """Return the loss of the batch as its parts before and after a row give it."""
-    total = weight = 0.0
+def _of_parts(loss: Loss, units: Units, outputs: Any, targets: Any, cut: int) -> tuple[float, float]:
+    """Return the loss of the batch as its parts before and after a row give it, and the largest of theirs."""
+    total = weight = largest = 0.0
     for rows in (slice(None, cut), slice(cut, None)):
         part = tree_map_only(torch.Tensor, itemgetter(rows), (outputs, targets))
         counted = units(part[1])
         if counted:
-            total, weight = total + float(loss(*part)) * counted, weight + counted
-    return total if units.is_sum else total / weight if weight else math.nan
+            value = float(loss(*part))
+            total, weight, largest = total + value * counted, weight + counted, max(largest, abs(value))
+    return (total if units.is_sum else total / weight if weight else math.nan), largest
+
+
+def _tolerance(value: Any, outputs: Any) -> float:
+    """Return the relative difference that is rounding: four steps of the coarsest float, if that is more."""
+    floats = [tensor.dtype for tensor in tensors_of((value, outputs)) if tensor.is_floating_point()]
+    return max([TOLERANCE, *(4 * torch.finfo(dtype).eps for dtype in floats)])
 
 
 def _sentence(units: Units, whole: float, parts: float) -> str:

@@ -58,6 +58,8 @@ RIGHT = {
     "classes": (nn.functional.cross_entropy, torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, -100, 2, 2])),
     "module": (nn.CrossEntropyLoss(label_smoothing=0.1), torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, 1, 2, 2])),
     "regression": (nn.functional.mse_loss, torch.randn(8, 2), torch.randn(8, 2)),
+    "half": (nn.functional.mse_loss, torch.randn(8, 5).bfloat16(), torch.randn(8, 5).bfloat16()),
+    "about zero": (lambda outputs, targets: (outputs * targets).mean(), torch.randn(9, 300), torch.randn(9, 300)),
     "partial": (partial(nn.functional.huber_loss, delta=0.5), torch.randn(8, 2), torch.randn(8, 2)),
 }
 
