@@ -210,12 +210,13 @@ def no_draws(*, set_back: bool) -> Iterator[None]:
     """
     of_torch, of_numpy, of_python = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     was_seeded_by = torch.default_generator.initial_seed()
+    refusing = _Refusing()
     try:
-        with _Refusing():
+        with refusing:
             yield
     finally:
-        is_seeded = torch.default_generator.initial_seed() != was_seeded_by
-        if is_seeded or not _same(np.random.get_state(), of_numpy) or random.getstate() != of_python:
+        is_touched = refusing.has_refused or torch.default_generator.initial_seed() != was_seeded_by
+        if is_touched or not _same(np.random.get_state(), of_numpy) or random.getstate() != of_python:
             if set_back:
                 torch.default_generator.set_state(of_torch)
                 np.random.set_state(of_numpy)
@@ -228,10 +229,16 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Refusing(TorchFunctionMode):
-    """A mode of this thread in which torch's functions that draw from the global generator fail."""
+    """A mode of this thread in which torch's functions that draw from the global generator fail.
+
+    A data set that catches the error and goes on has drawn all the same.
+    """
+
+    has_refused = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in DRAWING and (kwargs or {}).get("generator") is None:
+            self.has_refused = True
             raise Drew
         return func(*args, **(kwargs or {}))
 

@@ -77,6 +77,18 @@ def test_beside_other_threads_a_draw_is_refused_before_it_disturbs_them(draw: An
     assert random.getstate() == before[2]
 
 
+def test_a_draw_is_found_where_the_data_set_catches_its_refusal() -> None:
+    class Catching(Noisy):
+        def __getitem__(self, index: int) -> Any:
+            try:
+                return torch.rand(1), torch.ones(1)
+            except Exception:
+                return torch.zeros(1), torch.ones(1)
+
+    with pytest.raises(Drew):
+        unseeded(Catching())(0, torch.tensor([0]))
+
+
 def test_a_generator_of_the_data_sets_own_is_no_draw() -> None:
     class Own(Noisy):
         def __getitem__(self, index: int) -> Any:

@@ -1,5 +1,6 @@
 """With units said, every division of a batch gives the training and the means of one process in float64."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.trainer.config import TrainConfig
+from atoll.parallel.trainer.job import JobRefused
 from atoll.parallel.trainer.run import Result
 from tests.parallel import weighted
 from tests.parallel.trainer import tasks
@@ -77,3 +79,9 @@ def test_a_wrong_guess_is_said_once_where_none_is_divided(tmp_path: Path, caplog
 def test_a_wrong_guess_is_refused_on_ranks(tmp_path: Path) -> None:
     found = run_ranks(trained, 2, tmp_path, "padding", PLANS["dp 2"], False)
     assert all("the loss divides by something else" in str(each) for each in found)
+
+
+def test_a_sum_has_no_noise_scale(tmp_path: Path) -> None:
+    config = replace(CONFIG, noise_every=2)
+    with pytest.raises(JobRefused, match=r"train\.noise_every: only a mean has a noise scale, got 2"):
+        run(tmp_path, task=weighted.task_of("summed"), config=config)
