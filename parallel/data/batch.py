@@ -1,13 +1,14 @@
 """The batch of one rank in one step, and its number of units of the loss."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-IGNORED = -100
-"""The target that the loss leaves out: `ignore_index` of `torch.nn.functional.cross_entropy`."""
+from atoll.parallel.local_training.units import IGNORED, count_units, tensors
+
+__all__ = ["IGNORED", "Batch", "count_units", "map_tensors", "tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,44 +21,17 @@ class Batch:
     targets: Any
     """The targets in the same form, the second argument of the task's loss."""
 
-    count: int
-    """Units over which the loss averages (examples, or valid tokens). 0: a filler, which keeps a rank without data in
-    step with the others; its loss must get the weight zero."""
+    count: float
+    """Units over which the loss averages (examples, valid tokens, a sum of weights). 0: a filler, which keeps a rank
+    without data in step with the others; its loss must get the weight zero."""
+
+    units: Callable[[Any], float] = count_units
+    """targets -> units, for parts of the batch."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on a device. From pinned memory the copy overlaps with the computation."""
         inputs, targets = map_tensors(lambda t: t.to(device, non_blocking=True), (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
-
-
-def count_units(targets: Any) -> int:
-    """Return the number of units over which a mean loss averages with these targets.
-
-    Args:
-        targets: integers (classes, tokens): their entries other than -100, which `cross_entropy` ignores; anything
-            else: the length of the first dimension (of a tree: of its first tensor).
-
-    Raises:
-        ValueError: there is no tensor among the targets.
-    """
-    first = next(tensors(targets), None)
-    if first is None:
-        raise ValueError(f"no tensor among the targets to count, got {type(targets).__name__}")
-    if first is targets and not (first.is_floating_point() or first.is_complex() or first.dtype == torch.bool):
-        return int((first != IGNORED).sum())
-    return len(first)
-
-
-def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree, from left to right."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors(value)
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:

@@ -20,6 +20,7 @@ from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.loader import State
 from atoll.parallel.data.order import cut
 from atoll.parallel.data.shards import generator
+from atoll.parallel.local_training.draws import Drew, drawn_stream, undrawn_stream
 
 T = TypeVar("T")
 
@@ -73,7 +74,8 @@ class IterableLoader:
     """The batches of one data-parallel rank, as `Loader` yields them; their number is known when they end.
 
     Args:
-        source: epoch -> examples (inputs, targets), the same ones in the same order on each call.
+        source: epoch -> examples (inputs, targets), the same ones in the same order on each call. Random numbers that
+            it draws are a function of (the order's seed, epoch, number of the example).
         order: of the examples, and the number of ranks.
         rank: the coordinate among the data-parallel ranks.
         device: of the batches.
@@ -95,7 +97,7 @@ class IterableLoader:
         rank: int = 0,
         device: torch.device | str = "cpu",
         prefetch: int = 0,
-        count: Callable[[Any], int] = count_units,
+        count: Callable[[Any], float] = count_units,
     ) -> None:
         rules = [
             (0 <= rank < order.num_ranks, f"rank: must be in 0..{order.num_ranks - 1}, got {rank}"),
@@ -108,6 +110,7 @@ class IterableLoader:
         self._epoch = self._step = 0
         self._is_over = False
         self._shares: Iterator[tuple[Any, bool, bool]] | None = None
+        self._has_drawn = False
 
     @property
     def epoch(self) -> int:
@@ -154,24 +157,34 @@ class IterableLoader:
             self._shares = self._opened()
         try:
             (inputs, targets), has_data, is_last = next(self._shares)
+        except Drew:  # in the thread: read on without it
+            self._has_drawn, self._shares = True, None
+            return self._next()
         except BaseException as error:
             self._shares = None
             if isinstance(error, StopIteration):
                 raise ValueError(f"the source ends before step {self._step} of epoch {self._epoch}") from None
             raise
         self._step, self._is_over = self._step + 1, is_last
-        batch = Batch(inputs, targets, self._count(targets) if has_data else 0)
+        batch = Batch(inputs, targets, self._count(targets) if has_data else 0, self._count)
         return batch if self._device.type == "cpu" else batch.to(self._device)
 
     def _opened(self) -> Iterator[tuple[Any, bool, bool]]:
-        order = self._order
-        examples = iter(self._source(self._epoch))
+        order, has_thread = self._order, bool(self._prefetch) and not self._has_drawn
+        if has_thread:
+            examples = undrawn_stream(self._examples())
+        else:
+            examples = drawn_stream(self._examples(), order.seed, self._epoch)
         if order.buffer_size:
             examples = mixed(examples, order.buffer_size, generator(order.seed, self._epoch))
         shares = _shares(examples, order, step=self._step, rank=self._rank)
         if self._device.type == "cuda":
             shares = ((map_tensors(torch.Tensor.pin_memory, batch), *rest) for batch, *rest in shares)
-        return ahead(shares, self._prefetch) if self._prefetch else shares
+        return ahead(shares, self._prefetch) if has_thread else shares
+
+    def _examples(self) -> Iterator[Any]:
+        """Yield the examples of the epoch; the source is opened with the first, so that what it draws is seeded."""
+        yield from self._source(self._epoch)
 
 
 def mixed(examples: Iterable[T], buffer_size: int, draw: np.random.Generator) -> Iterator[T]:

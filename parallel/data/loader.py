@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.order import Indices, Order
-from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.draws import Drew, Fetch, drawing, unseeded
 
 State = dict[str, Any]
 """Plain JSON values: the order's fields, `epoch` and `step`."""
@@ -24,7 +24,9 @@ class Loader:
     """The batches of one data-parallel rank: a `for` yields the rest of the epoch, or, if it is over, the next epoch.
 
     The state is that of the batches yielded, not of those prefetched. An error of the data set is raised at its own
-    step; iterating again fetches that step again.
+    step; iterating again fetches that step again. Random numbers that the data set draws itself are a function of
+    (the order's seed, epoch, index of the example); a thread cannot prefetch such a data set beside a model that draws
+    from the same generators, so after its first draw batches are fetched on demand, or by worker processes.
 
     Args:
         dataset: map-style, of (inputs, targets).
@@ -33,8 +35,7 @@ class Loader:
         device: of the batches.
         prefetch: batches that a thread fetches ahead, 0: each is fetched on demand; with worker processes, batches that
             each of them holds ready (at least 1).
-        num_workers: processes that fetch, if Python's own work on an example takes long (torch's DataLoader). Random
-            numbers that a data set draws itself are drawn there: they do not resume.
+        num_workers: processes that fetch, if Python's own work on an example takes long (torch's DataLoader).
         count: targets -> units over which the task's loss averages.
 
     Raises:
@@ -50,7 +51,7 @@ class Loader:
         device: torch.device | str = "cpu",
         prefetch: int = 0,
         num_workers: int = 0,
-        count: Callable[[Any], int] = count_units,
+        count: Callable[[Any], float] = count_units,
     ) -> None:
         rules = [
             (
@@ -70,6 +71,7 @@ class Loader:
         self._began = order
         self._epoch = self._step = 0
         self._source: Iterator[Any] | None = None
+        self._has_drawn = False
 
     @property
     def epoch(self) -> int:
@@ -128,23 +130,28 @@ class Loader:
             self._source = self._fetched()
         try:
             inputs, targets = next(self._source)
+        except Drew:  # in the thread, which has changed nothing: fetch this step again without it
+            self._has_drawn, self._source = True, None
+            return self._next()
         except BaseException:
             self._source = None
             raise
         has_data = self._began.counts(self._step, self.order.num_ranks)[self._rank] > 0
-        batch = Batch(inputs, targets, self._count(targets) if has_data else 0)
+        batch = Batch(inputs, targets, self._count(targets) if has_data else 0, self._count)
         self._step += 1
         return batch if self._device.type == "cpu" else batch.to(self._device)
 
     def _fetched(self) -> Iterator[Any]:
         """Return an endless iterator of collated batches from here on."""
-        batches, is_pinned = _Batches(self._dataset), self._device.type == "cuda"
+        is_pinned, is_alone = self._device.type == "cuda", bool(self._num_workers) or self._has_drawn
+        has_thread = bool(self._prefetch) and not is_alone
+        batches = _Batches(self._dataset, self.order.seed, beside_others=has_thread)
         positions = _positions(self._began, self.order, self._rank, epoch=self._epoch, step=self._step)
         if self._num_workers:
             return _by_workers(
                 DataLoader(
                     batches,
-                    batch_size=None,  # an index is a batch's indices
+                    batch_size=None,  # an index is an epoch and a batch's indices
                     sampler=positions,
                     collate_fn=_unchanged,
                     num_workers=self._num_workers,
@@ -154,31 +161,37 @@ class Loader:
                 )
             )
         fetched = map(batches.pinned if is_pinned else batches.__getitem__, positions)
-        return ahead(fetched, self._prefetch) if self._prefetch else fetched
+        return ahead(fetched, self._prefetch) if has_thread else fetched
 
 
-def _positions(first: Order, then: Order, rank: int, *, epoch: int, step: int) -> Iterator[Indices]:
-    """Yield the examples of each batch from a step on, endlessly; the epochs after this one are of the order `then`."""
+Position = tuple[int, Indices]
+"""The epoch of a batch and the indices of its examples."""
+
+
+def _positions(first: Order, then: Order, rank: int, *, epoch: int, step: int) -> Iterator[Position]:
+    """Yield the place of each batch from a step on, endlessly; the epochs after this one are of the order `then`."""
     order = first
     while True:
-        yield from map(order.steps(epoch, rank, then.num_ranks), range(step, order.num_steps))
+        indices = order.steps(epoch, rank, then.num_ranks)
+        yield from ((epoch, indices(number)) for number in range(step, order.num_steps))
         epoch, step, order = epoch + 1, 0, then
 
 
 class _Batches(Dataset[Any]):
-    """A data set whose examples are batches, and whose indices are lists of indices."""
+    """A data set whose examples are batches, and whose indices are positions."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self._fetch: Any = None
+    def __init__(self, dataset: Any, seed: int, *, beside_others: bool) -> None:
+        self._dataset, self._seed, self._beside_others = dataset, seed, beside_others
+        self._fetch: Fetch | None = None
 
-    def __getitem__(self, indices: Indices) -> Any:
+    def __getitem__(self, position: Position) -> Any:
+        epoch, indices = position
         if self._fetch is None:  # here, so that each worker process creates its own
-            self._fetch = fetcher(self._dataset)
-        return self._fetch(torch.from_numpy(indices))
+            self._fetch = unseeded(self._dataset) if self._beside_others else drawing(self._dataset, self._seed)
+        return self._fetch(epoch, torch.from_numpy(indices))
 
-    def pinned(self, indices: Indices) -> Any:
-        return map_tensors(torch.Tensor.pin_memory, self[indices])
+    def pinned(self, position: Position) -> Any:
+        return map_tensors(torch.Tensor.pin_memory, self[position])
 
 
 def _by_workers(batches: Iterable[Any]) -> Iterator[Any]:

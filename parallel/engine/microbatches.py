@@ -1,6 +1,6 @@
 """The division of one rank's batch into micro-batches.
 
-A step's loss is the mean over all units of the global batch: examples, or tokens for a language model. A micro-batch
+A step's loss is the mean over all units of the global batch: examples, tokens, a sum of weights. A micro-batch
 with c of the T units contributes its own mean times c / T, so that uneven batches on uneven ranks are exact.
 """
 
@@ -19,7 +19,7 @@ class Micro:
     inputs: Any
     targets: Any
 
-    count: int
+    count: float
     """Units over which its loss averages. 0: its loss must not be read, since a mean over nothing is NaN."""
 
     rows: int
@@ -72,13 +72,15 @@ def rows_of(batch: Batch) -> int:
     return len(next(tensors(batch.inputs)))
 
 
-def _count(batch: Batch, targets: Any) -> int:
-    """Return the units of some rows of a batch; the device is read only if some of the batch's targets are ignored."""
+def _count(batch: Batch, targets: Any) -> float:
+    """Return the units of some rows of a batch; if they are guessed, the device is read only if some targets are
+    ignored.
+    """
     if batch.count == 0:
         return 0
-    if isinstance(batch.targets, torch.Tensor) and batch.count == batch.targets.numel():
+    if batch.units is count_units and isinstance(batch.targets, torch.Tensor) and batch.count == batch.targets.numel():
         return int(targets.numel())
-    return count_units(targets)
+    return batch.units(targets)
 
 
 def _rows(tree: Any, rows: slice) -> Any:

@@ -25,7 +25,7 @@ Observe = Callable[[Any, Any], None]
 """(outputs, targets) of a batch that was evaluated."""
 
 
-Total = Callable[[], int | torch.Tensor]
+Total = Callable[[], float | torch.Tensor]
 """() -> units of the global batch; may wait for other ranks, and may be called repeatedly."""
 
 
@@ -34,12 +34,16 @@ def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch
     if micro.count == 0:  # a mean over nothing; but the passes must be run
         return torch.stack([(tensor * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
     found = loss(map_tensors(in_single, outputs), micro.targets)
-    if found.dim():
-        raise ValueError(f"the loss must be a single number, the mean over the batch; got shape {tuple(found.shape)}")
+    if not isinstance(found, torch.Tensor) or found.dim():
+        kind = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ValueError(
+            f"the loss must be a single number, the mean over the batch; got {kind} (where it is a sum and a weight, "
+            "return their quotient, and the weight by Task(units=...))"
+        )
     total = units()
-    if isinstance(total, int) and micro.count == total:
-        return found
-    return found * (micro.count / total)
+    if not isinstance(total, torch.Tensor):
+        return found if micro.count == total else found * (micro.count / total)
+    return found * (micro.count / total).to(found.dtype)
 
 
 def in_single(tensor: torch.Tensor) -> torch.Tensor:
@@ -63,7 +67,7 @@ class Passes:
         # DDP takes the mean over its ranks, where a sum is needed.
         self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
 
-    def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
+    def train(self, batch: Batch, total: Total, after_first: Callable[[float], None] | None = None) -> torch.Tensor:
         """Leave the gradients of sum (c / total) x mean loss in the parameters; return that sum over this rank's batch.
 
         Args:

@@ -95,7 +95,7 @@ class Pipeline:
         self._observe: Observe | None = None
         self._rows = None if rows is None else -(-rows // plan.microbatches)
 
-    def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
+    def train(self, batch: Batch, total: Total, after_first: Callable[[float], None] | None = None) -> torch.Tensor:
         """Train as `passes.Passes.train` does; the loss is 0 on ranks without the last stage.
 
         Raises:

@@ -136,6 +136,11 @@ class Plan:
             return self.accumulate
         return self.num_microbatches or 2 * self.num_stages
 
+    @property
+    def divides(self) -> bool:
+        """The answer whether a global batch is divided, over ranks or micro-batches."""
+        return self.mesh.dp * self.microbatches > 1
+
 
 def _faults(plan: Plan) -> Iterator[str]:
     rules = [

@@ -26,7 +26,7 @@ DP_AXES = ("dp_replicate", "dp_shard")
 class Executor(Protocol):
     """The forward and backward passes: `passes.Passes` or `pipeline.Pipeline`."""
 
-    def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
+    def train(self, batch: Batch, total: Total, after_first: Callable[[float], None] | None = None) -> torch.Tensor:
         """Leave the gradients in the parameters; return the weighted loss of this rank's units."""
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
@@ -37,11 +37,11 @@ class Executor(Protocol):
 class NoiseSample:
     """The squared norms of two gradients at the same weights, for the gradient noise scale (McCandlish et al. 2018)."""
 
-    small_units: int
+    small_units: float
     """Units over which the smaller gradient is the mean: the first micro-batches of all ranks."""
     small_square: torch.Tensor
     """The squared L2 norm of the smaller gradient."""
-    big_units: int
+    big_units: float
     """Units over which the larger gradient is the mean: the global batch."""
     big_square: torch.Tensor
     """The squared L2 norm of the larger gradient."""
@@ -114,7 +114,7 @@ class Engine:
         self._values = list(self.parameters.values())
 
     def step(
-        self, batch: Batch, *, total: int | None = None, report: bool = True, measure_noise: bool = False
+        self, batch: Batch, *, total: float | None = None, report: bool = True, measure_noise: bool = False
     ) -> Measured:
         """Take one step of every optimizer on the global batch, of which `batch` is this rank's part.
 
@@ -136,13 +136,13 @@ class Engine:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         global_units = self._total(batch) if total is None else lambda: total
-        first: list[tuple[int, torch.Tensor]] = []
+        first: list[tuple[float, torch.Tensor]] = []
         after_first = (lambda count: first.append(self._after_first(count))) if measure_noise else None
         loss = self._executor.train(batch, global_units, after_first)
         units = global_units()
         self._settle()
         norm = self._norm() if report or measure_noise or self._clip_norm is not None else None
-        noise = _noise(first[0], int(units), norm) if first and norm is not None else None
+        noise = _noise(first[0], float(units), norm) if first and norm is not None else None
         if self._clip_norm is not None and norm is not None:
             clip(gradients_of(self._values), norm, self._clip_norm)
         self._update()
@@ -205,7 +205,7 @@ class Engine:
         if self.axes is None or self.plan.synced_dp == 1:
             return lambda: batch.count
         group = self.axes.dp_group if self.plan.outer == "none" else self.axes.group("dp_shard")
-        total = torch.tensor(batch.count, device=self.device)
+        total = torch.tensor(batch.count, dtype=torch.float64, device=self.device)  # exact for whole numbers to 2^53
         pending = [dist.all_reduce(total, group=group, async_op=True)]
 
         def summed() -> torch.Tensor:
@@ -219,7 +219,7 @@ class Engine:
         owned = gradients_of(self._values if self._ties is None else self._ties.owned(self._values))
         return total_norm(owned, self.axes, self.device)
 
-    def _global(self, loss: torch.Tensor, units: int | torch.Tensor) -> torch.Tensor:
+    def _global(self, loss: torch.Tensor, units: float | torch.Tensor) -> torch.Tensor:
         if self.axes is None:
             return loss
         total = self.axes.sum_over(loss.clone(), "pp", *self._synced_axes())
@@ -227,14 +227,15 @@ class Engine:
             return total
         both = torch.stack([total * units, torch.as_tensor(units, dtype=total.dtype, device=total.device)])
         weighted, all_units = self.axes.sum_over(both, "dp_replicate")  # each copy has a mean of its own
-        mean: torch.Tensor = weighted / all_units.clamp(min=1)
+        mean: torch.Tensor = weighted / all_units.clamp(min=torch.finfo(all_units.dtype).tiny)
         return mean
 
-    def _after_first(self, count: int) -> tuple[int, torch.Tensor]:
+    def _after_first(self, count: float) -> tuple[float, torch.Tensor]:
         """Return the units of all ranks' first micro-batches, and the squared norm of their gradients."""
         units = count
         if self.axes is not None:
-            units = int(self.axes.sum_over(torch.tensor(count, device=self.device), *self._synced_axes()))
+            counted = torch.tensor(count, dtype=torch.float64, device=self.device)
+            units = float(self.axes.sum_over(counted, *self._synced_axes()))
         self._settle()
         return units, self._norm().square()
 
@@ -245,7 +246,7 @@ def trained(part: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in inner.named_parameters() if parameter.requires_grad]
 
 
-def _noise(first: tuple[int, torch.Tensor], units: int, norm: torch.Tensor) -> NoiseSample | None:
+def _noise(first: tuple[float, torch.Tensor], units: float, norm: torch.Tensor) -> NoiseSample | None:
     """Return None if the first micro-batches had no units, or all. Their gradient was weighted by small / units."""
     small, square = first
     if not 0 < small < units:

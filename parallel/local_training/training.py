@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.local_training.batches import batch_sizes, epoch, fetcher, to_device
+from atoll.parallel.local_training.batches import batch_sizes, epoch, to_device
+from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
+from atoll.parallel.local_training.unit_check import check_of
+from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.array_task import is_work
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
@@ -34,13 +37,17 @@ __all__ = [
 RECENT_STEPS = 5
 """Number of last steps, the longest of which is the expected duration of the next step."""
 
+COUNTED_AT_ONCE = 256
+"""Examples of which the units are counted together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """The work of one local training."""
 
     num_examples: int
-    """The size of the data set (n_k), the weight in FedAvg; not the number of examples seen."""
+    """The weight in FedAvg, n_k >= 1: the size of the data set, or its units if the task says them (`Units.weight`);
+    not the number of examples seen."""
 
     work: float
     """Steps done / steps requested, in (0, 1]."""
@@ -69,8 +76,9 @@ def train_locally(
     """Train the model in place: E epochs of mini-batches, or as many steps as fit before the deadline.
 
     The state of Python's, numpy's and torch's random generators is set from the seed and left where the training ends:
-    this process belongs to the training. The same seed, data and number of threads give the same bits. Each epoch has
-    its own order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
+    this process belongs to the training. The same seed, data and number of threads give the same bits. Random numbers
+    that the data set draws follow from (seed, epoch, index) alone (`draws`), except with `fit`. Each epoch has its own
+    order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
     `corrections` are SCAFFOLD's c - c_i by parameter, which are added to the gradients of the built-in loop.
 
     Raises:
@@ -88,25 +96,30 @@ def train_locally(
     seed_everything(seed)
     model.to(device).train()
     if task.fit is not None:
-        return Work(num_examples, _fit(task.fit, model, dataset, local, deadline), {}, 0)
+        done = _fit(task.fit, model, dataset, local, deadline)
+        return Work(_weight(task, dataset), done, {}, 0)
 
     sizes = batch_sizes(num_examples, local.batch_size, model=model)
     requested = min(local.epochs * len(sizes), local.max_steps or local.epochs * len(sizes))
-    fetch, step, normalizer = fetcher(dataset), Step(task, model, local, corrections or {}), Normalizer(local)
+    fetch, step, normalizer = drawing(dataset, seed), Step(task, model, local, corrections or {}), Normalizer(local)
     statistics: Statistics = {}
+    units = list[float]()
     recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
     done = 0
-    for indices in islice(_order(num_examples, sizes, local), requested):
+    for number, indices in islice(_order(num_examples, sizes, local), requested):
         if deadline.passed() or max(recent) > deadline.remaining():
             break
         began = deadline.now()
-        statistics = add(statistics, step(to_device(fetch(indices), device), len(indices)))
+        of_step, counted = step(to_device(fetch(number, indices), device), len(indices))
+        statistics = add(statistics, of_step)
+        units.append(counted)
         recent.append(deadline.now() - began)
         normalizer.step()
         done += 1
     if done == 0:
         raise OutOfTime(f"no time for the first of {requested} steps")
-    return Work(num_examples, done / requested, statistics, done, normalizer)
+    weight = units_of(task).weight(units, sizes, num_examples)
+    return Work(weight, done / requested, statistics, done, normalizer)
 
 
 class Step:
@@ -124,6 +137,7 @@ class Step:
         corrections: Mapping[str, np.ndarray[Any, Any]],
     ) -> None:
         self._task, self._model, self._local = task, model, local
+        self._units, self._check = units_of(task), check_of(task)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self._parameters] if local.prox_mu else []
         by_name = trained_by_name(model) if corrections else {}
@@ -132,11 +146,12 @@ class Step:
         ]
         self._optimizer = make_optimizer(local, self._parameters)
 
-    def __call__(self, batch: Any, num_examples: int) -> Statistics:
-        """Take the step; return the statistics of the model before it."""
+    def __call__(self, batch: Any, num_examples: int) -> tuple[Statistics, float]:
+        """Take the step; return the statistics of the model before it, and the units if the task says them."""
         inputs, targets = batch
         self._optimizer.zero_grad(set_to_none=True)
         outputs = self._model(inputs)
+        self._check.see(outputs, targets)
         loss = self._task.loss(outputs, targets)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
@@ -150,7 +165,8 @@ class Step:
             if self._local.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._parameters, self._local.clip_norm)
             self._optimizer.step()
-            return _statistics(self._task, loss, outputs, targets, num_examples)
+            counted = self._units(targets) if self._units.is_said else 0
+            return _statistics(self._task, loss, outputs, targets, num_examples), counted
 
 
 def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -172,34 +188,46 @@ def evaluate(
 ) -> Statistics:
     """Return the statistics of the loss and the task's metrics over the whole data set, in eval mode.
 
-    What the model or the data draw depends on the seed alone; the generators are left as they were.
+    What the model draws depends on the seed alone, and what the data set draws is the same in every evaluation; the
+    generators are left as they were.
     """
     model.to(device).eval()
-    fetch = fetcher(dataset)
+    fetch, check = drawing(dataset, 0), check_of(task)
     sums: Statistics = {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
     with seeded(seed), torch.no_grad():
         for indices in torch.split(torch.arange(len(dataset)), batch_size):
             if len(indices):  # an empty tensor splits into one empty batch
-                inputs, targets = to_device(fetch(indices), device)
+                inputs, targets = to_device(fetch(0, indices), device)
                 outputs = model(inputs)
+                check.see(outputs, targets)
                 loss = task.loss(outputs, targets)
                 sums = add(sums, _statistics(task, loss, outputs, targets, len(indices)))
     return sums
 
 
-def _order(num_examples: int, sizes: list[int], local: Local) -> Iterator[torch.Tensor]:
+def _order(num_examples: int, sizes: list[int], local: Local) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the epoch of each batch and the indices of its examples."""
     generator = None
     if local.shuffle:  # a generator of its own, as in DataLoader: the model's draws do not change the order
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-    for _ in range(local.epochs):
-        yield from epoch(num_examples, sizes, generator)
+    for number in range(local.epochs):
+        yield from ((number, indices) for indices in epoch(num_examples, sizes, generator))
 
 
 def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_examples: int) -> Statistics:
     statistics = of_batch(task.metrics, outputs, targets)
     if "loss" not in statistics:
-        statistics |= as_statistics({"loss": (loss.item() * num_examples, num_examples)})
+        statistics |= as_statistics({"loss": units_of(task).sums(loss.item(), targets, num_examples)})
     return statistics
+
+
+def _weight(task: Task, dataset: Any) -> int:
+    """Return the weight in FedAvg of a site whose training reports no units: they are counted here."""
+    units, num_examples = units_of(task), len(dataset)
+    if units.function is None:
+        return num_examples
+    fetch, parts = drawing(dataset, 0), torch.split(torch.arange(num_examples), COUNTED_AT_ONCE)
+    return units.weight([units(fetch(0, part)[1]) for part in parts], list(map(len, parts)), num_examples)
 
 
 def _fit(fit: Any, model: torch.nn.Module, dataset: Any, local: Local, deadline: Deadline) -> float:

@@ -55,7 +55,7 @@ class Task:
     such split."""
 
     loss: "Callable[[Any, Any], torch.Tensor]"
-    """(outputs, targets) -> mean loss over the examples of the batch (for language models: over its tokens)."""
+    """(outputs, targets) -> mean loss over the batch: over its examples, or over other units (tokens, weights)."""
 
     sites: Sequence[str] = ()
     """The owners of the data, for a simulation and a centralized training; an agent has exactly one, named in its
@@ -63,7 +63,7 @@ class Task:
 
     metrics: Mapping[str, Metric | Callable[[Any, Any], Sequence[Any]]] = field(default_factory=dict)
     """Metrics by name: (outputs, targets) -> (total, count) of the batch, or a `Metric`. The loss is always measured,
-    as (sum of mean loss x examples, examples); a metric named "loss" replaces it."""
+    as (sum of mean loss x units, units); a metric named "loss" replaces it."""
 
     local: Local = field(default_factory=Local)
     """The settings of the local training; a run's TOML may override them."""
@@ -74,6 +74,11 @@ class Task:
     fit: Callable[[Any, Any, Local, Deadline], float] | None = None
     """(model, data, local, deadline) -> fraction of the work done, in (0, 1]: a training loop of your own (Lightning,
     Hugging Face) in place of the built-in one."""
+
+    units: Callable[[Any], Any] | str | None = None
+    """targets -> what the mean loss of a batch divides by, a number >= 0, not always whole: tokens that count, a sum
+    of class weights. "sum": the loss is a sum over the examples. None: guessed, as the entries of whole-number targets
+    that are not -100, else the examples."""
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))
@@ -89,6 +94,8 @@ def _faults(task: Task) -> Iterator[str]:
     for name in ("test_data", "fit"):
         if getattr(task, name) is not None and not callable(getattr(task, name)):
             yield f"{name} must be callable or None, got {getattr(task, name)!r}"
+    if not (task.units is None or task.units == "sum" or callable(task.units)):
+        yield f'units must be a function of the targets, "sum" or None, got {task.units!r}'
     if not isinstance(task.local, Local):
         yield f"local must be a Local, got {task.local!r}"
     yield from _site_faults(task.sites)

@@ -8,6 +8,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
+from atoll.parallel.local_training.draws import Steady
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
@@ -47,6 +48,8 @@ def test_data(task: Task) -> Mapping[str, Any]:
 
 
 def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: torch.device) -> Loader:
-    """Return a loader of every example once, with the same number of batches on each rank."""
+    """Return a loader of every example once, with the same number of batches on each rank, and the same random numbers
+    in every epoch if the data set draws some.
+    """
     order = Order(num_examples=len(data), batch_size=max(batch_size, num_ranks), num_ranks=num_ranks, shuffle=False)
-    return Loader(data, order, rank=rank, device=device)
+    return Loader(Steady(data), order, rank=rank, device=device)

@@ -6,16 +6,20 @@ from typing import Any
 import torch
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.data.batch import Batch, count_units, map_tensors
+from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.step import Engine
+from atoll.parallel.local_training.unit_check import UnitCheck
+from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.metrics import Statistics, add, as_statistics, merge, of_batch, values
 from atoll.parallel.task.task import Task
 
 
-def evaluate(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks) -> dict[str, float | None]:
+def evaluate(
+    engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks, check: UnitCheck
+) -> dict[str, float | None]:
     """Return the values of the loss and the task's metrics; the same on every rank, and for any number of ranks.
 
-    The loss is the mean over its units (examples, or tokens that count). Sums are exact for counts and correctly
+    The loss is the mean over its units (`Task.units`). Sums are exact for counts and correctly
     rounded for the rest. Every rank must call it.
 
     Args:
@@ -23,15 +27,19 @@ def evaluate(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks)
         task: for the loss and the metrics.
         batches: of this rank; the same number on every rank.
         ranks: to exchange the sums.
+        check: of the loss's units.
     """
     sums: Statistics = {}
+    units = units_of(task)
 
     def observe(outputs: Any, targets: Any) -> None:
         nonlocal sums
         outputs = map_tensors(_readable, outputs)
         statistics = of_batch(task.metrics, outputs, targets)
-        if "loss" not in statistics and (units := count_units(targets)):
-            statistics |= as_statistics({"loss": (task.loss(outputs, targets).item() * units, units)})
+        if "loss" not in statistics:
+            check.see(outputs, targets)
+            rows = len(next(tensors(targets)))
+            statistics |= as_statistics({"loss": units.sums(task.loss(outputs, targets).item(), targets, rows)})
         sums = add(sums, statistics)
 
     for batch in batches:

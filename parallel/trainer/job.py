@@ -7,6 +7,7 @@ from torch import nn
 
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.units import SUM
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import batch_size_of
@@ -47,6 +48,10 @@ def check_job(job: Job, world_size: int) -> None:
     if config.noise_every is not None and plan.mesh.pp > 1:
         faults.append(
             f"train.noise_every: a pipeline cannot measure it, got {config.noise_every} with pp={plan.mesh.pp}"
+        )
+    if config.noise_every is not None and task.units == SUM:
+        faults.append(
+            f'train.noise_every: only a mean has a noise scale, got {config.noise_every} with Task(units="sum")'
         )
     known = config.batch_size is not None or task.local.batch_size is not None
     batch = batch_size_of(task.local, config, 0, plan.mesh.dp) if known else None

@@ -10,7 +10,9 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.step import Engine, Measured
-from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.local_training.unit_check import UnitCheck, is_due
+from atoll.parallel.local_training.units import units_of
+from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.evaluation import evaluate
@@ -20,6 +22,7 @@ from atoll.parallel.trainer.meter import Meter
 from atoll.parallel.trainer.noise import NoiseMeter
 from atoll.parallel.trainer.patience import Patience
 from atoll.parallel.trainer.recipe import Recipe
+from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Saver
 from atoll.parallel.trainer.stopping import Agreement
 
@@ -63,6 +66,8 @@ class Training:
     noise: NoiseMeter
     meter: Meter
     guard: Guard
+    same_batch: SameBatch
+    unit_check: UnitCheck
     ranks: Ranks
     report: Report
     folder: Path
@@ -82,11 +87,15 @@ class Training:
 
         Raises:
             NotFinite: the loss is no longer finite; the checkpoints are of steps before that.
+            TaskBroken: ranks that must read the same batch read different ones (`same_batch`); or the units of the
+                loss are guessed, and wrong (`unit_check`). Nothing of that step is saved.
         """
         self.meter.resume()
         for batch in self._batches():
             due = self._due()
             measured = self._step(batch, due)
+            if due.any or is_due(self.engine.steps):
+                self._check_units()
             if due.any:
                 self._check_finite()
             if due.log:
@@ -98,6 +107,7 @@ class Training:
             if due.evaluation or due.checkpoint:
                 self.meter.resume()
             if self.agreement.should_stop():
+                self._check_units()
                 self._check_finite()
                 self._save()
                 return "interrupted"
@@ -123,8 +133,10 @@ class Training:
         return Due(is_due(config.log_every), is_due(config.eval_every), is_due(config.checkpoint_every))
 
     def _step(self, batch: Batch, due: Due) -> Measured:
+        self.same_batch.check(batch)
         measures = self.noise.is_due(self.engine.steps + 1)
-        measured = self.engine.step(batch, report=due.any, measure_noise=measures)
+        total = 1 if units_of(self.task).is_sum else None
+        measured = self.engine.step(batch, total=total, report=due.any, measure_noise=measures)
         if measures:
             self.noise.see(measured.noise)
         self.guard.see(self.engine.steps, measured.loss, measured.grad_norm)
@@ -141,6 +153,11 @@ class Training:
                 f"(learning rate {self.recipe.schedule(step - 1):g}); {remains}"
             )
 
+    def _check_units(self) -> None:
+        """Refuse wrong guesses of the loss's units, on all ranks together."""
+        if found := [sentence for sentence in self.ranks.gather(self.unit_check.found) if sentence]:
+            raise TaskBroken(found[0])
+
     def _log(self, measured: Measured) -> None:
         step = self.engine.steps
         event: dict[str, Any] = {"event": "step", "step": step, "epoch": self._epochs()}
@@ -156,9 +173,11 @@ class Training:
     def _evaluate(self) -> Values:
         self.engine.flush()
         found: Values = {}
-        for name, batches in self.tests.items():
-            values = evaluate(self.engine, self.task, batches, self.ranks)
+        for name, loader in self.tests.items():
+            batches = self.same_batch.checked(loader)
+            values = evaluate(self.engine, self.task, batches, self.ranks, self.unit_check)
             found |= {f"{name}/{metric}": value for metric, value in values.items()}
+        self._check_units()
         self.report({"event": "evaluation", "step": self.engine.steps, "epoch": self._epochs(), **found})
         self.values = found
         return found

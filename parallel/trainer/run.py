@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
+from atoll.parallel.local_training.draws import generators_kept
 from atoll.parallel.local_training.training import seed_everything
+from atoll.parallel.local_training.unit_check import UnitCheck
+from atoll.parallel.local_training.units import units_of
 from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.trainer.data import in_order, test_data, training_data
@@ -33,6 +37,7 @@ from atoll.parallel.trainer.meter import Meter
 from atoll.parallel.trainer.noise import NoiseMeter
 from atoll.parallel.trainer.patience import Patience
 from atoll.parallel.trainer.recipe import Recipe, make_recipe
+from atoll.parallel.trainer.same_batch import SameBatch
 from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.world import World, process_group
@@ -145,7 +150,7 @@ def _axes(job: Job, here: Surroundings) -> Iterator[Axes | None]:
             yield Axes(job.plan.mesh, here.device)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Builder:
     job: Job
     recipe: Recipe
@@ -161,6 +166,12 @@ class _Builder:
     def dp_rank(self) -> int:
         return 0 if self.axes is None else self.axes.dp_rank
 
+    @cached_property
+    def _unit_check(self) -> UnitCheck:
+        job = self.job
+        must_hold = job.plan.divides or job.config.noise_every is not None
+        return UnitCheck(job.task.loss, units_of(job.task), must_hold=must_hold)
+
     def train(self, data: Any, tests: Any) -> Result:
         job, here, config = self.job, self.here, self.job.config
         tied = tied_names(self.model)
@@ -173,6 +184,7 @@ class _Builder:
             device=self.device,
             prefetch=config.prefetch,
             num_workers=config.workers,
+            count=units_of(job.task),
         )
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
@@ -197,6 +209,8 @@ class _Builder:
                 noise=noise,
                 meter=meter,
                 guard=Guard(self.device),
+                same_batch=SameBatch(self.axes),
+                unit_check=self._unit_check,
                 ranks=ranks,
                 report=here.report,
                 folder=here.folder,
@@ -207,12 +221,12 @@ class _Builder:
         return self._result(training, why)
 
     def _engine(self) -> Engine:
-        order = self.recipe.order
+        order, plan = self.recipe.order, self.job.plan
         return assemble(
             self.model,
-            self.job.plan,
+            plan,
             Optimization(
-                loss=self.job.task.loss,
+                loss=self._unit_check,
                 make_optimizer=lambda named: make_optimizer(self.recipe.optimizer, named),
                 lr=self.recipe.schedule,
                 clip_norm=self.recipe.clip_norm,
@@ -234,7 +248,8 @@ class _Builder:
         peak = peak_flops(self.device, self.job.plan.precision)
         flops = None
         if peak is not None and self.here.world.is_first:
-            flops = flops_per_example(self.job.task, torch.utils.data.default_collate([data[0]])[0])
+            with generators_kept():  # on this rank alone
+                flops = flops_per_example(self.job.task, torch.utils.data.default_collate([data[0]])[0])
         return Meter(
             self.here.clock,
             steps=self.recipe.steps,

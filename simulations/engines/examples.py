@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from atoll.parallel.local_training.batches import fetcher, to_device
+from atoll.parallel.local_training.batches import to_device
+from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
@@ -31,8 +32,9 @@ class Examples:
     chosen: torch.Tensor | None
     """Rows of `tensors` that are this client's, in its order; None: all."""
 
-    fetch: Callable[[torch.Tensor], Any]
-    """Function from positions (B,) to the collated batch on the device, as of a deployed client."""
+    fetch: Callable[[int, int, torch.Tensor], Any]
+    """Function from the training's seed, the epoch and positions (B,) to the collated batch on the device, as of a
+    deployed client."""
 
     kind: tuple[tuple[torch.Size, torch.dtype], ...] | None = field(init=False, compare=False)
     """Shape and dtype of each tensor of one example."""
@@ -89,16 +91,19 @@ class ExamplesOf:
         while type(inner) is Subset:
             indices = torch.as_tensor(inner.indices)
             chosen, inner = indices if chosen is None else indices[chosen], inner.dataset
-        fetch = fetcher(dataset)
         if type(inner) is not TensorDataset:
-            return Examples(len(dataset), None, None, lambda indices: to_device(fetch(indices), self._device)), 0
+            return Examples(len(dataset), None, None, self._fetch(dataset)), 0
         tensors = tuple(map(self._on_device, inner.tensors))
         if chosen is None:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         else:
             chosen = chosen.to(self._device)
             size = chosen.numel() * chosen.element_size()
-        return Examples(len(dataset), tensors, chosen, lambda indices: to_device(fetch(indices), self._device)), size
+        return Examples(len(dataset), tensors, chosen, self._fetch(dataset)), size
+
+    def _fetch(self, dataset: Any) -> Callable[[int, int, torch.Tensor], Any]:
+        device = self._device
+        return lambda seed, epoch, indices: to_device(drawing(dataset, seed)(epoch, indices), device)
 
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Move a tensor to the device once, even if many clients take their examples from it."""

@@ -12,6 +12,8 @@ import torch
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.parameters import build_model
+from atoll.parallel.local_training.unit_check import check_of
+from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.metrics import Statistics, add, of_batch
@@ -38,11 +40,12 @@ class Loop:
         assert isinstance(training.task, Task)
         self._training, self._task, self._local = training, training.task, training.local
         self.examples = ExamplesOf(training.task, training.device)
-        self._model = build_model(training.task, training.model_seed).to(training.device).train()
-        speed_up_pooling(self._model)
-        self.exchange = Exchange(training, self._model)
-        self._steps = Steps(self._local, [p for p in self._model.parameters() if p.requires_grad])
+        self.model = build_model(training.task, training.model_seed).to(training.device).train()
+        speed_up_pooling(self.model)
+        self.exchange = Exchange(training, self.model)
+        self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
         self._generator = torch.Generator()
+        self.units, self._check = units_of(self._task), check_of(self._task)
         self.form = self.exchange.form
 
     def begin(self, version: Arrays) -> None:
@@ -66,10 +69,10 @@ class Loop:
         control = self.exchange.load(job)
         self._steps.begin(self.exchange.corrections(control))
         seed_everything(job.seed)
-        sizes = batch_sizes(examples.count, self._local.batch_size, model=self._model)
+        sizes = batch_sizes(examples.count, self._local.batch_size, model=self.model)
         requested = requested_steps(self._local, len(sizes))
         done = min(requested, job.steps or requested)
-        statistics = self._run(examples, sizes, done)
+        statistics, units = self._run(examples, sizes, done, job.seed)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 update, own = self.exchange.write(rows, index, control, done)
@@ -78,7 +81,7 @@ class Loop:
         return Trained(
             job.client_id,
             update,
-            examples.count,
+            self.units.weight(units, sizes, examples.count),
             done / requested,
             statistics,
             own,
@@ -86,27 +89,34 @@ class Loop:
             rows.update[index],
         )
 
-    def _run(self, examples: Examples, sizes: list[int], num_steps: int) -> Statistics:
-        model, loss_of, metrics, step = self._model, self._task.loss, self._task.metrics, self._steps
-        tensors, losses = examples.tensors, list[tuple[torch.Tensor, int]]()
+    def _run(self, examples: Examples, sizes: list[int], num_steps: int, seed: int) -> tuple[Statistics, list[float]]:
+        """Train; return the statistics, and the units of each step if the task says them."""
+        model, loss_of, metrics, step = self.model, self._task.loss, self._task.metrics, self._steps
+        tensors, losses, units = examples.tensors, list[tuple[torch.Tensor, float, float]](), list[float]()
         statistics: Statistics = {}
-        for rows in islice(self._order(examples, sizes), num_steps):
-            inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(rows)
+        for epoch, rows in islice(self._order(examples, sizes), num_steps):
+            inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(seed, epoch, rows)
             outputs = model(inputs)
+            self._check.see(outputs, targets)
             loss = loss_of(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
             step()
-            losses.append((loss.detach(), len(rows)))
+            losses.append((loss.detach(), *self.units.factors(targets, len(rows))))
+            if self.units.is_said:
+                units.append(self.units(targets))
             if metrics:
                 with torch.no_grad():
                     statistics = add(statistics, of_batch(metrics, outputs, targets))
-        return statistics if "loss" in metrics else with_loss(statistics, losses)
+        return statistics if "loss" in metrics else with_loss(statistics, losses), units
 
-    def _order(self, examples: Examples, sizes: list[int]) -> Iterator[torch.Tensor]:
-        """Yield the rows of the tensors, or without tensors the positions, of each batch, as a deployed client does."""
-        for order in orders(examples.count, self._local.epochs, self._generator if self._local.shuffle else None):
+    def _order(self, examples: Examples, sizes: list[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the epoch of each batch, with the rows of the tensors, or without tensors the positions, as a deployed
+        client does.
+        """
+        generator = self._generator if self._local.shuffle else None
+        for epoch, order in enumerate(orders(examples.count, self._local.epochs, generator)):
             rows = order if examples.tensors is None else examples.rows(order)
-            yield from torch.split(rows, sizes)
+            yield from ((epoch, part) for part in torch.split(rows, sizes))
 
 
 def orders(count: int, epochs: int, generator: torch.Generator | None) -> Iterator[torch.Tensor]:
@@ -149,11 +159,16 @@ def report_of(training: Training, num_steps: int) -> dict[str, Any]:
     return report
 
 
-def with_loss(statistics: Statistics, losses: list[tuple[torch.Tensor, int]]) -> Statistics:
-    """Add the sum of mean loss x examples, in the order of the steps, to the statistics; sort them by name."""
+def with_loss(statistics: Statistics, losses: list[tuple[torch.Tensor, float, float]]) -> Statistics:
+    """Add the sums of the loss, in the order of the steps, to the statistics; sort them by name.
+
+    Args:
+        statistics: of the metrics.
+        losses: each step's loss and its `Units.factors`.
+    """
     total, seen = 0.0, 0.0
-    for value, size in zip(
-        torch.stack([loss for loss, _ in losses]).flatten().tolist(), (size for _, size in losses), strict=True
-    ):
-        total, seen = total + value * size, seen + size
+    values = torch.stack([loss for loss, _, _ in losses]).flatten().tolist()
+    for value, (_, factor, count) in zip(values, losses, strict=True):
+        if count:
+            total, seen = total + value * factor, seen + count
     return dict(sorted((statistics | {"loss": (total, seen)}).items()))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.draws import drawing
 from atoll.simulations.populations.partitions import stream
 
 STRENGTH = 0.1
@@ -48,7 +48,7 @@ class FeatureSkew:
         Raises:
             NotChangeable: the inputs are not one tensor of floats, or not square images for a rotation.
         """
-        inputs, targets = fetcher(dataset)(torch.arange(len(dataset)))
+        inputs, targets = drawing(dataset, client)(0, torch.arange(len(dataset)))
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
             kind = inputs.dtype if isinstance(inputs, torch.Tensor) else type(inputs).__name__
             raise NotChangeable(f"feature skew needs inputs that are one tensor of floats, and they are {kind}")

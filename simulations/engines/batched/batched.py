@@ -15,16 +15,16 @@ import numpy as np
 import torch
 
 from atoll.aggregation.tensors.layout import CONTROL
+from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.parameters import build_model, trained_by_name
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import NotFinite
-from atoll.parallel.task.metrics import Statistics
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.activations import activation_bytes
 from atoll.simulations.engines.batched.concatenation import concatenated, of_one_kind
 from atoll.simulations.engines.batched.factors import pay
-from atoll.simulations.engines.batched.measures import Losses, Measured, metrics_of
+from atoll.simulations.engines.batched.measures import Losses, Measured, UnitsOfEach, metrics_of
 from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.probe import Probe
 from atoll.simulations.engines.batched.schedule import Schedule
@@ -81,6 +81,7 @@ class BatchTrainer:
         self._layout()
         self._wanted, self._activation_bytes = at_once, self._activations_of_one()
         self._losses, self._metrics = Losses(self._task.loss), metrics_of(self._task.metrics)
+        self._units = UnitsOfEach(self._loop.units)
         self._version: Arrays = {}
         if kind is None and self._local.optimizer in ADAPTIVE:
             kind = BatchTrainer(_with_plain_steps(training), at_once=at_once).kind
@@ -145,7 +146,8 @@ class BatchTrainer:
         corrections = self._corrections([control for _, control in states])
         begun = torch.from_numpy(start).to(self._training.device)
         self._net.begin(begun, corrections, clients=len(chosen), length=schedule.length)
-        statistics = self._run(schedule, tensors, len(chosen))
+        measured = self._run(schedule, tensors, len(chosen))
+        statistics, units = measured.statistics(), measured.units()
         results: dict[int, Trained | Failed] = {}
         with np.errstate(over="ignore", invalid="ignore"):
             are_written = self._write_together(rows, members)
@@ -165,7 +167,7 @@ class BatchTrainer:
                 results[index] = Trained(
                     jobs[index].client_id,
                     update,
-                    examples[index].count,
+                    self._weight(units[:done, row], examples[index].count),
                     done / schedule.requested[at],
                     statistics[row],
                     own,
@@ -185,8 +187,8 @@ class BatchTrainer:
         yield [index for index in chosen if 2 * widths[index] > widest]
         yield from self._parts([index for index in chosen if 2 * widths[index] <= widest], examples)
 
-    def _run(self, schedule: Schedule, tensors: tuple[torch.Tensor, ...], clients: int) -> list[Statistics]:
-        measured, net = Measured(self._metrics, clients), self._net
+    def _run(self, schedule: Schedule, tensors: tuple[torch.Tensor, ...], clients: int) -> Measured:
+        measured, net = Measured(self._metrics, clients, self._units), self._net
         active = 0
         for batch in schedule:
             if active != len(batch.sizes):
@@ -196,7 +198,12 @@ class BatchTrainer:
             inputs, targets = [tensor.index_select(0, rows) for tensor in tensors]
             losses, outputs = net.advance(inputs, targets, batch.sizes)
             measured.add(losses, outputs, targets, batch.sizes)
-        return measured.statistics()
+        return measured
+
+    def _weight(self, of_steps: Array, count: int) -> int:
+        """Return the weight of a client's update in FedAvg, from the units of its steps."""
+        sizes = batch_sizes(count, self._local.batch_size, model=self._loop.model)
+        return self._loop.units.weight(of_steps.tolist(), sizes, count)
 
     def _trained(self, clients: int) -> list[Array]:
         """Return the trained values of each parameter (clients, n)."""
@@ -316,9 +323,8 @@ class BatchTrainer:
             examples = self._loop.examples(site)
             with suppress(Exception):  # `probe` finds and reports faults of the model
                 batch = torch.arange(self._width(examples))
-                return max(
-                    1, activation_bytes(build_model(self._task, self._training.model_seed), examples.fetch(batch)[0])
-                )
+                model = build_model(self._task, self._training.model_seed)
+                return max(1, activation_bytes(model, examples.fetch(0, 0, batch)[0]))
         return 1
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
+from atoll.parallel.local_training.units import IGNORED, Units, are_numbered, as_units
 from atoll.parallel.task.metrics import Metric, Metrics, Statistics
 from atoll.simulations.engines.batched.stack import CannotBatch
 
@@ -85,26 +86,59 @@ class Each:
         return tuple(torch.as_tensor(number, device=outputs.device) for number in self._function(outputs, targets))
 
 
+class UnitsOfEach:
+    """The units of each client's batch, as `Units.factors` has them of one.
+
+    Args:
+        units: of the task's loss.
+    """
+
+    def __init__(self, units: Units) -> None:
+        self._all = units
+        function = units.function
+        self._each = None if function is None else Each(lambda _outputs, targets: (function(targets),))
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return factors and counts (m,) float64, from outputs and targets (m n, ...)."""
+        rows = torch.from_numpy(sizes).to(torch.float64)
+        if self._all.is_sum:
+            return torch.ones_like(rows), rows
+        if self._each is not None:
+            (found,) = self._each(outputs, targets, sizes)
+            counts = torch.tensor([as_units(number) for number in found.tolist()], dtype=torch.float64)
+            return counts, counts
+        if not are_numbered(targets):
+            return rows, rows
+        counted = (targets.view(len(sizes), -1, targets[0].numel()) != IGNORED).sum(2)
+        is_own = torch.arange(counted.shape[1])[None, :] < torch.from_numpy(sizes)[:, None]
+        counts = (counted.cpu() * is_own).sum(1).to(torch.float64)
+        return counts, counts
+
+
 class Measured:
     """The statistics of the clients of a product, collected step by step.
 
     Args:
         metrics: the metrics of the task.
         clients: the number of clients.
+        units: the units of the task's loss; None: guessed.
     """
 
-    def __init__(self, metrics: Mapping[str, Each], clients: int) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Mapping[str, Each], clients: int, units: "UnitsOfEach | None" = None) -> None:
+        self._metrics, self._units = metrics, units or UnitsOfEach(Units())
         self._found: dict[str, list[list[torch.Tensor]]] = {name: [] for name in metrics}
         self._losses: list[torch.Tensor] = []
-        self._sizes: list[Sizes] = []
+        self._factors: list[torch.Tensor] = []
+        self._counts: list[torch.Tensor] = []
         self._clients = clients
 
     @torch.no_grad()
     def add(self, losses: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> None:
         """Add one step of the first m clients."""
         self._losses.append(losses.detach())
-        self._sizes.append(sizes)
+        factors, counts = self._units(outputs, targets, sizes)
+        self._factors.append(factors)
+        self._counts.append(counts)
         for name, metric in self._metrics.items():
             self._found[name].append(metric(outputs.detach(), targets, sizes))
 
@@ -114,10 +148,15 @@ class Measured:
         for name, steps in self._found.items():
             columns[name] = [self._table(numbers).sum(axis=0) for numbers in zip(*steps, strict=True)]
         if "loss" not in columns:
-            sizes = self._table([torch.from_numpy(size) for size in self._sizes])
-            columns["loss"] = [(self._table(self._losses) * sizes).sum(axis=0), sizes.sum(axis=0)]
+            factors, counts = self._table(self._factors), self._table(self._counts)
+            losses = np.where(counts > 0, self._table(self._losses), 0.0)  # without units a mean is 0 / 0
+            columns["loss"] = [(losses * factors).sum(axis=0), counts.sum(axis=0)]
         lists = {name: np.stack(columns[name], axis=1).tolist() for name in sorted(columns)}
         return [{name: tuple(rows[i]) for name, rows in lists.items()} for i in range(self._clients)]
+
+    def units(self) -> np.ndarray[Any, Any]:
+        """Return the units of each step and client (S, k)."""
+        return self._table(self._counts)
 
     def _table(self, steps: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:
         """Return the values of S steps as (S, k) float64; 0 for clients that a step does not have."""

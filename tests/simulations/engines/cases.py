@@ -48,6 +48,35 @@ def token_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
+def padded_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Leave out the token 0."""
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=0)
+
+
+def num_padded(targets: torch.Tensor) -> torch.Tensor:
+    return (targets != 0).sum()
+
+
+def num_padded_in_python(targets: torch.Tensor) -> int:
+    """Count as `num_padded`, in a way that torch.func cannot map."""
+    return sum(token != 0 for row in targets.tolist() for token in row)
+
+
+WEIGHTS = torch.tensor([0.25, 2.5, 0.125])
+
+
+def class_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, weight=WEIGHTS)
+
+
+def class_weight(targets: torch.Tensor) -> torch.Tensor:
+    return WEIGHTS[targets].sum()
+
+
+def summed_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="sum") / 8
+
+
 def mlp() -> nn.Module:
     return MLP([6, 8, 3])
 
@@ -115,6 +144,7 @@ class Case:
     examples: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]] = vectors
     loss: Callable[[Any, Any], torch.Tensor] = nn.functional.cross_entropy
     steps: int | None = None
+    units: Any = None
 
     def task(self) -> Task:
         return Task(
@@ -124,6 +154,7 @@ class Case:
             loss=self.loss,
             metrics={"accuracy": accuracy},
             local=Local(batch_size=8),
+            units=self.units,
         )
 
     def training(self, **others: Any) -> Training:
@@ -132,6 +163,8 @@ class Case:
 
 IMAGES: dict[str, Any] = {"examples": images, "local": {"lr": 0.05}}
 WORDS: dict[str, Any] = {"model": decoder, "examples": sentences, "loss": token_loss}
+
+PADDED: dict[str, Any] = {"model": decoder, "examples": sentences, "loss": padded_loss}
 
 BATCHABLE = [
     Case("mlp"),
@@ -165,6 +198,12 @@ BATCHABLE = [
     Case("groupnorm cnn scaffold", model=groupnorm_cnn, algorithm="scaffold", **IMAGES),
     Case("decoder", **WORDS),
     Case("decoder adamw", local={"optimizer": "adamw", "lr": 0.01}, **WORDS),
+    Case("decoder padded", **PADDED, units=num_padded),
+    Case("decoder padded two epochs", local={"epochs": 2}, **PADDED, units=num_padded),
+    Case("decoder padded stopped early", steps=2, **PADDED, units=num_padded),
+    Case("decoder padded counted in python", **PADDED, units=num_padded_in_python),
+    Case("mlp class weights", loss=class_loss, units=class_weight),
+    Case("mlp sum", loss=summed_loss, units="sum"),
 ]
 
 OTHERS = [

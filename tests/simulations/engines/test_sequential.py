@@ -15,6 +15,7 @@ from atoll.simulations.engines.sequential import Sequential
 from tests.simulations.engines.cases import (
     BATCHABLE,
     OTHERS,
+    SIZES,
     Case,
     all_trained,
     assert_same_bits,
@@ -43,6 +44,22 @@ def test_every_bit_is_that_of_a_deployed_client(case: Case) -> None:
 def test_examples_that_are_no_plain_tensors_too(changed: Any) -> None:
     case = Case("mlp", local={"epochs": 2})
     check(case, replace(case.training(), task=changed(case.task())))
+
+
+@pytest.mark.parametrize("case", [case for case in BATCHABLE if case.units is not None], ids=lambda case: case.name)
+def test_a_weight_is_the_units_of_the_clients_data(case: Case) -> None:
+    """The right number is counted over the whole data set of the client; a training that is cut short estimates it."""
+    training = case.training()
+    found = all_trained(Sequential(training).train(first_version(training), [Job(site, 0) for site in SIZES]))
+    for trained in found:
+        _, targets = case.examples(SIZES[trained.client_id], SIZES[trained.client_id])
+        right = SIZES[trained.client_id] if case.units == "sum" else max(1, round(float(case.units(targets))))
+        assert trained.num_examples == right
+        total, count = trained.statistics["loss"]
+        assert count == pytest.approx(
+            (right if case.units == "sum" else float(case.units(targets))) * case.local.get("epochs", 1), rel=1e-6
+        )
+        assert total > 0
 
 
 def test_a_training_of_the_tasks_own_is_called_as_it_is_deployed() -> None:

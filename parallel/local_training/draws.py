@@ -1,0 +1,245 @@
+"""The random numbers that a data set draws itself (masking, augmentation): a function of (seed, epoch, index) alone.
+
+Before each example torch's, numpy's and Python's global generators are seeded by a hash of the three, and after each
+batch they are set back. So an example draws the same on every rank, in every worker process, with any prefetch and
+after a resume, and neither the model's draws nor the order of the examples change it. A collation draws on from the
+last example of its batch. A data set that reads many examples at once (`__getitems__`) is seeded by the first of them.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from atoll.parallel.local_training.batches import fetcher
+
+T = TypeVar("T")
+
+Fetch = Callable[[int, torch.Tensor], Any]
+"""(epoch, indices (B,) int64) -> the collated batch (inputs, targets)."""
+
+
+class Drew(Exception):
+    """A random number was drawn where other threads draw from the same generators."""
+
+
+class Steady:
+    """A data set for evaluations: it draws the same numbers in every epoch.
+
+    Args:
+        dataset: map-style.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one example, as the data set itself."""
+        return self.dataset[index]
+
+
+class Seeded:
+    """A data set that seeds the global generators before each example, by (seed, epoch, index).
+
+    Args:
+        dataset: map-style.
+        seed: of all draws.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed, self.epoch = dataset, seed, 0
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one example."""
+        seed_example(self.seed, self.epoch, index)
+        return self.dataset[index]
+
+
+class SeededTogether(Seeded):
+    """A `Seeded` data set that reads many examples at once, with one seed for them."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return the examples."""
+        seed_example(self.seed, self.epoch, indices[0] if indices else -1)
+        return self.dataset.__getitems__(indices)
+
+
+def drawing(dataset: Any, seed: int, fetcher_of: Callable[[Any], Callable[[torch.Tensor], Any]] = fetcher) -> Fetch:
+    """Return the function that fetches a batch of one epoch, with random numbers of its own.
+
+    Args:
+        dataset: map-style.
+        seed: of all draws.
+        fetcher_of: data set -> indices -> the collated batch.
+    """
+    is_steady = type(dataset) is Steady
+    dataset = dataset.dataset if is_steady else dataset
+    if is_fixed(dataset):
+        plain = fetcher_of(dataset)
+        return lambda _epoch, indices: plain(indices)
+    seeded = (SeededTogether if _reads_together(dataset) else Seeded)(dataset, seed)
+    fetch = fetcher_of(seeded)
+
+    def fetched(epoch: int, indices: torch.Tensor) -> Any:
+        seeded.epoch = 0 if is_steady else epoch
+        with generators_kept():
+            return fetch(indices)
+
+    return fetched
+
+
+def unseeded(dataset: Any, fetcher_of: Callable[[Any], Callable[[torch.Tensor], Any]] = fetcher) -> Fetch:
+    """Return the function that fetches a batch beside other threads, and fails where the data set draws.
+
+    Raises (the function):
+        Drew: the data set has drawn, or was about to.
+    """
+    dataset = dataset.dataset if type(dataset) is Steady else dataset
+    fetch, is_known, is_first = fetcher_of(dataset), is_fixed(dataset), True
+
+    def fetched(_epoch: int, indices: torch.Tensor) -> Any:
+        nonlocal is_first
+        if is_known:
+            return fetch(indices)
+        with no_draws(set_back=is_first):
+            is_first = False
+            return fetch(indices)
+
+    return fetched
+
+
+def drawn_stream(examples: Iterable[T], seed: int, epoch: int) -> Iterator[T]:
+    """Yield the examples of a stream, each with random numbers by (seed, epoch, its number in the stream)."""
+    source, number = iter(examples), 0
+    while True:
+        with generators_kept():
+            seed_example(seed, epoch, number)
+            try:
+                example = next(source)
+            except StopIteration:
+                return
+        yield example
+        number += 1
+
+
+def undrawn_stream(examples: Iterable[T]) -> Iterator[T]:
+    """Yield the examples of a stream that is read beside other threads.
+
+    Raises:
+        Drew: the stream has drawn a random number, or was about to.
+    """
+    source, is_first = iter(examples), True
+    while True:
+        with no_draws(set_back=is_first):
+            is_first = False
+            try:
+                example = next(source)
+            except StopIteration:
+                return
+        yield example
+
+
+def is_fixed(dataset: Any) -> bool:
+    """Return whether a data set consists of tensors alone, so that it runs no code that could draw."""
+    if type(dataset) is Subset:
+        return is_fixed(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(is_fixed, dataset.datasets))
+    return type(dataset) is TensorDataset
+
+
+def _reads_together(dataset: Any) -> bool:
+    """Return whether a data set has a reader of many examples of its own; a `Subset` passes that of its data set on."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")
+
+
+def seed_example(seed: int, epoch: int, index: int) -> None:
+    """Seed the global generators of torch (CPU), numpy and Python for one example."""
+    words = blake2b(f"{seed} {epoch} {index}".encode(), digest_size=16).digest()
+    torch.default_generator.manual_seed(int.from_bytes(words[:4], "little"))
+    np.random.seed(int.from_bytes(words[4:8], "little"))
+    random.seed(int.from_bytes(words[8:], "little"))
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Set the global generators of torch (CPU), numpy and Python back at the end."""
+    of_torch, of_numpy, of_python = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(of_torch)
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+
+
+@contextmanager
+def no_draws(*, set_back: bool) -> Iterator[None]:
+    """Refuse draws of this thread from the global generators, which other threads may be using.
+
+    Args:
+        set_back: undo what numpy's and Python's generators have moved, if no other thread draws at present.
+
+    Raises:
+        Drew: torch's generator was asked for a number, or seeded; or numpy's or Python's has moved.
+    """
+    of_torch, of_numpy, of_python = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    was_seeded_by = torch.default_generator.initial_seed()
+    refusing = _Refusing()
+    try:
+        with refusing:
+            yield
+    finally:
+        is_touched = refusing.has_refused or torch.default_generator.initial_seed() != was_seeded_by
+        if is_touched or not _same(np.random.get_state(), of_numpy) or random.getstate() != of_python:
+            if set_back:
+                torch.default_generator.set_state(of_torch)
+                np.random.set_state(of_numpy)
+                random.setstate(of_python)
+            raise Drew
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(one[1], other[1])) and one[2:] == other[2:]
+
+
+class _Refusing(TorchFunctionMode):
+    """A mode of this thread in which torch's functions that draw from the global generator fail.
+
+    A data set that catches the error and goes on has drawn all the same.
+    """
+
+    has_refused = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in DRAWING and (kwargs or {}).get("generator") is None:
+            self.has_refused = True
+            raise Drew
+        return func(*args, **(kwargs or {}))
+
+
+DRAWING = frozenset(
+    [
+        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli"),
+        *("multinomial", "poisson", "binomial", "random_", "uniform_", "normal_", "bernoulli_", "exponential_"),
+        *("geometric_", "cauchy_", "log_normal_", "dropout", "dropout_", "alpha_dropout", "alpha_dropout_"),
+        *("feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "rrelu", "rrelu_"),
+    ]
+)
+"""The names of torch's functions that draw; with a `generator` of their own they are allowed."""

@@ -1,0 +1,180 @@
+"""The check that a loss is the mean, or the sum, that its units say: the loss of a batch against that of its parts."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from atoll.parallel.local_training.draws import generators_kept
+from atoll.parallel.local_training.repeatable import repeatable
+from atoll.parallel.local_training.units import Units, tensors, units_of
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.task import Task
+
+logger = logging.getLogger(__name__)
+
+Loss = Callable[[Any, Any], Any]
+
+FIRST = 3
+"""The number of first calls that are all checked; after them those whose number is a power of two."""
+
+TOLERANCE = 1e-4
+"""The largest relative difference that counts as rounding in single precision."""
+
+LEAVES = (torch.Tensor, int, float, bool, str, bytes, type(None))
+"""Types of a tree's leaves: a tensor has a row for each example, the others are the same in all parts of a batch."""
+
+KEPT_MAX = 16
+"""The number of losses whose checks a process remembers."""
+
+
+class UnitCheck:
+    """The check of one loss, now and then.
+
+    Args:
+        loss: of the task.
+        units: of the task.
+        must_hold: keep what is found for `found`, unless the task itself has said the units; else a line in the log
+            says it, once.
+    """
+
+    def __init__(self, loss: Loss, units: Units, *, must_hold: bool = False) -> None:
+        self.loss = loss
+        self._units, self._must_hold = units, must_hold and not units.is_said
+        self._seen, self._is_told = 0, False
+        self.found: str | None = None
+        """The sentence that the guessed units are wrong, where they must hold."""
+        self._last: tuple[Any, Any] | None = None
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        """Return the loss; check it first, if that is due."""
+        self.see(outputs, targets)
+        return self.loss(outputs, targets)
+
+    def see(self, outputs: Any, targets: Any) -> None:
+        """Check a batch, if it is due; of single rows, two batches as one."""
+        self._seen += 1
+        if self._is_told or not is_due(self._seen):
+            return
+        with torch.no_grad(), generators_kept():
+            outputs = tree_map_only(torch.Tensor, _whole, outputs)
+            if _num_rows(targets) == 1:
+                before, self._last = self._last, (outputs, targets)
+                if before is None:
+                    self._seen -= 1
+                    return
+                outputs, targets = _joined(before, self._last)
+            found = disagreement(self.loss, self._units, outputs, targets)
+        if found is None:
+            return
+        self._is_told = True
+        if self._must_hold:
+            self.found = found
+        else:
+            logger.warning("%s", found)
+
+
+def is_due(number: int) -> bool:
+    """Return whether the call, or the step, of this number (from 1) is one to look at."""
+    return number <= FIRST or not number & (number - 1)
+
+
+_checks: list[tuple[Loss, Any, UnitCheck]] = []
+
+
+def check_of(task: Task) -> UnitCheck:
+    """Return this process's check of a task's loss, for trainings that never divide a batch."""
+    for loss, units, check in _checks:
+        if loss is task.loss and units is task.units:
+            return check
+    check = UnitCheck(task.loss, units_of(task))
+    _checks.append((task.loss, task.units, check))
+    del _checks[:-KEPT_MAX]
+    return check
+
+
+def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any) -> str | None:
+    """Return the sentence that a batch's loss is not what its units say; None if it is, or cannot be compared.
+
+    It cannot if the batch has one row, some tensor has no row for each example, or the loss fails on a part, is not
+    finite, draws random numbers or keeps something from call to call (`repeatable`).
+    """
+    rows = _num_rows(targets)
+    if rows < 2 or any(len(t) != rows if t.dim() else True for t in (*tensors_of(outputs), *tensors_of(targets))):
+        return None
+    if not all(isinstance(leaf, LEAVES) for leaf in tree_leaves((outputs, targets))):
+        return None
+    if (trial := repeatable(loss)) is None:
+        return None
+    try:
+        value = trial(outputs, targets)
+        whole, tolerance = float(value), _tolerance(value, outputs)
+        of_parts = [_of_parts(trial, units, outputs, targets, cut) for cut in sorted({rows // 2, 1})]
+        is_repeatable = float(trial(outputs, targets)) == whole
+    except TaskBroken:
+        raise
+    except Exception:  # a loss that needs more rows, or other ones, than a part has
+        return None
+    if not (is_repeatable and math.isfinite(whole)):
+        return None
+    for number, largest in of_parts:
+        if not abs(number - whole) <= tolerance * max(largest, abs(whole)):  # also NaN: a part has no units
+            return _sentence(units, whole, number)
+    return None
+
+
+def _of_parts(loss: Loss, units: Units, outputs: Any, targets: Any, cut: int) -> tuple[float, float]:
+    """Return the loss of the batch as its parts before and after a row give it, and the largest of theirs."""
+    total = weight = largest = 0.0
+    for rows in (slice(None, cut), slice(cut, None)):
+        part = tree_map_only(torch.Tensor, itemgetter(rows), (outputs, targets))
+        counted = units(part[1])
+        if counted:
+            value = float(loss(*part))
+            total, weight, largest = total + value * counted, weight + counted, max(largest, abs(value))
+    return (total if units.is_sum else total / weight if weight else math.nan), largest
+
+
+def _tolerance(value: Any, outputs: Any) -> float:
+    """Return the relative difference that is rounding: four steps of the coarsest float, if that is more."""
+    floats = [tensor.dtype for tensor in tensors_of((value, outputs)) if tensor.is_floating_point()]
+    return max([TOLERANCE, *(4 * torch.finfo(dtype).eps for dtype in floats)])
+
+
+def _sentence(units: Units, whole: float, parts: float) -> str:
+    if units.is_sum:
+        return f"the loss of a batch is {whole:.6g} and the sum of its parts' losses {parts:.6g}: it is not {units}"
+    return (
+        f"the loss of a batch is {whole:.6g}, and the mean of its parts' losses weighted by their units {parts:.6g}: "
+        f"the loss divides by something else than {units}, so its means over batches, ranks and sites would be wrong: "
+        'say what it divides by with Task(units=lambda targets: ...), or units="sum" for a sum (docs/task.md, "Units")'
+    )
+
+
+def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among a tree's leaves."""
+    yield from (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _num_rows(targets: Any) -> int:
+    first = next(tensors(targets), None)
+    return 0 if first is None or first.dim() == 0 else len(first)
+
+
+def _joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return two batches of one row as one; the second alone if their forms differ."""
+    ours, theirs = list(tensors_of(one)), list(tensors_of(other))
+    if [(t.dtype, t.shape) for t in ours] != [(t.dtype, t.shape) for t in theirs]:
+        return other
+    before = iter(ours)
+    joined: tuple[Any, Any] = tree_map_only(torch.Tensor, lambda tensor: torch.cat([next(before), tensor]), other)
+    return joined
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()

@@ -1,0 +1,160 @@
+"""The units of a loss: what the mean of a batch divides by, so that means of parts add up to that of the whole.
+
+    L(batch) = sum_p u_p L(part p) / sum_p u_p        for every division of the examples into parts
+
+u is the number of examples, of tokens that count, a sum of class weights: any number >= 0, of which only ratios
+matter. A task says it once, by `Task.units`; else it is guessed from the targets (`count_units`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.task import Task
+
+IGNORED = -100
+"""The target that the loss leaves out: `ignore_index` of `torch.nn.functional.cross_entropy`."""
+
+SUM = "sum"
+"""The word for a loss that is a sum over the examples, and no mean."""
+
+
+def count_units(targets: Any) -> int:
+    """Return the number of units over which a mean loss averages with these targets, as far as they show it.
+
+    Args:
+        targets: integers (classes, tokens): their entries other than -100, which `cross_entropy` ignores; anything
+            else: the length of the first dimension (of a tree: of its first tensor).
+
+    Raises:
+        ValueError: there is no tensor among the targets.
+    """
+    first = next(tensors(targets), None)
+    if first is None:
+        raise ValueError(f"no tensor among the targets to count, got {type(targets).__name__}")
+    if first is targets and are_numbered(first):
+        return int((first != IGNORED).sum())
+    return len(first)
+
+
+def are_numbered(targets: torch.Tensor) -> bool:
+    """Return whether targets are whole numbers: classes or tokens."""
+    return not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
+
+
+def tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a tree, from left to right."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from tensors(value)
+
+
+class Units:
+    """The units of a task's loss, as the task says them or as they are guessed.
+
+    Args:
+        said: of `Task.units`.
+    """
+
+    def __init__(self, said: Callable[[Any], Any] | str | None = None) -> None:
+        self._said = said
+
+    @property
+    def is_said(self) -> bool:
+        """The answer whether the task has said them."""
+        return self._said is not None
+
+    @property
+    def is_sum(self) -> bool:
+        """The answer whether the loss is a sum over the examples."""
+        return self._said == SUM
+
+    @property
+    def function(self) -> Callable[[Any], Any] | None:
+        """The task's own function targets -> units, if it has one."""
+        return self._said if callable(self._said) else None
+
+    def __str__(self) -> str:
+        if self.is_sum:
+            return 'a sum over the examples (units="sum")'
+        if self.is_said:
+            return "the units that the task says"
+        return "the units that Atoll guesses (the entries of whole-number targets that are not -100, else the examples)"
+
+    def __call__(self, targets: Any) -> float:
+        """Return the units of some rows; of a sum 1, since its parts are added unweighted.
+
+        Raises:
+            ValueError: there is no tensor among the targets to count.
+            TaskBroken: the task's function returns no number, or a negative or infinite one.
+        """
+        if self._said is None:
+            return count_units(targets)
+        if not callable(self._said):
+            return 1
+        return as_units(self._said(targets))
+
+    def factors(self, targets: Any, rows: int) -> tuple[float, float]:
+        """Return the factor of a batch's loss in the sum over batches, and its summand of what that sum divides by.
+
+        That is (units, units) for a mean, and (1, rows) for a sum, whose value is then the mean of the examples.
+
+        Args:
+            targets: of the batch.
+            rows: its examples, which count if the targets have no tensor.
+        """
+        if self.is_sum:
+            return 1, rows
+        units = self(targets) if self.is_said or next(tensors(targets), None) is not None else rows
+        return units, units
+
+    def sums(self, loss: float, targets: Any, rows: int) -> tuple[float, float]:
+        """Return the summands of a loss over many batches; a batch without units has none, whatever its loss."""
+        factor, count = self.factors(targets, rows)
+        return (loss * factor, count) if count else (0.0, 0.0)
+
+    def weight(self, of_steps: Sequence[float], sizes: Sequence[int], num_examples: int) -> int:
+        """Return the weight of an update in FedAvg, n_k >= 1: the units of the site's data, else its examples.
+
+        They are those of the first epoch's batches. Where fewer were trained on, they are scaled up by the examples.
+        The weight is a whole number, so a sum that is none is rounded: to within 1/2.
+
+        Args:
+            of_steps: units of each step, as `__call__` counts them.
+            sizes: examples of each batch of one epoch.
+            num_examples: of the site's data.
+        """
+        if self.function is None:
+            return num_examples
+        epoch = of_steps[: len(sizes)]
+        seen = sum(sizes[: len(epoch)])
+        return max(1, round(math.fsum(epoch) * num_examples / seen)) if seen else num_examples
+
+
+def units_of(task: Task) -> Units:
+    """Return the units of a task's loss."""
+    return Units(task.units)
+
+
+def as_units(found: Any) -> float:
+    """Return a number, or a tensor of one, as units.
+
+    Raises:
+        TaskBroken: it is no number >= 0.
+    """
+    try:
+        number = found.item() if isinstance(found, torch.Tensor) else found
+        is_right = not isinstance(number, bool | str) and math.isfinite(number) and number >= 0
+    except (TypeError, ValueError, RuntimeError):
+        number, is_right = found, False
+    if not is_right:
+        raise TaskBroken(f"task.units must return one number >= 0 for the targets of a batch, got {number!r}")
+    return int(number) if isinstance(number, int) or float(number).is_integer() else float(number)
