@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from atoll.protocol.printable import conclusion
 from atoll.protocol.vocabulary import Fate, ReleaseReason, RoundId
 from atoll.server.rounds.events import (
     Abandon,
@@ -23,6 +24,9 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
+
+LINE_MAX = 200
+"""The characters of a client's message in a line of the log; `atoll round show` has all of them."""
 
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
@@ -108,5 +112,5 @@ def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
 
 
 def _after_colon(detail: str) -> str:
-    first = detail.strip().splitlines()[-1][:200] if detail.strip() else ""
-    return f": {first}" if first else ""
+    said = conclusion(detail)[:LINE_MAX]
+    return f": {said}" if said else ""
