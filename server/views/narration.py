@@ -108,7 +108,8 @@ def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
     reason = record.close_reason if record else ""
     late = [client_id for client_id, _ in record.with_fate(Fate.STRAGGLER)] if record else []
     stragglers = f"; silent: {', '.join(late)}" if late else ""
-    return f"round {round_id}: closed ({reason}), aggregating {num_updates} updates{stragglers}"
+    updates = "1 update" if num_updates == 1 else f"{num_updates} updates"
+    return f"round {round_id}: closed ({reason}), aggregating {updates}{stragglers}"
 
 
 def _after_colon(detail: str) -> str:
