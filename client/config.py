@@ -49,6 +49,9 @@ class AgentConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the training; "auto": a GPU if there is one."""
 
+    load_timeout: Seconds = 120.0
+    """Seconds in which the training process must have started and loaded the task, its imports included."""
+
     lease: Seconds = 30.0
     """Seconds that the training process may outlive its deadline before the agent kills it. Loss of the connection
     alone never ends a training."""

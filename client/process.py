@@ -65,6 +65,7 @@ async def run_agent(
                 lease=config.lease,
                 threads=config.threads or None,
                 device=config.device,
+                load_timeout=config.load_timeout,
             )
         membership = replace(membership, dialer=through_proxy(membership.dialer, os.environ))
         if authorities is None and (keeper := membership.keeper) is not None:

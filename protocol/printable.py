@@ -6,6 +6,22 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
+def lines_of(text: str) -> list[str]:
+    r"""Return the lines of a text that `printable` has put on one line, without those that are empty."""
+    return [line.rstrip() for line in text.replace("\\u000a", "\n").splitlines() if line.strip()]
+
+
+def conclusion(text: str) -> str:
+    """Return the end of a message on one line; of a traceback it is the exception, which follows the last frame.
+
+    Frames and their code are indented; the exception's own text may have several lines.
+    """
+    lines = lines_of(text)
+    indented = [number for number, line in enumerate(lines) if line.startswith(" ")]
+    is_traceback = bool(indented) and indented[-1] + 1 < len(lines)
+    return " ".join(line.strip() for line in (lines[indented[-1] + 1 :] if is_traceback else lines[-1:]))
+
+
 def printable_size(num_bytes: int) -> str:
     """Return a number of bytes for a person, in decimal units: 512 B, 19.5 kB, 1.2 GB."""
     amount, unit = float(num_bytes), "B"

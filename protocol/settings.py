@@ -88,7 +88,7 @@ def load(model_type: type[Model], path: Path | None, overrides: Sequence[str] = 
     if path is None:
         return load_text(model_type, "", overrides, name="")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error
     return load_text(model_type, text, overrides, name=str(path))

@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
-"""Exit codes. 1: a run failed. 2: an operator's mistake. 70: a bug. 75: the database is away, try again (EX_TEMPFAIL of
-sysexits.h). 141: the reader of a pipe has closed it, as a shell reports SIGPIPE.
+"""Exit codes. 1: a run failed. 2: an operator's mistake. 70: a bug. 75: the database or a site's data are away, try
+again (EX_TEMPFAIL of sysexits.h). 141: the reader of a pipe has closed it, as a shell reports SIGPIPE.
 """
 
 
@@ -26,9 +26,13 @@ class CommandError(Exception):
 
 
 class RunFailed(CommandError):
-    """The failure of a run: the task's own code raised, or one of its processes was killed."""
+    """The failure of a run whose settings and task are sound: one of its processes was killed."""
 
     code = EXIT_FAILED
+
+
+class TaskFailed(CommandError):
+    """The failure of the task's own code, its model, data, loss or metric, wherever it ran."""
 
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
@@ -79,11 +83,12 @@ def _discard_output() -> None:
 
 def _code_of(error: Exception) -> int:
     """Return the exit code of an error; with 75 a supervisor starts the command again, as a database may come back."""
+    from atoll.client.work.worker import DataAway
     from atoll.server.errors import DatabaseAway
 
     if isinstance(error, CommandError):
         return error.code
-    return EXIT_AWAY if isinstance(error, DatabaseAway) else EXIT_OPERATOR
+    return EXIT_AWAY if isinstance(error, DatabaseAway | DataAway) else EXIT_OPERATOR
 
 
 def _faults_of(error: Exception) -> Sequence[str] | None:

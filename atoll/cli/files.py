@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
+from atoll.cli.printing import note
+from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text
 from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
@@ -83,6 +85,24 @@ def refuse_settings_of_the_host(overrides: Sequence[str]) -> None:
         raise ConfigError(faults)
 
 
+def note_unused_settings(file: RunFile, what: str, *, used: Container[str] = (), why: str) -> None:
+    """Note the settings of a TOML's coordinator table that have no effect in this command.
+
+    Args:
+        file: the settings of the run.
+        what: the file, for the note.
+        used: the fields of the table that the command uses.
+        why: the end of the sentence.
+    """
+    given = [
+        f"{name} = {json.dumps(without_password(str(value)) if isinstance(value, str | Path) else value)}"
+        for name, value in file.coordinator
+        if name in file.coordinator.model_fields_set and name not in used
+    ]
+    if given:
+        note(f"{what}: not used here, of [coordinator]: {', '.join(given)}; {why}")
+
+
 def state_of(file: RunFile, what: str, state: Path | None) -> Path:
     """Return the state directory: that of the option, else that of the run's file, else the default."""
     return state or (file.coordinator.state if is_toml(what) else STATE)
@@ -100,7 +120,7 @@ def overriding(overrides: Sequence[str], **options: object) -> list[str]:
 
 def _has_only_the_host(path: Path) -> bool:
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return False  # `load` reports it
     return document.keys() == {"coordinator"}
@@ -108,7 +128,7 @@ def _has_only_the_host(path: Path) -> bool:
 
 def _references(file: RunFile) -> dict[str, str]:
     """Return the settings that name code, in a module or a file."""
-    return {"task": file.task, "cohort.sampler": file.cohort.sampler}
+    return {"task": file.task, "cohort.sampler": file.cohort.sampler, "aggregation.rule": file.aggregation.rule}
 
 
 def _source(key: str, set_here: Container[str], name: str) -> str:
@@ -139,7 +159,8 @@ def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], nam
     if faults:
         raise ConfigError(faults)
     cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})
-    file = file.model_copy(update={"task": absolute["task"], "cohort": cohort})
+    aggregation = file.aggregation.model_copy(update={"rule": absolute["aggregation.rule"]})
+    file = file.model_copy(update={"task": absolute["task"], "cohort": cohort, "aggregation": aggregation})
     return _with_absolute_traces(file, folder, set_here)
 
 

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.faults import CommandError
+
 STATE = Path("atoll-state")
 """The default state directory of a coordinator, as in `coordinator.state`."""
 
@@ -64,5 +66,17 @@ def read_join_code(text: str | None) -> str | None:
 
 
 def identity_folder() -> Path:
-    """Return the folder of this person's credential, on a machine without a coordinator."""
-    return Path(os.environ.get(IDENTITY_VARIABLE) or Path.home() / ".config" / "atoll" / "identity")
+    """Return the folder of this person's credential, on a machine without a coordinator.
+
+    Raises:
+        CommandError: the user has no home directory, as a uid without an entry in passwd, and names no folder.
+    """
+    if folder := os.environ.get(IDENTITY_VARIABLE):
+        return Path(folder)
+    try:
+        return Path.home() / ".config" / "atoll" / "identity"
+    except RuntimeError as error:
+        raise CommandError(
+            f"uid {os.getuid()} has no home directory: set {IDENTITY_VARIABLE}=DIR to the folder of your certificate, "
+            "or HOME"
+        ) from error

@@ -13,6 +13,7 @@ from atoll.client.disk.verifier import Verifier
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.ranks import Ranks
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.identity.clock_hint import with_clock_hint
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.identity.statement import NotTrusted
@@ -175,7 +176,7 @@ class CoordinatorConnection:
             return
         complaint = cause_of(end)
         level = logging.DEBUG if complaint == self._complaint else logging.WARNING
-        logger.log(level, "no connection to %s: %s; trying again", self._address, end)
+        logger.log(level, "no connection to %s: %s; trying again", self._address, with_clock_hint(str(end)))
         self._complaint = complaint
 
 

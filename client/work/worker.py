@@ -14,7 +14,8 @@ from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
-from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.protocol.printable import conclusion
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import FailureReason
@@ -23,8 +24,15 @@ DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
 """Time that the agent waits for an answer beyond the lease [s], so that the worker's own alarm goes off first."""
 
+AWAY = tuple(f"{error.__name__}: " for error in (FileNotFoundError, OSError, TimeoutError, ConnectionError))
+"""Beginnings of errors of data that may come back: a disk that is not mounted yet, a server that is down."""
+
 STOP_AGAIN_S = 1.0
 """Seconds after which a stop is repeated until the job ends: one that crosses the request to train is lost."""
+
+
+class DataAway(ConfigError):
+    """A task's data that cannot be read now, and may be later: a supervisor starts the agent again."""
 
 
 class WorkerRunner:
@@ -37,6 +45,7 @@ class WorkerRunner:
         lease: seconds that a worker may outlive its budget before it is killed.
         threads: threads of the training; None: the number that torch chooses.
         device: "auto", "cpu" or "cuda".
+        load_timeout: seconds in which a worker must have loaded its task.
     """
 
     def __init__(
@@ -48,10 +57,18 @@ class WorkerRunner:
         lease: float,
         threads: int | None = None,
         device: str = "cpu",
+        load_timeout: float = LOAD_TIMEOUT_S,
     ) -> None:
         self._references, self._log_path = dict(tasks), state.worker_log
         self._workers = {
-            name: Worker(reference, log_path=self._log_path(name), site=site, threads=threads, device=device)
+            name: Worker(
+                reference,
+                log_path=self._log_path(name),
+                site=site,
+                threads=threads,
+                device=device,
+                load_timeout_s=load_timeout,
+            )
             for name, reference in tasks.items()
         }
         self._lease = lease
@@ -69,10 +86,12 @@ class WorkerRunner:
             try:
                 answer = await self._run(name, "describe", DESCRIBE_TIMEOUT_S, {})
             except RunnerFailed as error:
-                last = error.detail.strip().splitlines()[-1:] or [error.reason]
+                last = conclusion(error.detail) or error.reason
                 message = (
-                    f"{self._references[name]}: the task cannot be used: {last[0]} (details in {self._log_path(name)})"
+                    f"{self._references[name]}: the task cannot be used: {last} (details in {self._log_path(name)})"
                 )
+                if last.startswith(AWAY):
+                    raise DataAway([f"{message}: start the agent again when the data are there"]) from error
                 raise ConfigError([message]) from error
             most = max(most, answer["num_examples"] or 0)
         return most

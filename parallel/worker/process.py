@@ -29,7 +29,7 @@ LOG_BYTES_MAX = 8 << 20
 """Size [bytes] above which a log becomes `<name>.1` when a worker starts."""
 
 TAIL_BYTES = 2000
-START_TIMEOUT_S = 120.0
+LOAD_TIMEOUT_S = 120.0
 DIE_TIMEOUT_S = 10.0
 
 
@@ -71,6 +71,7 @@ class Worker:
         algorithm: the run's algorithm; a task that does not fit it does not load.
         threads: number of threads of the process; None: the libraries' own choice.
         device: torch's device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        load_timeout_s: seconds in which the process must have started and loaded the task.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class Worker:
         algorithm: str = "fedavg",
         threads: int | None = None,
         device: str = "cpu",
+        load_timeout_s: float = LOAD_TIMEOUT_S,
     ) -> None:
+        self._load_timeout_s = load_timeout_s
         self._load = {
             "task": task,
             "site": site,
@@ -153,11 +156,20 @@ class Worker:
         process = self._process = _Process(self._log_path, self._threads)
         try:
             self._check_open()  # close() may have run before this process existed
-            process.ask("load", START_TIMEOUT_S, self._load)
+            self._ask_to_load(process)
         except BaseException:
             process.kill()
             raise
         return process
+
+    def _ask_to_load(self, process: "_Process") -> None:
+        try:
+            process.ask("load", self._load_timeout_s, self._load)
+        except WorkerHung as error:
+            raise WorkerHung(
+                f"the task {self._load['task']} was not loaded within {self._load_timeout_s:g} s: raise the setting "
+                f"load_timeout, if it needs more; its output is in {self._log_path}"
+            ) from error
 
     def _check_open(self) -> None:
         if self._is_closed:

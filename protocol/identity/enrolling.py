@@ -36,6 +36,7 @@ from atoll.protocol.identity.certificates import (
     server_name,
     to_pem,
 )
+from atoll.protocol.identity.clock_hint import with_clock_hint
 from atoll.protocol.identity.credential import (
     Credential,
     CredentialError,
@@ -216,7 +217,7 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise Busy([str(error.details())]) from None
             if error.code() in _TRY_AGAIN:
-                raise Unreachable([f"{error.code().name}: {error.details()}"]) from None
+                raise Unreachable([with_clock_hint(f"{error.code().name}: {error.details()}")]) from None
             raise EnrolmentFailed([f"the coordinator at {address} refuses: {error.details()}"]) from None
 
 
@@ -234,7 +235,7 @@ async def _certificate_at(address: str, proxy: HttpProxy | None) -> bytes:
     try:
         _, writer = await asyncio.wait_for(opening, HANDSHAKE_S)
     except (OSError, TimeoutError) as error:
-        raise Unreachable([str(error) or "no handshake in time"]) from None
+        raise Unreachable([with_clock_hint(str(error)) or "no handshake in time"]) from None
     try:
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:

@@ -83,6 +83,9 @@ class CoordinatorConfig(BaseModel):
     lease: Seconds = 30.0
     """Seconds of silence after which a client counts as lost; it may reconnect later."""
 
+    load_timeout: Seconds = 120.0
+    """Seconds in which the process that checks and evaluates a run's task must have loaded it, its imports included."""
+
     heartbeat: SecondsOrNone = 0.0
     """Seconds between a client's heartbeats; 0: a third of the lease."""
 

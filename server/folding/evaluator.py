@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.rounds.events import Sums
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,16 @@ class Reference:
 class Evaluator:
     """A warm worker process that serves one request at a time, from its own thread."""
 
-    def __init__(self, reference: Reference, log_path: Path, *, timeout_s: float) -> None:
-        self._worker = Worker(reference.task, log_path=log_path, local=reference.local, algorithm=reference.algorithm)
+    def __init__(
+        self, reference: Reference, log_path: Path, *, timeout_s: float, load_timeout_s: float = LOAD_TIMEOUT_S
+    ) -> None:
+        self._worker = Worker(
+            reference.task,
+            log_path=log_path,
+            local=reference.local,
+            algorithm=reference.algorithm,
+            load_timeout_s=load_timeout_s,
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
         self._timeout_s, self._seed = timeout_s, reference.seed
         self.cannot = ""

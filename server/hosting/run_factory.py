@@ -94,7 +94,12 @@ class RunFactory:
     def evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         """Make the evaluator of a run; its worker process starts with the first request."""
         reference = Reference(config.task, dict(config.local), config.aggregation.algorithm, config.seed)
-        return Evaluator(reference, self._state.run(run_id) / "worker.log", timeout_s=TASK_TIMEOUT_S)
+        return Evaluator(
+            reference,
+            self._state.run(run_id) / "worker.log",
+            timeout_s=TASK_TIMEOUT_S,
+            load_timeout_s=self._config.load_timeout,
+        )
 
     def reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
         """Make the reducer of a run: a sharded one when the run was started with the ranks of this coordinator."""

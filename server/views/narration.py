@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from atoll.protocol.printable import conclusion
 from atoll.protocol.vocabulary import DECLINES, Fate, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT
 from atoll.server.rounds.events import (
@@ -30,6 +31,9 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import named, retry_of, what_a_round_lacks
+
+LINE_MAX = 200
+"""The characters of a client's message in a line of the log; `atoll round show` has all of them."""
 
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
@@ -143,9 +147,10 @@ def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
     reason = record.close_reason if record else ""
     late = [client_id for client_id, _ in record.with_fate(Fate.STRAGGLER)] if record else []
     stragglers = f"; silent: {', '.join(late)}" if late else ""
-    return f"round {round_id}: closed ({reason}), aggregating {num_updates} updates{stragglers}"
+    updates = "1 update" if num_updates == 1 else f"{num_updates} updates"
+    return f"round {round_id}: closed ({reason}), aggregating {updates}{stragglers}"
 
 
 def _after_colon(detail: str) -> str:
-    first = detail.strip().splitlines()[-1][:200] if detail.strip() else ""
-    return f": {first}" if first else ""
+    said = conclusion(detail)[:LINE_MAX]
+    return f": {said}" if said else ""

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from atoll.protocol.printable import printable_size
+from atoll.protocol.printable import conclusion, lines_of, printable_size
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
@@ -81,7 +81,7 @@ def _headline(record: RoundRecord) -> str:
         if record.phase is Phase.COMMITTED:
             return f"{start} and was committed as version {record.version} {after}: {_why_closed(record)}."
         assert record.abandon_reason is not None
-        detail = f" ({record.detail})" if record.detail else ""
+        detail = f" ({conclusion(record.detail)})" if record.detail else ""
         then = f"; {then}" if (then := retry_of(record)) else ""
         return f"{start} and was abandoned {after}: {explain(record.abandon_reason)}{detail}{then}."
     if record.phase is Phase.AGGREGATING:
@@ -267,8 +267,15 @@ def _how_late(record: RoundRecord, client: ClientRecord) -> str:
 def _given_up(client: ClientRecord) -> str:
     """Return the reason in words, its name in the vocabulary, and the detail."""
     words = explain_named(client.fate, client.reason)
-    detail = f": {client.detail.strip().rstrip('.')}" if client.detail.strip() else ""
-    return f"{words} ({client.reason}){detail}"
+    return f"{words} ({client.reason}){_after_colon(client.detail)}"
+
+
+def _after_colon(detail: str) -> str:
+    """Return a message of another machine as the end of a sentence; several lines are indented below it."""
+    lines = lines_of(detail)
+    if len(lines) > 1:
+        return ":" + "".join(f"\n    {line}" for line in lines)
+    return f": {lines[0].strip().rstrip('.')}" if lines else ""
 
 
 # ---------------------------------------------------------------- the numbers

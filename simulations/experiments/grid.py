@@ -134,7 +134,7 @@ def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
         ConfigError: the bytes are not TOML, or the grid is not valid; with all faults.
     """
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error

@@ -228,3 +228,26 @@ def test_a_mistake_of_ours_keeps_its_traceback_and_ends_with_70(
 )
 def test_a_command_without_its_state_says_what_is_missing(tmp_path: Path, arguments: list[str], fault: str) -> None:
     assert fault in refused(*arguments, "--state", tmp_path / "none")[0]
+
+
+def test_all_faults_of_task_sampler_and_rule_are_named_at_once(tmp_path: Path) -> None:
+    for name in ("task", "draw", "rule"):
+        (tmp_path / f"{name}.py").write_text("")
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text('task = "task.py:a"\n[cohort]\nsampler = "draw.py:b"\n[aggregation]\nrule = "rule.py:c"\n')
+    told = refused("coordinator", "--check", run_toml)
+    for name in ("task", "draw", "rule"):  # each is found beside the file, whatever the current directory is
+        assert any(str(tmp_path / f"{name}.py") in line for line in told), told
+
+
+def test_settings_of_the_coordinator_that_a_simulation_does_not_use_are_said_or_refused(tmp_path: Path) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text('task = "tests.simulations.federation.line_task:task"\n[coordinator]\nkeep_versions = 9\n')
+    result = invoke("simulate", "--check", run_toml)
+    assert result.exit_code == 0, result.output
+    assert f"{run_toml}: not used here, of [coordinator]: keep_versions = 9; " in result.stderr
+    run_toml.write_text('task = "tests.simulations.federation.line_task:task"\n[coordinator]\nlease = 9.0\n')
+    assert "not used" not in invoke("simulate", "--check", run_toml).stderr
+    assert refused("simulate", "--check", run_toml, "--set", "coordinator.keep_versions=9") == [
+        "--set: coordinator.keep_versions: a simulation has no coordinator's process: leave it out"
+    ]

@@ -101,10 +101,11 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "atoll": (
         (
-            *("__init__.py", "cli", "cli/faults.py", "cli/log.py", "cli/options.py", "cli/printing.py"),
+            *("__init__.py", "cli", "cli/faults.py", "cli/log.py", "cli/printing.py"),
             "cli/shutdown_deadline.py",
         ),
-        ("cli/files.py", "cli/local_audit.py", "cli/new.py", "cli/project", "cli/settings.py"),
+        ("cli/options.py",),
+        ("cli/files.py", "cli/local_audit.py", "cli/new.py", "cli/project", "cli/settings.py", "cli/task_failures.py"),
         ("cli/runs", "cli/serving", "cli/training"),
         ("cli/experiments", "cli/members"),
         ("cli/main.py",),

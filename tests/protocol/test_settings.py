@@ -170,3 +170,9 @@ def test_an_integer_of_thousands_of_digits_is_a_fault_as_any_other() -> None:
         load_text(Lagoon, "", [f"tides.low={huge}"], name="")
     with pytest.raises(ConfigError, match=r"got \[an integer of 20001 bits\]"):
         load_text(Lagoon, "", [f"tides.low=[{huge}]"], name="")
+
+
+def test_a_byte_order_mark_at_the_beginning_of_a_file_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + b"high = 12\n")
+    assert load(Tides, path).high == 12

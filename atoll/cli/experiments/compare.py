@@ -163,7 +163,7 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
 def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport":
     from atoll.cli.experiments.simulate import INTERRUPTED, with_signals
     from atoll.cli.experiments.simulation_progress import RoundProgress
-    from atoll.cli.experiments.task_failures import task_failures_in_one_line
+    from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.simulations.experiments.report import read_run
     from atoll.simulations.federation.run import opened
 

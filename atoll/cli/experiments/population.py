@@ -79,10 +79,10 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     Raises:
         CommandError: the task is an ArrayTask, whose data cannot be split.
         ConfigError: all mistakes in the settings, or the reason why the split is impossible.
-        RunFailed: the task's own code failed.
+        TaskFailed: the task's own code failed.
     """
-    from atoll.cli.experiments.task_failures import task_failures_in_one_line
     from atoll.cli.files import is_toml, load_run, load_user_task
+    from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.populations.population import populate

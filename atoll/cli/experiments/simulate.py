@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """The exit code after a signal."""
 
+OF_A_COORDINATOR = ("coordinator.lease",)
+"""The settings of the coordinator that a simulation uses, too."""
+
 NUM_SEEDS = 1000
 """The default of --seeds."""
 
@@ -106,8 +109,8 @@ def simulate(
     """Simulate a federation: the state machines of coordinator and clients, real training, virtual time.
 
     An interrupted run resumes from the end of its last round. Exit code 1: the run failed; 2: a mistake in the
-    arguments or settings; 130: Ctrl-C or SIGTERM. With --faults nothing is trained: the state machines run through
-    seeded histories of crashes, lost connections and full disks, which are checked against the guarantees.
+    arguments, settings or task; 130: Ctrl-C or SIGTERM. With --faults nothing is trained: the state machines run
+    through seeded histories of crashes, lost connections and full disks, which are checked against the guarantees.
     """
     if faults is not None:
         not_for_faults = {
@@ -173,8 +176,8 @@ class Request:
 
 def _simulate(what: str, overrides: list[str], request: Request) -> None:
     from atoll.cli.experiments.simulation_progress import RoundProgress
-    from atoll.cli.experiments.task_failures import task_failures_in_one_line
-    from atoll.cli.files import load_user_task
+    from atoll.cli.files import load_user_task, note_unused_settings
+    from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.parallel.trainer.logs import to_all
     from atoll.protocol.settings import effective
     from atoll.simulations.experiments.lifeline import end_with_the_sweep
@@ -183,6 +186,8 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
 
     end_with_the_sweep()
     file = load_simulation(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)
+    used = [key.removeprefix("coordinator.") for key in OF_A_COORDINATOR]
+    note_unused_settings(file, what, used=used, why="a simulation has no coordinator's process, and keeps one version")
     task = load_user_task(file.task)
     if request.check:
         with task_failures_in_one_line():
@@ -227,7 +232,12 @@ def load_simulation(
         ConfigError: all mistakes in the settings.
     """
     from atoll.cli.files import load_run, overriding
+    from atoll.protocol.settings import ConfigError
     from atoll.simulations.federation.config import SimulationFile
+
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    if unused := [key for key in keys if key.startswith("coordinator.") and key not in OF_A_COORDINATOR]:
+        raise ConfigError([f"--set: {key}: a simulation has no coordinator's process: leave it out" for key in unused])
 
     kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
     short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **kind)
@@ -243,7 +253,7 @@ def _sets_kind(what: str, overrides: list[str]) -> bool:
     if not what.endswith(".toml"):
         return False
     try:
-        return "kind" in tomllib.loads(Path(what).read_text("utf-8")).get("population", {})
+        return "kind" in tomllib.loads(Path(what).read_text("utf-8-sig")).get("population", {})
     except (OSError, ValueError, RecursionError, AttributeError):
         return False  # loading the file reports it
 

@@ -229,7 +229,7 @@ def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") 
         ConfigError: all mistakes of all cells.
     """
     from atoll.cli.experiments.simulate import load_simulation
-    from atoll.cli.experiments.task_failures import task_failures_in_one_line
+    from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.protocol.settings import ConfigError
     from atoll.simulations.experiments.sweep import check_cells, overrides
     from atoll.simulations.federation.setting import setting_of

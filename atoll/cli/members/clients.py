@@ -109,6 +109,7 @@ def revoke(
     """
     from atoll.cli.runs import admin
 
+    admin.check_member(role, name)
     known = {row.name: row.standing for row in admin.members(state).members if row.role == role}
     admin.revoke(state, role, name)
     if json:

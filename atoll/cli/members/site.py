@@ -9,7 +9,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
-from atoll.cli.printing import as_json, clock, say, table
+from atoll.cli.printing import as_json, clock, note, say, table
 
 if TYPE_CHECKING:
     from atoll.client.policy.decide import Standing
@@ -130,6 +130,7 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
 
 
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
+    from atoll.client.policy.decide import Standing
     from atoll.client.policy.history import OtherTerms
 
     with _history(state) as history:
@@ -139,6 +140,9 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
         except OtherTerms:
             what = f"run {run} does not ask on the terms {fingerprint[:SHOWN_MAX]!r}: nothing is approved"
             raise CommandError(what, "`atoll site list` shows its present terms") from None
+    if standing is Standing.APPROVED and not fingerprint:
+        shown = _summary(terms)["terms"]
+        note(f"approved are its newest terms, {shown}: with --terms {shown} only those that you have read")
     if json:
         as_json(_summary(terms))
         return

@@ -6,6 +6,7 @@ machine at which `atoll join` has enrolled this person.
 
 import asyncio
 import json
+import math
 import os
 import threading
 import time
@@ -22,11 +23,12 @@ from atoll.cli.printing import note
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.audit.files import FILE_BYTES, is_log_file
+from atoll.protocol.identity.clock_hint import with_clock_hint
 from atoll.protocol.identity.credential import alone_with
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import PLACE, Place
 from atoll.protocol.identity.keeper import Keeper
-from atoll.protocol.identity.names import COORDINATOR, Role
+from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
 from atoll.server.identity.setup import owner_folder
@@ -34,6 +36,9 @@ from atoll.server.journal.state_directory import is_held, running_coordinator
 
 STARTING_S = 30.0
 """Seconds in which a coordinator that is starting locks its state directory."""
+
+SAY_S = 1.0
+"""Seconds of waiting for a coordinator that is starting after which the person reads so."""
 
 QUIET_S = 5.0
 """Seconds without an answer after which the person reads that the coordinator has not answered yet."""
@@ -78,7 +83,12 @@ def dialer(state: Path) -> Dialer:
 
 def is_elsewhere(state: Path) -> bool:
     """Return whether a command goes to a joined coordinator: there is one, and no such directory here."""
-    return not state.exists() and (identity_folder() / PLACE).exists()
+    if state.exists():
+        return False
+    try:
+        return (identity_folder() / PLACE).exists()
+    except CommandError:  # without a home directory, nobody has joined from here
+        return False
 
 
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:
@@ -95,10 +105,13 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
     """
     if is_elsewhere(state):
         return _ask_elsewhere(state, request)
-    until = time.monotonic() + patience_s
+    until, say_at = time.monotonic() + patience_s, time.monotonic() + SAY_S
     while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
         if is_held(state):  # a coordinator recovers its runs before it listens
             until = time.monotonic() + patience_s
+        if time.monotonic() >= say_at:
+            say_at = math.inf
+            note(f"no coordinator holds {state} yet: waiting up to {patience_s:g} s for one that is starting")
         time.sleep(0.05)
     if running is not None:
         return _ask(dialer(state), running.admin_address, request)
@@ -174,7 +187,7 @@ def _refusal(error: Any, address: str) -> CommandError:
     """Return the error with the coordinator's message; `error` is also a grpc.Call, which grpc's types do not state."""
     details = error.details() or str(error.code())
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return NoAnswer(f"the coordinator at {address} does not answer: {details}")
+        return NoAnswer(f"the coordinator at {address} does not answer: {with_clock_hint(details)}")
     return CommandError(*without_frames(details))
 
 
@@ -214,16 +227,38 @@ def resume(state: Path, run_id: str, overrides: Sequence[str] = ()) -> pb.RunRep
 
 
 def invite(state: Path, role: Role, name: str, lifetime_s: float) -> pb.InviteReply:
-    """Make a join code for a name that expires after `lifetime_s` seconds."""
+    """Make a join code for a name that expires after `lifetime_s` seconds.
+
+    Raises:
+        CommandError: no member can have this name or role, whatever coordinator answers; otherwise as `ask`.
+    """
+    check_member(role, name)
     request = pb.InviteRequest(role=role, name=name, lifetime_s=lifetime_s)
     reply: pb.InviteReply = ask(state, lambda admin: admin.Invite(request, timeout=TIMEOUT_S), patience_s=STARTING_S)
     return reply
 
 
 def revoke(state: Path, role: Role, name: str) -> None:
-    """Revoke the certificates and join codes of a name."""
+    """Revoke the certificates and join codes of a name; raises as `invite`."""
+    check_member(role, name)
     request = pb.RevokeRequest(role=role, name=name)
     ask(state, lambda admin: admin.Revoke(request, timeout=MEMBERS_TIMEOUT_S))
+
+
+def check_member(role: Role, name: str) -> None:
+    """Check that a member can have this name, before anything waits for a coordinator.
+
+    Raises:
+        CommandError: the name has another form, or its role is never invited.
+    """
+    try:
+        identity = Identity(role, name)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    if role in (Role.COORDINATOR, Role.AUTHORITY):
+        raise CommandError(f"{identity} can be neither invited nor revoked")
+    if role is Role.AGGREGATOR and not (name.isascii() and name.isdigit() and str(int(name)) == name):
+        raise CommandError(f"{identity}: an aggregator's name is its number, such as 0 or 12")
 
 
 def members(state: Path) -> pb.ListMembersReply:

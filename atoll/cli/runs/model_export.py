@@ -14,8 +14,8 @@ from typing import BinaryIO
 from atoll.aggregation.tensors.layout import CONTROL
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
 from atoll.aggregation.tensors.safetensors_header import header_bytes
+from atoll.cli import local_audit
 from atoll.cli.faults import CommandError
-from atoll.cli.local_audit import record_local_action
 from atoll.cli.runs import admin
 from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.dialer import Dialer
@@ -80,10 +80,12 @@ def export_local(history: History, run: str, version: int | None, out: Path) -> 
         if local.num_ranks and not path.exists():
             local.gather(chosen, digest, manifest, gathered)
             path = gathered
-        _copy(path, manifest, out)
+        with local_audit.recorded(
+            history.path, Action.MODEL_EXPORT, f"{row.run_id} version {chosen}", {"model": digest}
+        ):
+            _copy(path, manifest, out)
     finally:
         gathered.unlink(missing_ok=True)
-    record_local_action(history.path, Action.MODEL_EXPORT, f"{row.run_id} version {chosen}", digests={"model": digest})
     return Exported(row.run_id, chosen, digest, out, out.stat().st_size)
 
 

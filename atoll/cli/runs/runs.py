@@ -44,12 +44,13 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
 
     The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.
     """
-    from atoll.cli.files import load_run, refuse_settings_of_the_host, state_of
+    from atoll.cli.files import load_run, note_unused_settings, refuse_settings_of_the_host, state_of
     from atoll.cli.runs import admin
     from atoll.protocol.settings import effective
 
     refuse_settings_of_the_host(overrides)
     file = load_run(what, overrides, is_elsewhere=lambda file: admin.is_elsewhere(state_of(file, what, state)))
+    note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
     _report(admin.start(state_of(file, what, state), effective(file.run)), json)
 
 

@@ -33,16 +33,16 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     A backup is a snapshot of the journal with every file that it refers to. Without --without-keys it contains the
     coordinator's private keys: protect it as you protect them.
     """
-    from atoll.cli.local_audit import record_local_action
+    from atoll.cli.local_audit import recorded
     from atoll.server.audit.actions import Action
     from atoll.server.backup.backup import back_up
     from atoll.server.backup.contents import BackupFailed
 
     try:
-        made = back_up(state, out, keys=not without_keys)
+        with recorded(state, Action.STATE_BACKUP, str(out.absolute())):
+            made = back_up(state, out, keys=not without_keys)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
-    record_local_action(state, Action.STATE_BACKUP, str(out.absolute()))
     if json:
         as_json({"backup": out, **_contents(made), "left_out": made.strangers})
         return

@@ -12,6 +12,7 @@ from atoll.cli.printing import note, say
 from atoll.cli.shutdown_deadline import end_in_time
 
 if TYPE_CHECKING:
+    from atoll.parallel.task.array_task import ArrayTask
     from atoll.server.config.process import HostFile
     from atoll.server.config.run import RunFile
     from atoll.server.hosting.coordinator import Coordinator
@@ -98,21 +99,25 @@ def _check_task(file: "RunFile") -> None:
     """Load a run's task, sampler and rule in this process, and apply the overrides of its local training.
 
     Raises:
-        CommandError: the task cannot be loaded, or an override is refused.
-        ConfigError: the sampler or the rule cannot be built.
+        CommandError: all faults: of the task, of its overrides, of the sampler and of the rule.
     """
     from atoll.cli.files import load_user_task
     from atoll.parallel.task.overrides import OverridesRefused
     from atoll.parallel.task.task import Task
+    from atoll.protocol.settings import ConfigError
 
-    task = load_user_task(file.task)
-    file.cohort.build()
-    file.aggregation.build()
-    if isinstance(task, Task):
-        try:
+    def check(task: "Task | ArrayTask") -> None:
+        if isinstance(task, Task):
             task.local.with_overrides(file.local)
-        except OverridesRefused as error:
-            raise CommandError(*error.faults) from error
+
+    faults: list[str] = []
+    for build in (lambda: check(load_user_task(file.task)), file.cohort.build, file.aggregation.build):
+        try:
+            build()
+        except (CommandError, ConfigError, OverridesRefused) as error:
+            faults += error.faults
+    if faults:
+        raise CommandError(*faults)
 
 
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:

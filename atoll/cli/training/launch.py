@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.cli.training.control import INTERRUPTED, Control, Fault
+from atoll.cli.training.folder import folder_lock
 from atoll.cli.training.request import Request
 from atoll.parallel.trainer.run import RESULT, Result
 
@@ -26,7 +27,15 @@ def launch(request: Request, *, max_restarts: int) -> Result | Fault:
 
     When a rank dies, all ranks restart from the newest checkpoint, at most `max_restarts` times. The first SIGINT or
     SIGTERM lets them save and end; a second one ends them at once.
+
+    Raises:
+        CommandError: another training writes into the folder.
     """
+    with folder_lock(request.folder):
+        return _launch(request, max_restarts)
+
+
+def _launch(request: Request, max_restarts: int) -> Result | Fault:
     assert request.nproc is not None
     result = request.folder / RESULT
     result.unlink(missing_ok=True)

@@ -6,13 +6,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from atoll.cli.faults import CommandError
 from atoll.cli.printing import note
+from atoll.cli.task_failures import failure_of_the_task
 from atoll.cli.training.control import LAUNCHER, Control, Fault, control_of, stop_requested
+from atoll.cli.training.folder import folder_lock
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
@@ -37,7 +40,7 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
     """Train in this process: alone, or as the rank that a launcher's environment variables name."""
     control = control_of(os.environ)
     try:
-        with _stop_request(control) as is_stopping:
+        with _stop_request(control) as is_stopping, _alone(request, control):
             train_rank = _recorded if ERROR_FILE in os.environ else _train
             return train_rank(job, request, is_stopping)
     except Exception as error:
@@ -47,6 +50,11 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
         elif control is not None:
             control.fail(fault)
         return fault
+
+
+def _alone(request: Request, control: Control | None) -> AbstractContextManager[None]:
+    """Return the lock on the training's folder for its first rank; a launcher of Atoll's holds it for its ranks."""
+    return folder_lock(request.folder) if control is None and read_world().is_first else nullcontext()
 
 
 def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
@@ -106,10 +114,14 @@ def _stop_request(control: Control | None) -> Iterator[Callable[[], bool]]:
 
 
 def _fault_of(error: Exception) -> Fault:
+    if isinstance(error, CommandError):
+        return Fault(error.code, tuple(f"atoll: {line}" for line in error.faults))
     if isinstance(error, REFUSED):
         return Fault(2, tuple(f"atoll: {line}" for line in str(error).split("; ")))
     if isinstance(error, FAILED):
         return Fault(1, (f"atoll: {error}",))
+    if not is_lost_peer(error) and (line := failure_of_the_task(error)) is not None:
+        return Fault(2, (f"atoll: {line}",))
     rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
     return Fault(1, tuple((rank + traceback.format_exc()).splitlines()))
 

@@ -9,6 +9,8 @@ import torch
 
 from atoll.cli.faults import CommandError
 from atoll.cli.files import load_user_task, missing_file
+from atoll.cli.task_failures import failure_of_the_task
+from atoll.cli.training.folder import LOCK
 from atoll.parallel.engine.mesh import parse_mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.overrides import overridden
@@ -79,6 +81,10 @@ def job_of(request: Request) -> Job:
             return job
         except JobRefused as error:
             faults += str(error).split("; ")
+        except Exception as error:  # any: the user's code builds the model
+            if (line := failure_of_the_task(error)) is None:
+                raise
+            faults.append(line)
     raise CommandError(*faults)
 
 
@@ -103,7 +109,7 @@ def check_place(request: Request) -> None:
     elif device_of(request) == "cuda" and torch.cuda.device_count() < (request.nproc or 1):
         num_ranks = request.nproc or 1
         faults.append(f"--device: {num_ranks} ranks need {num_ranks} GPUs, there are {torch.cuda.device_count()}")
-    if request.is_fresh and request.folder.exists() and any(request.folder.iterdir()):
+    if request.is_fresh and request.folder.exists() and any(path.name != LOCK for path in request.folder.iterdir()):
         faults.append(f"--fresh: {request.folder} is not empty; delete it, or choose another folder with --out")
     if faults:
         raise CommandError(*faults)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.docs import commands
-from atoll.cli.experiments.task_failures import one_line
+from atoll.cli.task_failures import one_line
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, said, shown
 
@@ -21,10 +21,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def failed(*arguments: object) -> str:
+def failed(*arguments: object, code: int = 2) -> str:
     """The sentence of a run that fails."""
     result = invoke("simulate", *arguments)
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("atoll: "))
     return line.removeprefix("atoll: ")
@@ -65,7 +65,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.real
 def test_a_killed_worker_ends_the_run_with_one_sentence() -> None:
-    told = failed(f"{TASKS}:killed", *ALL, "--engine", "processes", "--set", "simulation.workers=2")
+    told = failed(f"{TASKS}:killed", *ALL, "--engine", "processes", "--set", "simulation.workers=2", code=1)
     assert told.startswith("worker process ")
     assert told.endswith(" was ended by signal 9")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from atoll.cli.training.folder import folder_lock
 from atoll.parallel.engine.forked import run_ranks
 from tests.cli.invoking import invoke, refused, shown
 from tests.parallel.trainer import tasks
@@ -206,3 +207,51 @@ def test_a_rank_that_fails_ends_the_others_at_once_with_its_own_traceback(start:
     assert "ArithmeticError: no loss on rank 1" in said
     assert said.count("Traceback") == 1, said
     assert "resuming from" not in said
+
+
+OWN_FAULTS = {
+    "model": ("def model():\n    raise RuntimeError('no model')\ntask = replace(tasks.task, model=model)", "no model"),
+    "data": ("def data(site, split):\n    raise KeyError('rows')\ntask = replace(tasks.task, data=data)", "rows"),
+    "loss": ("def loss(outputs, targets):\n    return outputs.none\ntask = replace(tasks.task, loss=loss)", "none"),
+    "arguments": (
+        "def loss(outputs):\n    return outputs\ntask = replace(tasks.task, loss=loss)",
+        "takes 1 positional",
+    ),
+    "shape": (
+        "import torch\ntask = replace(tasks.task, model=lambda: torch.nn.Linear(99, 3))",
+        "shapes cannot be multiplied",
+    ),
+    "test data": (
+        "def data():\n    raise ValueError('no tests')\ntask = replace(tasks.task, test_data=data)",
+        "no tests",
+    ),
+    "file": ("def data(site, split):\n    open('/none')\ntask = replace(tasks.task, data=data)", "/none"),
+}
+
+
+@pytest.mark.parametrize("what", OWN_FAULTS)
+def test_a_fault_of_the_task_s_own_code_is_one_line_and_2(what: str, tmp_path: Path) -> None:
+    code, words = OWN_FAULTS[what]
+    (tmp_path / "own.py").write_text(
+        f"from dataclasses import replace\nfrom tests.parallel.trainer import tasks\n{code}\n"
+    )
+    (line,) = (
+        line
+        for line in refused("train", tmp_path / "own.py:task", "--out", tmp_path / "out", "--set", "train.batch_size=8")
+        if "TensorBoard" not in line
+    )
+    assert line.startswith("the task failed: ")
+    assert words in line
+
+
+def test_a_folder_in_which_another_training_runs_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with folder_lock(out):
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        for options in ([], ["--nproc", 2]):
+            (line,) = refused("train", TASK, "--out", out, *options)
+            assert line.startswith(f"--out: {out} is in use by another training (process {os.getpid()})")
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert (
+        invoke("train", TASK, "--out", out, "--fresh", *EVERY_STEP).exit_code == 0
+    )  # a lock that is free is no training

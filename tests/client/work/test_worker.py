@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read, write
+from atoll.cli.faults import EXIT_AWAY, _code_of
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
-from atoll.client.work.worker import WorkerRunner
+from atoll.client.work.worker import DataAway, WorkerRunner
 from atoll.protocol.settings import ConfigError
 from tests.client.fake_coordinator import live, until
 
@@ -141,6 +142,23 @@ async def test_of_two_tasks_only_the_one_in_use_has_a_process(tmp_path):
         assert [worker.alive for worker in running._workers.values()] == [True, False]
         await train(task="second")
         assert [worker.alive for worker in running._workers.values()] == [False, True]
+
+
+def test_data_that_are_missing_may_come_back_so_the_agent_is_started_again(tmp_path):
+    (tmp_path / "mounted.py").write_text(
+        "from tests.parallel.troublesome_task import task\nopen('/nowhere/data.bin')\n"
+    )
+
+    @live
+    async def scenario():
+        async with runner(tmp_path, bad=f"{tmp_path / 'mounted.py'}:task") as (running, _):
+            with pytest.raises(DataAway) as caught:
+                await running.describe()
+            (fault,) = caught.value.faults
+            assert "No such file or directory: '/nowhere/data.bin'" in fault
+            assert _code_of(caught.value) == EXIT_AWAY
+
+    scenario()
 
 
 @pytest.mark.parametrize(

@@ -356,3 +356,16 @@ def test_losing_contact_alone_kills_nothing(version: Path, tmp_path: Path) -> No
     finally:
         os.kill(supervisor.pid, signal.SIGCONT)
     assert supervisor.wait(20) == 0
+
+
+def test_a_task_that_needs_longer_to_load_is_named_with_the_limit_the_setting_and_the_log(
+    make: Make, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\ntime.sleep(600)\n")
+    with pytest.raises(WorkerHung) as raised:
+        make(f"{slow}:task", load_timeout_s=0.5).start()
+    assert str(raised.value) == (
+        f"the task {slow}:task was not loaded within 0.5 s: raise the setting load_timeout, if it needs more; its "
+        f"output is in {tmp_path / 'worker.log'}"
+    )

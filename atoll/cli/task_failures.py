@@ -1,4 +1,4 @@
-"""Failures of a simulated run, in its task's code or by a killed process: one line each, and exit code 1."""
+"""Failures of a task's own code, with exit code 2, and of a killed process, with exit code 1: one line each."""
 
 import re
 import sysconfig
@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import atoll
-from atoll.cli.faults import RunFailed
+from atoll.cli.faults import CommandError, RunFailed, TaskFailed
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+)')
+_FRAME_ANYWHERE = re.compile(r'^  File "([^"]*)", line \d+', re.MULTILINE)
+_SIGNATURE = re.compile(r"\w\(\) (takes|missing|got an unexpected|got multiple)")
+_OF_A_MODEL = "/torch/nn/"
+"""Part of the file names of torch's modules and losses, of which alone a task may consist."""
 _ATOLL = str(Path(atoll.__file__).parent)
 _LIBRARIES = (_ATOLL, *sysconfig.get_paths().values(), "<")
 """Beginnings of file names that are not the user's: Atoll, Python, installed packages, generated code."""
@@ -21,7 +25,8 @@ def task_failures_in_one_line() -> Iterator[None]:
     """Turn a failure of the task or of a worker process into one line.
 
     Raises:
-        RunFailed: the task's code failed, in a client's training or elsewhere, or a worker process has ended.
+        TaskFailed: the task's code failed, in a client's training or elsewhere.
+        RunFailed: a worker process has ended.
     """
     from atoll.parallel.task.errors import TaskBroken
     from atoll.simulations.engines.engine import ClientFailed
@@ -29,18 +34,38 @@ def task_failures_in_one_line() -> Iterator[None]:
 
     try:
         yield
-    except (ClientFailed, TaskBroken, WorkerDied) as error:
+    except WorkerDied as error:
         raise RunFailed(one_line(str(error))) from error
+    except (ClientFailed, TaskBroken) as error:
+        raise TaskFailed(one_line(str(error))) from error
     except Exception as error:
-        if isinstance(error, OSError) or not _is_of_the_task(error):
+        if (line := failure_of_the_task(error)) is None:
             raise
-        raise RunFailed(one_line("the task failed:\n" + "".join(traceback.format_exception(error)))) from error
+        raise TaskFailed(line) from error
+
+
+def failure_of_the_task(error: Exception) -> str | None:
+    """Return an error of the user's code in one line, with its place; None: another's error.
+
+    An OSError outside of the user's file is the machine's: its own text says more.
+    """
+    if isinstance(error, CommandError) or not _is_of_the_task(error):
+        return None
+    return one_line("the task failed:\n" + "".join(traceback.format_exception(error)))
 
 
 def _is_of_the_task(error: Exception) -> bool:
-    """Return whether the user's code is on the stack and the error was not raised in Atoll's."""
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return not files[-1].startswith(_ATOLL) and any(not file.startswith(_LIBRARIES) for file in files)
+    """Return whether the error comes from the user's code, from a module of torch, or from a call of the user's code.
+
+    A DataLoader's worker sends its traceback as text, so frames are read from the text. An error that Atoll's own code
+    raises is none, except for a function of the user's that does not take the arguments of the call.
+    """
+    files = _FRAME_ANYWHERE.findall("".join(traceback.format_exception(error)))
+    if not files:
+        return False
+    if files[-1].startswith(_ATOLL):
+        return isinstance(error, TypeError) and _SIGNATURE.search(str(error)) is not None
+    return any(not file.startswith(_LIBRARIES) or _OF_A_MODEL in file for file in files)
 
 
 def one_line(text: str) -> str:
