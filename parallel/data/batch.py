@@ -1,10 +1,13 @@
 """The batch of one rank in one step, and its number of units of the loss."""
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
+from atoll.parallel.local_training.trees import map_tensors, tensors
+
+__all__ = ["IGNORED", "Batch", "count_units", "map_tensors", "tensors"]
 
 IGNORED = -100
 """The target that the loss leaves out: `ignore_index` of `torch.nn.functional.cross_entropy`."""
@@ -15,7 +18,7 @@ class Batch:
     """One rank's share of a global batch."""
 
     inputs: Any
-    """A tensor or a tree (mappings, lists, tuples) of them; the first dimension counts examples."""
+    """A tensor or a tree (`trees`) of them; the first dimension counts examples."""
 
     targets: Any
     """The targets in the same form, the second argument of the task's loss."""
@@ -46,26 +49,3 @@ def count_units(targets: Any) -> int:
     if first is targets and not (first.is_floating_point() or first.is_complex() or first.dtype == torch.bool):
         return int((first != IGNORED).sum())
     return len(first)
-
-
-def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree, from left to right."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors(value)
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """Return a tree of the same form with the function of each tensor; lists become tuples."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: map_tensors(function, value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return tuple(map_tensors(function, value) for value in tree)
-    return tree

@@ -1,11 +1,13 @@
 """The examples of each step and their collation, for any map-style data set of (inputs, targets)."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import Subset, TensorDataset, default_collate
+
+from atoll.parallel.local_training.trees import map_tensors
 
 Fetch = Callable[[torch.Tensor], Any]
 """Indices (B,) int64 -> the collated batch (inputs, targets)."""
@@ -44,10 +46,4 @@ def fetcher(dataset: Any) -> Fetch:
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
     """Return the batch with all its tensors on the device."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return tuple(to_device(value, device) for value in batch)
-    return batch
+    return map_tensors(lambda tensor: tensor.to(device), batch)
