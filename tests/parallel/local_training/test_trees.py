@@ -25,7 +25,7 @@ class Frozen:
 
 @dataclass
 class ModelOutput(OrderedDict[str, Any]):
-    """The kind of `transformers.utils.ModelOutput`: a mapping whose keys are attributes, without those that are None."""
+    """The kind of `transformers.utils.ModelOutput`: a mapping whose keys are attributes; None is left out."""
 
     logits: Any = None
     hidden: Any = None
@@ -65,7 +65,7 @@ ONE, TWO = torch.ones(2), torch.zeros(3)
         (ONE, "name", None),
         {"logits": ONE, "n": 3},
         OrderedDict(logits=ONE),
-        defaultdict(list, {"logits": ONE}),
+        defaultdict(lambda: TWO, {"logits": ONE}),
         UserDict({"logits": ONE}),
         torch.return_types.max((ONE, TWO)),
     ],
