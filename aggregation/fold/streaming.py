@@ -39,7 +39,7 @@ from atoll.aggregation.fold.step import AGGREGATE, Anchor, Slot, Step
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import Scratch, combine, mixing_for
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order
+from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order, update_dtypes
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
 from atoll.aggregation.updates.reader import UpdateReader, stored_model
@@ -208,7 +208,7 @@ def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> No
         _check_numbers(item)
         for piece in item.update.pieces:
             expected = tensors.get(piece.tensor)
-            if expected is None or (piece.dtype != expected.dtype and not {piece.dtype, expected.dtype} <= FLOATS):
+            if expected is None or piece.dtype not in update_dtypes(expected.dtype):
                 kind = "no such tensor" if expected is None else expected.dtype
                 raise ValueError(f"update {item.update.path}: {piece.dtype} {piece.tensor!r}, the base has {kind}")
             if piece.tensor not in item.update.magnitudes:

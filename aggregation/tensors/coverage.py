@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor
+from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, update_dtypes
 
 BOXES_MAX = 1024
 """Largest number of boxes of one tensor: the number of ranks over which a client may shard it."""
@@ -53,7 +53,7 @@ def _faults_of(tensor: Tensor, boxes: list[Piece]) -> list[str]:
 
 
 def _dtype_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
-    allowed = sorted({tensor.dtype, "F32"} if tensor.dtype in FLOATS else {tensor.dtype})
+    allowed = sorted({tensor.dtype, "F32"} if tensor.dtype in FLOATS else update_dtypes(tensor.dtype))
     dtypes = sorted({box.dtype for box in boxes})
     faults = [
         f"tensor {tensor.name!r} has dtype {dtype!r}, allowed: {', '.join(allowed)}"

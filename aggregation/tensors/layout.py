@@ -17,9 +17,17 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8":
 FLOATS = frozenset({"F32", "F16", "BF16"})
 """The float dtypes among them; all others are integers."""
 
+WIDER = {"U8": "I16", "I8": "I16", "I16": "I32", "I32": "I64"}
+"""The dtype of an update, by the dtype of the model's integer tensor, if differences local - global leave that one."""
+
 CONTROL = "control/"
 """The prefix of a parameter's name that names SCAFFOLD's control variate of it, a tensor beside the model's. No tensor
 of a model may have a name with this prefix."""
+
+
+def update_dtypes(dtype: str) -> frozenset[str]:
+    """Return the dtypes that an update of a tensor may have: any float for a float, the same or `WIDER` otherwise."""
+    return FLOATS if dtype in FLOATS else frozenset({dtype, WIDER.get(dtype, dtype)})
 
 
 @dataclass(frozen=True, slots=True)

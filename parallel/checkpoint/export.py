@@ -1,7 +1,7 @@
 """The export of a model as one safetensors file, from a checkpoint or a running mesh, and the import into any mesh.
 
 The file has the tensors of `local_training.parameters.state_of` of the whole model: tied weights once, under their
-first name; floats as float32, integers as they are; the names of the buffers in the header
+first name; floats as float32, bool as uint8, other integers as they are; the names of the buffers in the header
 (`safetensors_file.BUFFERS`). It is written tensor by tensor, in canonical order: no process ever holds more of the
 model than its largest tensor, beside its own shards.
 """
@@ -30,11 +30,13 @@ DTYPES = {
     torch.float32: "F32",
     torch.float16: "F32",
     torch.bfloat16: "F32",
+    torch.float64: "F32",
     torch.int64: "I64",
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
     torch.uint8: "U8",
+    torch.bool: "U8",
 }
 """The dtype in which each dtype of a model travels."""
 
@@ -185,7 +187,10 @@ def _write(out: Path, layout: Layout, metadata: Mapping[str, str], arrays: Itera
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    stored = (
+        torch.uint8 if tensor.dtype == torch.bool else torch.float32 if tensor.is_floating_point() else tensor.dtype
+    )
+    array: np.ndarray[Any, Any] = tensor.to(stored).numpy()
     return array
 
 

@@ -1,12 +1,13 @@
 """The batch of one rank in one step, and its number of units of the loss."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from atoll.parallel.local_training.units import IGNORED, count_units, tensors
+from atoll.parallel.local_training.trees import map_tensors, tensors
+from atoll.parallel.local_training.units import IGNORED, count_units
 
 __all__ = ["IGNORED", "Batch", "count_units", "map_tensors", "tensors"]
 
@@ -16,7 +17,7 @@ class Batch:
     """One rank's share of a global batch."""
 
     inputs: Any
-    """A tensor or a tree (mappings, lists, tuples) of them; the first dimension counts examples."""
+    """A tensor or a tree (`trees`) of them; the first dimension counts examples."""
 
     targets: Any
     """The targets in the same form, the second argument of the task's loss."""
@@ -32,14 +33,3 @@ class Batch:
         """Return the batch on a device. From pinned memory the copy overlaps with the computation."""
         inputs, targets = map_tensors(lambda t: t.to(device, non_blocking=True), (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """Return a tree of the same form with the function of each tensor; lists become tuples."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: map_tensors(function, value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return tuple(map_tensors(function, value) for value in tree)
-    return tree

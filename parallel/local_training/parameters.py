@@ -1,7 +1,8 @@
 """The conversion between a model and named arrays: initial parameters, loading, the update.
 
-The global model is float32 masters and integers, whatever the model computes in: float16 and bfloat16 tensors travel as
-float32, both ways. A tensor that a model holds under two names (tied weights) travels once, under the first.
+The global model is float32 masters and integers, whatever the model computes in: float16, bfloat16 and float64 tensors
+travel as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model holds under two names (tied weights)
+travels once, under the first.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
@@ -18,8 +20,16 @@ from atoll.parallel.task.randomness import seeded
 if TYPE_CHECKING:
     from atoll.parallel.task.task import Task
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_WIDER: dict[np.dtype[Any], tuple[Any, ...]] = {
+    np.dtype(np.uint8): (np.uint8, np.int16),
+    np.dtype(np.int8): (np.int8, np.int16),
+    np.dtype(np.int16): (np.int16, np.int32),
+    np.dtype(np.int32): (np.int32, np.int64),
+    np.dtype(np.int64): (np.int64,),
+}
+"""The dtypes of a difference of two integers, the narrowest first."""
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -37,9 +47,8 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         if name.startswith(CONTROL):
             faults.append(f"{name}: names that begin with {CONTROL} are reserved for control variates")
             continue
-        if tensor.dtype not in _FLOATS + _INTEGERS:
-            allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS + _INTEGERS)
-            faults.append(f"{name} is {tensor.dtype} (allowed: {allowed}; model.float() converts floats)")
+        if fault := travel_fault(name, tensor):
+            faults.append(fault)
             continue
         memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() == 0 or memory not in seen:
@@ -48,6 +57,28 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     if faults:
         raise TaskBroken("; ".join(faults))
     return state
+
+
+def travel_fault(name: str, tensor: torch.Tensor) -> str | None:
+    """Return the reason why a tensor cannot travel, with the way out; None if it can."""
+    if is_lazy(tensor):
+        return f"{name} has no shape yet: call the lazy module with an example in task.model(), before it is returned"
+    if tensor.layout != torch.strided:
+        return f"{name} is {tensor.layout}, and only dense tensors can travel: use to_dense()"
+    if tensor.dtype not in _FLOATS + _INTEGERS:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS + _INTEGERS)
+        return (
+            f"{name} is {tensor.dtype} (allowed: {allowed}; model.float() converts floats, and a buffer of "
+            "register_buffer(..., persistent=False) stays out of the model that travels)"
+        )
+    return None
+
+
+def travel_faults(model: torch.nn.Module) -> list[str]:
+    """Return the reasons why tensors of a model, which may be on the meta device, cannot be in a model's file."""
+    state = model.state_dict().items()
+    found = (travel_fault(name, tensor) for name, tensor in state if isinstance(tensor, torch.Tensor))
+    return [fault for fault in found if fault]
 
 
 def parameters_of(model: torch.nn.Module) -> Arrays:
@@ -108,13 +139,14 @@ def load_parameters(model: torch.nn.Module, arrays: Mapping[str, np.ndarray[Any,
 def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module) -> Arrays:
     """Return local - global (Reddi et al. 2021, Algorithm 2), after the model was trained from `before`.
 
-    Floats are subtracted in float32. The rounding of the float32 global parameters to a float16 or bfloat16 model, when
-    they were loaded, is no part of its update: an untrained model has an update of zeros.
+    Floats are subtracted in float32, float64 in float64 and then rounded to float32. The rounding of the float32
+    global parameters to the model's dtype, when they were loaded, is no part of its update: an untrained model has an
+    update of zeros. Of bool, the difference is that of 0 and 1.
 
     Raises:
         TaskMismatch: `before` does not belong to this model.
         NotFinite: a tensor has NaN or infinite values.
-        ValueError: the difference of two integers does not fit its dtype.
+        ValueError: the difference of two integers does not fit int64.
     """
     state = state_of(model)
     check_like(before, _expected(state))
@@ -122,8 +154,9 @@ def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module
     for name, tensor in state.items():
         start = _tensor(before[name])
         if tensor.dtype in _FLOATS:
-            start = start.to(tensor.dtype).to(torch.float32)
-            update[name] = (tensor.detach().to("cpu", torch.float32) - start).contiguous().numpy()
+            exact = torch.promote_types(tensor.dtype, torch.float32)
+            start = start.to(tensor.dtype).to(exact)
+            update[name] = (tensor.detach().to("cpu", exact) - start).to(torch.float32).contiguous().numpy()
         else:
             update[name] = integer_difference(name, _array(tensor), start.numpy())
     check_finite(update, "update")
@@ -131,28 +164,45 @@ def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module
 
 
 def integer_difference(name: str, local: np.ndarray[Any, Any], start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return local - global of whole numbers.
+    """Return local - global of whole numbers of (*S): in their dtype if it fits, else in the next wider signed one.
+
+    0 - 1 of uint8 is -1 of int16. The mean of such differences, added to the global tensor, is within its dtype.
 
     Raises:
-        ValueError: a difference does not fit their dtype.
+        ValueError: a difference does not fit int64.
     """
-    difference = local.astype(np.int64) - start.astype(np.int64)
-    narrow: np.ndarray[Any, Any] = difference.astype(local.dtype)
-    if not np.array_equal(narrow, difference):
-        raise ValueError(f"{name}: the difference local - global does not fit {local.dtype}")
-    return narrow
+    start = start.astype(local.dtype, copy=False)
+    difference = local.astype(np.int64) - start.astype(np.int64)  # wraps for int64 alone
+    if not np.array_equal(difference < 0, local < start):
+        raise ValueError(f"{name}: the difference local - global does not fit int64")
+    narrow, *wider = _WIDER[np.dtype(np.uint8) if local.dtype == np.bool_ else local.dtype]
+    low, high = np.iinfo(narrow).min, np.iinfo(narrow).max
+    fits = not wider or bool(((low <= difference) & (difference <= high)).all())
+    found: np.ndarray[Any, Any] = difference.astype(narrow if fits else wider[0])
+    return found
+
+
+def difference_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype for every difference of two integers of this one; of int64 for those that fit it."""
+    widest: np.dtype[Any] = np.dtype(_WIDER[dtype][-1])
+    return widest
+
+
+def travelling_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
+    """Return the numpy dtype in which a model's tensor travels."""
+    if tensor.dtype in _FLOATS:
+        return np.dtype(np.float32)
+    return np.dtype(np.uint8 if tensor.dtype == torch.bool else str(tensor.dtype).removeprefix("torch."))
 
 
 def _expected(state: Mapping[str, torch.Tensor]) -> Layout:
-    return in_order(Tensor(name, ALLOWED[_dtype(tensor)], tuple(tensor.shape)) for name, tensor in state.items())
-
-
-def _dtype(tensor: torch.Tensor) -> np.dtype[Any]:
-    return np.dtype(np.float32 if tensor.dtype in _FLOATS else str(tensor.dtype).removeprefix("torch."))
+    return in_order(
+        Tensor(name, ALLOWED[travelling_dtype(tensor)], tuple(tensor.shape)) for name, tensor in state.items()
+    )
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    dtype = torch.float32 if tensor.dtype in _FLOATS else tensor.dtype
+    dtype = torch.float32 if tensor.dtype in _FLOATS else torch.uint8 if tensor.dtype == torch.bool else tensor.dtype
     array: np.ndarray[Any, Any] = tensor.detach().to("cpu", dtype, copy=True).contiguous().numpy()
     return array
 

@@ -7,11 +7,12 @@ matter. A task says it once, by `Task.units`; else it is guessed from the target
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from atoll.parallel.local_training.trees import tensors
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.task import Task
 
@@ -43,18 +44,6 @@ def count_units(targets: Any) -> int:
 def are_numbered(targets: torch.Tensor) -> bool:
     """Return whether targets are whole numbers: classes or tokens."""
     return not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
-
-
-def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree, from left to right."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors(value)
 
 
 class Units:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from atoll.parallel.task.children import let_children_find
+
 
 class ReferenceNotFound(ValueError):
     """The text is no reference, or its file or module does not exist; the message says which one was looked for, and
@@ -67,6 +69,7 @@ def _file_module(place: str, reference: str) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    let_children_find(name, path)
     return module
 
 

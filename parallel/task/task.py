@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
+from atoll.parallel.task.collated import CollatedData
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskNotFound
 from atoll.parallel.task.local import Local
@@ -80,18 +81,27 @@ class Task:
     of class weights. "sum": the loss is a sum over the examples. None: guessed, as the entries of whole-number targets
     that are not -100, else the examples."""
 
+    collate: Callable[[list[Any]], Any] | None = None
+    """rows -> the batch (inputs, targets), for rows that torch cannot stack as they are: dicts, triples, texts of
+    different lengths, which are padded here. None: rows are (inputs, targets) of equal shapes."""
+
     def __post_init__(self) -> None:
         faults = list(_faults(self))
         if faults:
             raise ValueError("Task: " + "; ".join(faults))
         object.__setattr__(self, "sites", tuple(self.sites))
+        if self.collate is not None:
+            for name in ("data", "test_data"):
+                given = getattr(self, name)
+                if given is not None and not isinstance(given, CollatedData):  # `replace` has wrapped it already
+                    object.__setattr__(self, name, CollatedData(given, self.collate))
 
 
 def _faults(task: Task) -> Iterator[str]:
     for name in ("model", "data", "loss"):
         if not callable(getattr(task, name)):
             yield f"{name} must be callable, got {getattr(task, name)!r}"
-    for name in ("test_data", "fit"):
+    for name in ("test_data", "fit", "collate"):
         if getattr(task, name) is not None and not callable(getattr(task, name)):
             yield f"{name} must be callable or None, got {getattr(task, name)!r}"
     if not (task.units is None or task.units == "sum" or callable(task.units)):

@@ -7,6 +7,7 @@ from torch import nn
 
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.local_training.units import SUM
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
@@ -60,7 +61,9 @@ def check_job(job: Job, world_size: int) -> None:
             f"train.eval_batch_size: at most the batch of {batch} in a pipeline, got {config.eval_batch_size}"
         )
     try:
-        check_model(model_on_meta(task), plan, batch_size=batch)
+        model = model_on_meta(task)
+        faults += travel_faults(model)
+        check_model(model, plan, batch_size=batch)
     except ValueError as error:
         faults.append(str(error))
     if faults:

@@ -119,7 +119,7 @@ class Exchange:
             np.subtract(trained, start, out=update[name])
         for name, tensor, begun in self._elsewhere:
             if tensor.is_floating_point():
-                torch.from_numpy(update[name]).copy_(tensor.detach().float() - begun.float())
+                torch.from_numpy(update[name]).copy_(_difference(tensor.detach(), begun))
             else:
                 update[name][...] = integer_difference(name, tensor.cpu().numpy(), self._version[name])
         for stays, place in zip(self._own_layout, self._own_state, strict=True):
@@ -169,6 +169,11 @@ class Exchange:
             every = initial_parameters(self._training.task, self._training.model_seed)  # type: ignore[arg-type]
             self._first_own = {tensor.name: every[tensor.name] for tensor in self._own_layout}
         return self._first_own
+
+
+def _difference(tensor: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
+    exact = torch.promote_types(tensor.dtype, torch.float32)
+    return tensor.to(exact) - begun.to(exact)
 
 
 def _of_model(layout: Layout) -> Layout:

@@ -3,7 +3,7 @@
     update   (n, F) float32    all float tensors of an update side by side, in canonical order
     own      (n, G) float32    all float tensors of the state that stays at the client
     largest  (n, T) float32    the largest magnitude of each of T float tensors of an update, if measured
-    whole    (n, ...) by name  integer tensors of either, in their own dtype
+    whole    (n, ...) by name  integer tensors of either: an update's in the dtype that holds every difference
 
 A fold reads whole rows; the arrays of a `Trained` are views of them.
 """
@@ -17,7 +17,7 @@ import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.local_training.parameters import state_of, trained_by_name
+from atoll.parallel.local_training.parameters import difference_dtype, state_of, trained_by_name, travelling_dtype
 from atoll.parallel.task.arrays import ALLOWED, Arrays
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
@@ -38,7 +38,7 @@ class Form:
         """Return the form of a model under `Local.keep`; SCAFFOLD adds the control variates."""
         stays = names_that_stay(model, keep)
         model_tensors = [
-            Tensor(name, "F32" if tensor.is_floating_point() else ALLOWED[_numpy_dtype(tensor)], tuple(tensor.shape))
+            Tensor(name, ALLOWED[travelling_dtype(tensor)], tuple(tensor.shape))
             for name, tensor in state_of(model).items()
         ]
         update = [tensor for tensor in model_tensors if tensor.name not in stays]
@@ -134,7 +134,10 @@ def _parts(
         )
     ]
     for part, layout in (("update", form.update), ("own", form.own)):
-        shapes += [(f"{part} {t.name}", DTYPES[t.dtype], (count, *t.shape)) for t in layout if t.dtype != "F32"]
+        for tensor in (tensor for tensor in layout if tensor.dtype != "F32"):
+            dtype = DTYPES[tensor.dtype]
+            stored = difference_dtype(dtype) if part == "update" else dtype
+            shapes.append((f"{part} {tensor.name}", stored, (count, *tensor.shape)))
     for name, dtype, shape in shapes:
         size = int(np.prod(shape)) * dtype.itemsize
         yield name, at, size, dtype, shape
@@ -144,7 +147,3 @@ def _parts(
 def _end(parts: list[tuple[str, int, int, np.dtype[Any], tuple[int, ...]]]) -> int:
     _, at, size, _, _ = parts[-1]
     return max(1, at + size)
-
-
-def _numpy_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
-    return np.dtype(str(tensor.dtype).removeprefix("torch."))

@@ -72,7 +72,7 @@ class Processes:
         self._form = self._planner.form
         self._plan, self._count = plan, count
         self._workers: list[_Worker] = []
-        self._version_form = Form(self._form.update, ())
+        self._version_form = Form((), self._form.update)  # as in the worker
         size = Rows.num_bytes(self._version_form, 1)
         self._descriptor = new_file(size)
         self._version = Rows(self._version_form, 1, mapped(self._descriptor, size))
@@ -82,7 +82,7 @@ class Processes:
         """Train the clients, as `Engine.train`; windows are trained ahead of demand, up to `WINDOWS_MAX` per worker."""
         check_like(version, self._form.update)
         self._start()
-        self._version.write(0, version, None)
+        self._version.write(0, {}, version)
         self._num_versions += 1
         size = self._planner.window(len(jobs))
         windows = [jobs[first : first + size] for first in range(0, len(jobs), size)]

@@ -163,7 +163,7 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
 
 
 def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> None:
-    the_version = Form(form.update, ())
+    the_version = Form((), form.update)  # as own tensors, whose integers have their own dtype
     shared = Rows(the_version, 1, mapped(descriptor, Rows.num_bytes(the_version, 1)))
     trainer, blocks = plan.trainer(), dict[int, Rows]()
     begun_with = 0
@@ -178,7 +178,7 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
         _, version, block, sent = message
         try:
             if version != begun_with:
-                trainer.begin(shared.update_of(0))
+                trainer.begin(shared.own_of(0))
                 begun_with = version
             connection.send(("done", _train(trainer, blocks[block], sent)))
         except Exception as error:  # the message of ClientFailed has the traceback already

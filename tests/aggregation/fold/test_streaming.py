@@ -288,3 +288,19 @@ def test_fold_refuses_an_empty_cohort_and_an_update_without_magnitudes(tmp_path)
     update = store(tmp_path / "u", {"w": f32(1)})
     with pytest.raises(ValueError, match="'w' has no recorded magnitude"):
         fold(tmp_path / "base", [Weighted(StoredUpdate(update.path, update.pieces), 1)], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wider", "base", "terms", "expected"),
+    [
+        (np.uint8, np.int16, [1, 255, 10], [([-1, -255, 245], 3), ([-1, 0, -10], 1)], [0, 64, 191]),
+        (np.int8, np.int16, [127, -128, 0], [([-255, 255, 0], 1), ([0, 0, 0], 1)], [-1, 0, 0]),
+        (np.int16, np.int32, [32767, 0, 0], [([-65535, 1, 0], 1)], [-32768, 1, 0]),
+    ],
+)
+def test_fold_takes_differences_in_the_next_wider_dtype_into_narrow_integers(
+    tmp_path, dtype, wider, base, terms, expected
+):
+    updates = [({"n": np.array(values, wider)}, weight) for values, weight in terms]
+    new = fold_in(tmp_path, {"n": np.array(base, dtype)}, updates)
+    assert (new["n"].dtype, new["n"].tolist()) == (dtype, expected)

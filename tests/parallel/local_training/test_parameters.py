@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,9 +117,13 @@ def test_an_update_that_is_not_finite_is_refused_by_name(value: float) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: linear().double(), r"0.weight is torch.float64 \(allowed: float32, float16, .*model.float\(\)"),
-        (lambda: Buffers(mask=torch.zeros(2, dtype=torch.bool)), "mask is torch.bool"),
-        (lambda: Buffers(z=torch.zeros(2, dtype=torch.complex64)), "z is torch.complex64"),
+        (
+            lambda: Buffers(z=torch.zeros(2, dtype=torch.complex64)),
+            r"z is torch.complex64 \(allowed: float32, float16, .*model.float\(\).*persistent=False",
+        ),
+        (lambda: Buffers(z=torch.zeros(2, dtype=torch.float8_e4m3fn)), "z is torch.float8_e4m3fn"),
+        (lambda: Buffers(z=torch.zeros(2, 2).to_sparse()), "z is torch.sparse_coo, and only dense tensors can travel"),
+        (lambda: nn.LazyLinear(3), "weight has no shape yet: call the lazy module.*; bias has no shape yet"),
         (lambda: Extra(), "_extra_state is a str, and only tensors can travel"),
         (lambda: 3, "must return a torch.nn.Module, got int"),
     ],
@@ -133,10 +138,46 @@ def test_an_initial_model_that_is_not_finite_is_refused() -> None:
         initial_parameters(make_task(lambda: Buffers(a=torch.tensor([float("nan")]))), 0)
 
 
-def test_an_integer_difference_that_does_not_fit_is_refused() -> None:
-    model = Buffers(level=torch.tensor([3], dtype=torch.uint8))
-    with pytest.raises(ValueError, match="level: the difference local - global does not fit uint8"):
-        update_of({"level": np.array([5], np.uint8)}, model)
+@pytest.mark.parametrize(
+    ("dtype", "start", "end", "travels_as"),
+    [
+        (torch.uint8, 5, 3, np.int16),
+        (torch.uint8, 0, 255, np.uint8),
+        (torch.uint8, 255, 0, np.int16),
+        (torch.int8, 127, -128, np.int16),
+        (torch.int16, -32768, 32767, np.int32),
+        (torch.int32, 2**31 - 1, -(2**31), np.int64),
+        (torch.int32, 7, 9, np.int32),
+        (torch.bool, 1, 0, np.int16),
+        (torch.bool, 0, 1, np.uint8),
+    ],
+)
+def test_an_integer_difference_travels_in_a_dtype_that_holds_it(
+    dtype: torch.dtype, start: int, end: int, travels_as: Any
+) -> None:
+    model = Buffers(level=torch.tensor([start]).to(dtype))
+    before = parameters_of(model)
+    model.get_buffer("level")[0] = end
+    update = update_of(before, model)["level"]
+    assert (update.dtype, update.tolist()) == (travels_as, [end - start])
+
+
+def test_an_integer_difference_that_leaves_int64_is_refused() -> None:
+    model = Buffers(level=torch.tensor([2**63 - 1]))
+    with pytest.raises(ValueError, match="level: the difference local - global does not fit int64"):
+        update_of({"level": np.array([-2])}, model)
+
+
+def test_bool_and_float64_travel_and_come_back_in_their_own_dtype() -> None:
+    model = Buffers(mask=torch.tensor([True, False]), scale=torch.tensor([0.5, 0.1], dtype=torch.float64))
+    arrays = parameters_of(model)
+    assert (arrays["mask"].dtype, arrays["mask"].tolist()) == (np.uint8, [1, 0])
+    assert arrays["scale"].dtype == np.float32
+    load_parameters(model, arrays)
+    assert all(not array.any() for array in update_of(arrays, model).values()), "an untrained model changes nothing"
+    model.get_buffer("scale").add_(1e-9)  # far below the digits of float32: the difference is kept
+    assert update_of(arrays, model)["scale"].tolist() == pytest.approx([1e-9, 1e-9], rel=1e-6)
+    assert (model.get_buffer("mask").dtype, model.get_buffer("scale").dtype) == (torch.bool, torch.float64)
 
 
 def test_buffers_are_the_floats_that_no_optimizer_trains() -> None:
