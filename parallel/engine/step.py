@@ -18,6 +18,7 @@ from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.scalars import sum_scalars
 from atoll.parallel.engine.ties import Ties
 
 DP_AXES = ("dp_replicate", "dp_shard")
@@ -112,6 +113,7 @@ class Engine:
         self.parameters = dict(pair for part in self.parts for pair in trained(part))
         """The trained parameters on this rank, by their names in the whole model."""
         self._values = list(self.parameters.values())
+        self._scalars = [value for value in self._values if value.dim() == 0 and plan.is_sharded]
 
     def step(
         self, batch: Batch, *, total: int | None = None, report: bool = True, measure_noise: bool = False
@@ -181,6 +183,8 @@ class Engine:
         """Finish the sums that the passes leave open."""
         if self.axes is not None and self.axes.mesh.tp > 1 and not self.plan.is_sharded:
             settle(self._values, self.axes)
+        if self.axes is not None:
+            sum_scalars(self._scalars, self.axes, self._synced_axes())
         if self._ties is not None:
             self._ties.add_up()
 
@@ -235,8 +239,12 @@ class Engine:
         units = count
         if self.axes is not None:
             units = int(self.axes.sum_over(torch.tensor(count, device=self.device), *self._synced_axes()))
+        own = [scalar.grad for scalar in self._scalars]
         self._settle()
-        return units, self._norm().square()
+        square = self._norm().square()
+        for scalar, gradient in zip(self._scalars, own, strict=True):  # the sum of all micro-batches is still to come
+            scalar.grad = gradient
+        return units, square
 
 
 def trained(part: nn.Module) -> list[tuple[str, nn.Parameter]]:

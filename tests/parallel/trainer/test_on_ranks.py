@@ -58,6 +58,21 @@ def test_a_training_that_is_told_to_stop_on_one_rank_goes_on_under_every_other_m
     same_model(tmp_path, folder)
 
 
+def odd_on_ranks(folder: Path, plan: Plan, stop_after: int | None = None) -> Result:
+    return run(folder, task=tasks.odd, plan=plan, stop_after=stop_after)
+
+
+def test_a_training_with_a_scalar_and_a_transposed_weight_goes_on_under_every_other_mesh(tmp_path: Path) -> None:
+    """Under shards the scalar is a replica, with the shape and the checkpoint of a plain one."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    run(one, task=tasks.odd)
+    run_ranks(odd_on_ranks, 2, other, mesh(dp_shard=2), 4)
+    run(other, task=tasks.odd, stop_after=8)
+    run_ranks(odd_on_ranks, 4, other, mesh(dp_replicate=2, dp_shard=2))
+    assert tasks.losses(other) == pytest.approx(tasks.losses(one), abs=1e-5)
+    same_model(other, one)
+
+
 def seed_of_a_rank(folder: Path, plan: Plan) -> int:
     on_ranks(folder, plan)
     return torch.initial_seed()
