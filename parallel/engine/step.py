@@ -14,6 +14,7 @@ from atoll.parallel.communication.outer import Outer
 from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
+from atoll.parallel.engine.inplace import CopiesDiffer, differing_copies
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import Observe, Total
@@ -151,7 +152,12 @@ class Engine:
         return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def flush(self) -> None:
-        """Make the ranks' models equal, before an evaluation, a checkpoint or an export."""
+        """Make the ranks' models equal, before an evaluation, a checkpoint or an export.
+
+        Raises:
+            CopiesDiffer: under DDP, since something beside the optimizer changes a parameter.
+        """
+        self._check_copies()
         if self.outer is not None:
             self.outer.flush(self.parameters)
         average_buffers(self.parts, self.axes)
@@ -169,6 +175,16 @@ class Engine:
             part.eval()
         is_seen = self.axes is None or self.axes.coordinates["tp"] == 0
         self._executor.evaluate(batch, observe if is_seen else _ignore)
+
+    def _check_copies(self) -> None:
+        if self.axes is None or not self.plan.is_ddp or self.plan.outer != "none":
+            return
+        named = [pair for part in self.parts for pair in _inner(part).named_parameters()]
+        if names := differing_copies(named, self.axes.group("dp_replicate")):
+            raise CopiesDiffer(
+                f"{', '.join(names)}: the ranks' copies differ, because forward changes them in place by its own "
+                "examples; use a parametrization (torch.nn.utils.parametrize), or train on one process"
+            )
 
     def _check(self, batch: Batch) -> None:
         """Check the length of the sequence. All ranks of a tp group have the same inputs, so they fail together."""
@@ -249,8 +265,11 @@ class Engine:
 
 def trained(part: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of a part that an optimizer moves, by their names in the whole model."""
-    inner = part.module if isinstance(part, DistributedDataParallel) else part
-    return [(name, parameter) for name, parameter in inner.named_parameters() if parameter.requires_grad]
+    return [(name, parameter) for name, parameter in _inner(part).named_parameters() if parameter.requires_grad]
+
+
+def _inner(part: nn.Module) -> nn.Module:
+    return part.module if isinstance(part, DistributedDataParallel) else part
 
 
 def _noise(first: tuple[int, torch.Tensor], units: int, norm: torch.Tensor) -> NoiseSample | None:

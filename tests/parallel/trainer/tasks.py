@@ -76,6 +76,23 @@ def odd_model() -> nn.Module:
 
 odd = replace(task, model=odd_model)
 
+
+class Clamped(nn.Module):
+    """A layer whose weight stays positive, by the old idiom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, 6) to (B, 12)."""
+        self.layer.weight.data.clamp_(min=0.01)
+        found: torch.Tensor = self.layer(x)
+        return found
+
+
+clamped = replace(task, model=lambda: nn.Sequential(Clamped(), nn.Linear(12, 2)))
+
 in_order = replace(task, local=replace(task.local, shuffle=False))
 
 
