@@ -8,6 +8,7 @@ from torch import nn
 from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer, parse_outer
 from atoll.parallel.engine import recompute
+from atoll.parallel.engine.admissible import fit, lazy_faults, tensor_faults
 from atoll.parallel.engine.batchnorm import convert
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.mesh import Axes
@@ -15,7 +16,7 @@ from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
 from atoll.parallel.engine.passes import Loss, Passes
 from atoll.parallel.engine.pipeline import Pipeline, stages_of
 from atoll.parallel.engine.plan import SPLIT, Plan
-from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, unmatched
+from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, separable, unmatched
 from atoll.parallel.engine.step import Engine, Executor, LocalModel, trained
 from atoll.parallel.engine.ties import Ties, tied_names
 
@@ -32,7 +33,7 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
         ValueError: with every misfit and its number.
     """
     blueprint, mesh = blueprint_of(model), plan.mesh
-    faults: list[str] = []
+    faults = list(lazy_faults(model)) or list(tensor_faults(model, plan, _groups(model) if plan.is_sharded else {}))
     if not trained(model):
         faults.append(f"{type(model).__name__} has no parameter to train")
     if mesh.tp > 1 and blueprint.tensor is None:
@@ -57,6 +58,15 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
         )
     if faults:
         raise ValueError("; ".join(faults))
+
+
+def _groups(model: nn.Module) -> dict[str, str]:
+    """Return the name of the block that `fully_shard` gathers each parameter with; "" for what lies outside."""
+    names = separable(model, blocks(model))
+    return {
+        parameter: next((name for name in names if parameter.startswith(f"{name}.")), "")
+        for parameter, _ in model.named_parameters()
+    }
 
 
 def _twice_in_a_stage(model: nn.Module, stages: list[list[str]]) -> Iterator[str]:
@@ -162,6 +172,7 @@ def _executor(
 def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
     """Return a stage with all wrappers of the plan, in torch's order (`sharding`)."""
     names = blocks(part)
+    fit(part, plan)
     if plan.batchnorm != "local":
         convert(part, plan.batchnorm, None if axes is None or plan.synced_dp == 1 else axes.dp_group)
     if plan.mesh.tp > 1 and axes is not None:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from atoll.parallel.engine.blueprint import Styles, blueprint_of
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.scalars import replicate_scalars
 from atoll.parallel.engine.ties import tied_names
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -120,14 +121,16 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
         return _ddp(part, axes)
     if not plan.is_sharded:
         return part
+    mesh, precision = _data_mesh(axes, plan), _precision(plan)
     options: dict[str, Any] = {
-        "mesh": _data_mesh(axes, plan),
+        "mesh": mesh,
+        "ignored_params": replicate_scalars(part, _whole_mesh(axes, mesh), precision.param_dtype),
         "reshard_after_forward": plan.zero_stage == 3,
-        "mp_policy": _precision(plan),
+        "mp_policy": precision,
     }
     if plan.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=axes.device_mesh.device_type == "cuda")
-    for name in _separable(part, block_names):
+    for name in separable(part, block_names):
         fully_shard(part.get_submodule(name), **options)
     fully_shard(part, **options)
     for module in part.modules():
@@ -137,14 +140,14 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
     return part
 
 
-def _separable(part: nn.Module, block_names: list[str]) -> list[str]:
+def separable(part: nn.Module, block_names: list[str]) -> list[str]:
     """Return the blocks without a parameter in modules outside: `fully_shard` gathers a parameter in one place."""
     tied = tied_names(part)
 
-    def is_separable(block: str) -> bool:
+    def isseparable(block: str) -> bool:
         return all(len({name.startswith(f"{block}.") for name in names}) == 1 for names in tied)
 
-    return [block for block in block_names if is_separable(block)]
+    return [block for block in block_names if isseparable(block)]
 
 
 def _data_mesh(axes: Axes, plan: Plan) -> DeviceMesh:
@@ -152,6 +155,12 @@ def _data_mesh(axes: Axes, plan: Plan) -> DeviceMesh:
     if axes.mesh.dp_replicate > 1 and plan.outer == "none":
         return axes.device_mesh["dp_replicate", "dp_shard"]
     return axes.device_mesh["dp_shard"]
+
+
+def _whole_mesh(axes: Axes, data: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of a parameter that is sharded over the data mesh and lies on tp."""
+    assert data.mesh_dim_names is not None
+    return data if axes.mesh.tp == 1 else axes.device_mesh[(*data.mesh_dim_names, "tp")]
 
 
 def _precision(plan: Plan) -> MixedPrecisionPolicy:

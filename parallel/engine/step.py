@@ -14,10 +14,12 @@ from atoll.parallel.communication.outer import Outer
 from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
+from atoll.parallel.engine.inplace import CopiesDiffer, differing_copies
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.scalars import sum_scalars
 from atoll.parallel.engine.ties import Ties
 
 DP_AXES = ("dp_replicate", "dp_shard")
@@ -112,6 +114,7 @@ class Engine:
         self.parameters = dict(pair for part in self.parts for pair in trained(part))
         """The trained parameters on this rank, by their names in the whole model."""
         self._values = list(self.parameters.values())
+        self._scalars = [value for value in self._values if value.dim() == 0 and plan.is_sharded]
 
     def step(
         self, batch: Batch, *, total: float | None = None, report: bool = True, measure_noise: bool = False
@@ -149,7 +152,12 @@ class Engine:
         return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def flush(self) -> None:
-        """Make the ranks' models equal, before an evaluation, a checkpoint or an export."""
+        """Make the ranks' models equal, before an evaluation, a checkpoint or an export.
+
+        Raises:
+            CopiesDiffer: under DDP, since something beside the optimizer changes a parameter.
+        """
+        self._check_copies()
         if self.outer is not None:
             self.outer.flush(self.parameters)
         average_buffers(self.parts, self.axes)
@@ -168,6 +176,16 @@ class Engine:
         is_seen = self.axes is None or self.axes.coordinates["tp"] == 0
         self._executor.evaluate(batch, observe if is_seen else _ignore)
 
+    def _check_copies(self) -> None:
+        if self.axes is None or not self.plan.is_ddp or self.plan.outer != "none":
+            return
+        named = [pair for part in self.parts for pair in _inner(part).named_parameters()]
+        if names := differing_copies(named, self.axes.group("dp_replicate")):
+            raise CopiesDiffer(
+                f"{', '.join(names)}: the ranks' copies differ, because forward changes them in place by its own "
+                "examples; use a parametrization (torch.nn.utils.parametrize), or train on one process"
+            )
+
     def _check(self, batch: Batch) -> None:
         """Check the length of the sequence. All ranks of a tp group have the same inputs, so they fail together."""
         if self._sequence is None or self.axes is None:
@@ -181,6 +199,8 @@ class Engine:
         """Finish the sums that the passes leave open."""
         if self.axes is not None and self.axes.mesh.tp > 1 and not self.plan.is_sharded:
             settle(self._values, self.axes)
+        if self.axes is not None:
+            sum_scalars(self._scalars, self.axes, self._synced_axes())
         if self._ties is not None:
             self._ties.add_up()
 
@@ -236,14 +256,21 @@ class Engine:
         if self.axes is not None:
             counted = torch.tensor(count, dtype=torch.float64, device=self.device)
             units = float(self.axes.sum_over(counted, *self._synced_axes()))
+        own = [scalar.grad for scalar in self._scalars]
         self._settle()
-        return units, self._norm().square()
+        square = self._norm().square()
+        for scalar, gradient in zip(self._scalars, own, strict=True):  # the sum of all micro-batches is still to come
+            scalar.grad = gradient
+        return units, square
 
 
 def trained(part: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of a part that an optimizer moves, by their names in the whole model."""
-    inner = part.module if isinstance(part, DistributedDataParallel) else part
-    return [(name, parameter) for name, parameter in inner.named_parameters() if parameter.requires_grad]
+    return [(name, parameter) for name, parameter in _inner(part).named_parameters() if parameter.requires_grad]
+
+
+def _inner(part: nn.Module) -> nn.Module:
+    return part.module if isinstance(part, DistributedDataParallel) else part
 
 
 def _noise(first: tuple[float, torch.Tensor], units: float, norm: torch.Tensor) -> NoiseSample | None:

@@ -1,17 +1,24 @@
 """The job of a training, and the checks of it before any process group can hang."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
+from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.assemble import check_model
+from atoll.parallel.engine.inplace import written_in_forward
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.local_training.units import SUM
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import batch_size_of
+
+SMALL = 10_000_000
+"""Number of parameters up to which a model is built once more for a check, if its code does not run on `meta`."""
 
 
 class JobRefused(ValueError):
@@ -68,6 +75,46 @@ def check_job(job: Job, world_size: int) -> None:
         faults.append(str(error))
     if faults:
         raise JobRefused("; ".join(faults))
+
+
+def check_forward(job: Job, data: Any) -> None:
+    """Check, on a model that is thrown away, that no forward pass changes a parameter where the change would be lost.
+
+    The pass needs no memory where the model's code runs on `meta`; else a small model takes a real one. A pass that
+    fails here is left to the first step, which reports its error.
+
+    Args:
+        job: of the training.
+        data: the pooled training data, of which two examples are read.
+
+    Raises:
+        JobRefused: with the names of the parameters.
+    """
+    plan = job.plan
+    if not plan.is_sharded and plan.mesh.pp == 1:
+        return
+    model = model_on_meta(job.task)
+    names = _written(model, data)
+    if names is None and sum(parameter.numel() for parameter in model.parameters()) < SMALL:
+        names = _written(job.task.model(), data)
+    if names:
+        where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
+        raise JobRefused(
+            f"{', '.join(names)}: forward changes them in place, which {where} would lose or repeat; use a "
+            "parametrization (torch.nn.utils.parametrize), or train on one process or with dp_replicate"
+        )
+
+
+def _written(model: nn.Module, data: Any) -> list[str] | None:
+    """Return the parameters that a pass in training mode changes; None if the pass fails."""
+    try:
+        device = next(model.parameters()).device
+        rows = [data[index] for index in range(min(2, len(data)))]
+        inputs = map_tensors(lambda tensor: tensor.to(device), default_collate(rows)[0])
+        model.train()
+        return written_in_forward(model, lambda: model(inputs))
+    except Exception:
+        return None
 
 
 def model_on_meta(task: Task) -> nn.Module:

@@ -30,7 +30,7 @@ from atoll.parallel.task.json_text import to_json
 from atoll.parallel.trainer.data import in_order, test_data, training_data
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
 from atoll.parallel.trainer.guard import Guard
-from atoll.parallel.trainer.job import Job, JobRefused, check_job
+from atoll.parallel.trainer.job import Job, JobRefused, check_forward, check_job
 from atoll.parallel.trainer.logs import Report
 from atoll.parallel.trainer.loop import Training, Values
 from atoll.parallel.trainer.meter import Meter
@@ -100,6 +100,7 @@ def train(job: Job, here: Surroundings) -> Result:
     """
     check_job(job, here.world.size)
     data, tests = training_data(job.task), test_data(job.task)
+    check_forward(job, data)
     seed_everything(job.config.seed)
     model = job.task.model()
     recipe = _recipe(job, len(data), model)

@@ -18,7 +18,7 @@ from atoll.parallel.engine.sharding import whole
 from atoll.parallel.models.cnn import CNN
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.models.mlp import MLP
-from tests.parallel.engine import reference
+from tests.parallel.engine import odd_models, reference
 from tests.parallel.engine.reference import Trace
 
 VOCAB, SEQUENCE = 64, 16
@@ -348,6 +348,23 @@ def shared_modules() -> Iterator[Case]:
     yield Case("tied blocks: zero-3 2", plan(dp_shard=2), tied_blocks, last=5)
 
 
+def odd_parameters() -> Iterator[Case]:
+    """Scalars, one frozen and one shared, transposed weights, buffers that overlap themselves, sparse gradients."""
+    odd = odd_models.odd
+    yield Case("odd: single, accumulate 2", plan(accumulate=2), odd)
+    yield Case("odd: ddp 2", plan(dp_replicate=2), odd, last=5, clip_norm=0.5)
+    yield Case("odd: zero-1 2, accumulate 2", plan(dp_shard=2, zero=1, accumulate=2), odd, last=5)
+    yield Case("odd: zero-3 2", plan(dp_shard=2, accumulate=2), odd, last=5, clip_norm=0.5)
+    yield Case("odd: zero-3 2, recomputed", plan(dp_shard=2, recompute="full"), odd)
+    yield Case("odd: zero-3 2, offloaded", plan(dp_shard=2, offload=True), odd)
+    yield Case("odd: hsdp 2x2", plan(dp_replicate=2, dp_shard=2), odd, clip_norm=0.5)
+    yield Case("odd: tp 2", plan(tp=2), odd, clip_norm=0.5)
+    yield Case("odd: fsdp x tp 2x2", plan(dp_shard=2, tp=2), odd, clip_norm=0.5)
+    yield Case("odd: 1f1b 2", plan(pp=2), odd, clip_norm=0.5)
+    yield Case("odd: zbv x fsdp 2x2", plan(pp=2, dp_shard=2, schedule="zbv-zero-bubble"), odd_models.unshared)
+    yield Case("odd: pp x ddp 2x2", plan(pp=2, dp_replicate=2), odd, clip_norm=0.5)
+
+
 def compiled() -> Iterator[Case]:
     """These need a C++ compiler, and a minute each."""
     yield Case("single, compiled", plan(compile=True), loss_tolerance=1e-5, norm_tolerance=1e-5)
@@ -390,6 +407,7 @@ CASES = [
     *shared_modules(),
     *batch_norms(),
     *frozen_parameters(),
+    *odd_parameters(),
     *half_precision(),
     *compiled(),
 ]

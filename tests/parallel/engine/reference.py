@@ -39,6 +39,9 @@ def plain_training(
         made.zero_grad()
         value = loss(model(inputs), targets)
         value.backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None and parameter.grad.is_sparse:  # torch cannot clip it
+                parameter.grad = parameter.grad.to_dense()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clip_norm or float("inf"))))
         made.step()
         losses.append(value.item())

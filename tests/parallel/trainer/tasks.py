@@ -56,6 +56,43 @@ task = Task(
 
 with_dropout = replace(task, model=lambda: nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3), nn.Linear(12, 2)))
 
+
+class Gain(nn.Module):
+    """A layer with a scalar and a transposed weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(0.8))
+        self.weight = nn.Parameter(torch.randn(12, 6).t() / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, 6) to (B, 12)."""
+        return (x @ self.weight).tanh() * self.gain
+
+
+def odd_model() -> nn.Module:
+    return nn.Sequential(Gain(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2))
+
+
+odd = replace(task, model=odd_model)
+
+
+class Clamped(nn.Module):
+    """A layer whose weight stays positive, by the old idiom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, 6) to (B, 12)."""
+        self.layer.weight.data.clamp_(min=0.01)
+        found: torch.Tensor = self.layer(x)
+        return found
+
+
+clamped = replace(task, model=lambda: nn.Sequential(Clamped(), nn.Linear(12, 2)))
+
 in_order = replace(task, local=replace(task.local, shuffle=False))
 
 

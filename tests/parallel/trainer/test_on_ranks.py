@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from atoll.parallel.engine.forked import run_ranks
+from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trainer.run import Result
 from tests.parallel.trainer import tasks
@@ -56,6 +56,32 @@ def test_a_training_that_is_told_to_stop_on_one_rank_goes_on_under_every_other_m
     assert tasks.losses(tmp_path) == pytest.approx(tasks.losses(folder), abs=1e-5)
     assert end.metrics == pytest.approx(expected.metrics, abs=1e-5)
     same_model(tmp_path, folder)
+
+
+def odd_on_ranks(folder: Path, plan: Plan, stop_after: int | None = None) -> Result:
+    return run(folder, task=tasks.odd, plan=plan, stop_after=stop_after)
+
+
+def test_a_training_with_a_scalar_and_a_transposed_weight_goes_on_under_every_other_mesh(tmp_path: Path) -> None:
+    """Under shards the scalar is a replica, with the shape and the checkpoint of a plain one."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    run(one, task=tasks.odd)
+    run_ranks(odd_on_ranks, 2, other, mesh(dp_shard=2), 4)
+    run(other, task=tasks.odd, stop_after=8)
+    run_ranks(odd_on_ranks, 4, other, mesh(dp_replicate=2, dp_shard=2))
+    assert tasks.losses(other) == pytest.approx(tasks.losses(one), abs=1e-5)
+    same_model(other, one)
+
+
+def clamped_on_ranks(folder: Path, plan: Plan) -> None:
+    run(folder, task=tasks.clamped, plan=plan)
+
+
+@pytest.mark.parametrize("plan", [mesh(dp_shard=2), mesh(pp=2)], ids=["zero-3", "pp"])
+def test_a_weight_that_forward_clamps_is_refused_before_the_first_step(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"JobRefused: 0\.layer\.weight: forward changes them in place.*parametriz"):
+        run_ranks(clamped_on_ranks, 2, tmp_path, plan)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def seed_of_a_rank(folder: Path, plan: Plan) -> int:

@@ -1,0 +1,141 @@
+"""The tensors of a model that the wrappers of a plan cannot take: named before a process group exists, or made fit."""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from atoll.parallel.engine.plan import Plan
+
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def lazy_faults(model: nn.Module) -> Iterator[str]:
+    """Yield a sentence if tensors of the model have no shape yet (`nn.LazyLinear` and its kind)."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
+        yield (
+            f"{_listed(lazy)} {_have(lazy)} no shape before the first batch: give the layer its sizes (nn.Linear for "
+            "nn.LazyLinear), or let the task's model function pass one batch through the model"
+        )
+
+
+def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Iterator[str]:
+    """Yield a sentence for each kind of tensor that this plan cannot train as a plain loop does.
+
+    Args:
+        model: the whole model, no tensor lazy; on `meta` or not.
+        plan: of the training.
+        groups: the block that gathers each parameter, by the parameter's name.
+    """
+    if overlapping := [name for name, tensor in model.named_parameters() if overlaps_itself(tensor)]:
+        yield (
+            f"{_listed(overlapping)}: several elements share one place in memory (expand), which no optimizer can "
+            "step; keep the small tensor as the parameter and expand it in forward, or clone() it"
+        )
+    if not plan.is_sharded and plan.mesh.size == 1:
+        return
+    where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
+    for name, module in model.named_modules():
+        if isinstance(module, EMBEDDINGS) and module.max_norm is not None:
+            yield (
+                f"{name or type(module).__name__}: max_norm={module.max_norm:g} changes the weight in every forward "
+                f"pass, on each rank by its own examples, so {where} would train another model than one process; "
+                "train it on one process, or without max_norm"
+            )
+    if not plan.is_ddp:
+        for first, second in _sharing(model):
+            yield (
+                f"{first} and {second} are views of one memory, which {where} would separate; tie them as one "
+                "nn.Parameter, or clone() one of them"
+            )
+    if plan.is_sharded:
+        yield from _mixed(model, groups)
+
+
+def _mixed(model: nn.Module, groups: dict[str, str]) -> Iterator[str]:
+    """Yield the groups with trained parameters of several dtypes: `fully_shard` gathers a group as one tensor."""
+    found: dict[str, dict[torch.dtype, str]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dim():
+            found.setdefault(groups[name], {}).setdefault(parameter.dtype, name)
+    for group, firsts in found.items():
+        if len(firsts) > 1:
+            kinds = ", ".join(f"{name} is {str(dtype).removeprefix('torch.')}" for dtype, name in firsts.items())
+            yield (
+                f"{group or type(model).__name__} mixes dtypes, and shards (dp_shard, zero, offload) need one in a "
+                f"block: {kinds}; use one dtype (plan.precision=bf16 computes in bfloat16), or dp_replicate"
+            )
+
+
+def fit(part: nn.Module, plan: Plan) -> None:
+    """Give the tensors of a part a form that every wrapper takes; values, names and the objects of parameters stay.
+
+    Parameters become contiguous where they are cut. A buffer whose elements share memory becomes a full one, which a
+    broadcast and a checkpoint can write. Embeddings have dense gradients: the same numbers for every optimizer of the
+    trainer, and gradients that can be clipped, reduced and saved.
+    """
+    copies: dict[int, torch.Tensor] = {}
+    for module in part.modules():
+        if isinstance(module, EMBEDDINGS):
+            module.sparse = False
+        for name, buffer in module._buffers.items():
+            if buffer is not None and overlaps_itself(buffer):
+                module._buffers[name] = copies.setdefault(id(buffer), buffer.contiguous())
+    if plan.is_sharded or plan.mesh.tp > 1:
+        for parameter in part.parameters():
+            if not parameter.is_contiguous():
+                parameter.data = parameter.data.contiguous()
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Return whether elements of a tensor share a place in memory.
+
+    With ascending strides s_i of the dimensions with more than one of n_i elements there is no overlap if each
+    s_i > sum over j < i of (n_j - 1) s_j.
+    """
+    if tensor.layout != torch.strided or tensor.numel() == 0:
+        return False
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+def _sharing(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield pairs of a parameter and another tensor, not the same object, that share a place in memory."""
+    by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.layout == torch.strided and tensor.numel():
+            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append((name, tensor))
+    for tensors in by_storage.values():
+        for (first, one), (second, other) in combinations(tensors, 2):
+            if isinstance(one, nn.Parameter) and _meet(one, other):
+                yield first, second
+
+
+def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of one storage have a place in common."""
+    if one.dtype != other.dtype:
+        return True
+    ends = [
+        1 + t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+        for t in (one, other)
+    ]
+    if max(one.storage_offset(), other.storage_offset()) >= min(ends):
+        return False
+    taken = torch.zeros(max(ends), dtype=torch.bool, device="cpu")
+    taken.as_strided(one.shape, one.stride(), one.storage_offset()).fill_(True)
+    return bool(taken.as_strided(other.shape, other.stride(), other.storage_offset()).any())
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _have(names: list[str]) -> str:
+    return "has" if len(names) == 1 else "have"

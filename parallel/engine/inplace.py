@@ -1,0 +1,77 @@
+"""The parameters that a model's own forward pass changes in place, such as clamped weights and moving averages.
+
+A rank's forward pass sees a gathered copy under `fully_shard`, and a stage of a pipeline runs passes that a plain loop
+does not. So the change would be lost, or made at other times.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class CopiesDiffer(ValueError):
+    """The ranks' copies of a parameter differ, though their optimizers take equal steps."""
+
+
+class _Writes(TorchDispatchMode):
+    """The storages that operators have written to, also through views and `.data`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        schema = getattr(func, "_schema", None)  # a higher-order operator has none
+        for index, argument in enumerate(schema.arguments if schema is not None else ()):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[index] if index < len(args) else given.get(argument.name)
+                self.storages |= {_storage(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
+        return func(*args, **given)
+
+
+def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> list[str]:
+    """Return the names of the parameters that a pass changes in place, or whose data it replaces.
+
+    Args:
+        model: whose parameters are watched; on `meta` or not. The pass may change it.
+        run: () -> the pass.
+    """
+    before = {name: _storage(parameter) for name, parameter in model.named_parameters()}
+    writes = _Writes()
+    with writes:
+        run()
+    after = {name: _storage(parameter) for name, parameter in model.named_parameters()}
+    return [name for name, storage in before.items() if storage in writes.storages or after.get(name) != storage]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    place: int = tensor.untyped_storage()._cdata
+    return place
+
+
+@torch.no_grad()
+def differing_copies(named: Iterable[tuple[str, torch.Tensor]], group: dist.ProcessGroup) -> list[str]:
+    """Return the names of the tensors of which the ranks have different copies; the same on every rank.
+
+    One broadcast of each tensor. Values that are no number are left to the check of the loss. The tolerance (1e-4 of
+    the value, and 1e-6) is that of unlike devices in one group.
+    """
+    names, flags = [], []
+    for name, tensor in named:
+        first = tensor.detach().clone()
+        dist.broadcast(first, group_src=0, group=group)
+        names.append(name)
+        flags.append(~torch.isclose(tensor, first, rtol=1e-4, atol=1e-6, equal_nan=True).all())
+    if not flags:
+        return []
+    differs = torch.stack(flags).to(torch.int32)
+    dist.all_reduce(differs, op=dist.ReduceOp.MAX, group=group)
+    return [name for name, flag in zip(names, differs.tolist(), strict=True) if flag]

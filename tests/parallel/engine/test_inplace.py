@@ -1,0 +1,97 @@
+"""Parameters that a forward pass changes are found by name, whichever way it changes them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.inplace import written_in_forward
+from tests.parallel.engine import reference
+from tests.parallel.engine.cases import mine, plan
+from tests.parallel.engine.test_step import engine_of
+
+Change = Callable[[nn.Module, torch.Tensor], None]
+
+
+class Changing(nn.Module):
+    """A layer whose forward pass applies a change to it first; a batch norm, whose buffers may change."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm, self.change = nn.Linear(64, 10), nn.BatchNorm1d(10), change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, 1, 8, 8) to (B, 10)."""
+        self.change(self.layer, x)
+        found: torch.Tensor = self.norm(self.layer(x.flatten(1)))
+        return found
+
+
+def nothing(_layer: nn.Module, _x: torch.Tensor) -> None:
+    pass
+
+
+def clamp(layer: nn.Module, _x: torch.Tensor) -> None:
+    with torch.no_grad():
+        layer.get_parameter("weight").clamp_(-1e3, 1e3)  # changes no value yet
+
+
+def clamp_data(layer: nn.Module, _x: torch.Tensor) -> None:
+    layer.get_parameter("weight").data.clamp_(-1, 1)
+
+
+def one_row(layer: nn.Module, _x: torch.Tensor) -> None:
+    with torch.no_grad():
+        layer.get_parameter("weight")[3:4].mul_(0.5)
+
+
+def replace(layer: nn.Module, _x: torch.Tensor) -> None:
+    weight = layer.get_parameter("weight")
+    weight.data = weight.data * 0.9
+
+
+def together(layer: nn.Module, _x: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch._foreach_mul_([layer.get_parameter("weight")], 0.9)
+
+
+def follow(layer: nn.Module, x: torch.Tensor) -> None:
+    """A moving average of the examples that a rank sees."""
+    with torch.no_grad():
+        layer.get_parameter("weight").lerp_(x.flatten(1).mean(0).expand(10, 64), 0.1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("change", [clamp, clamp_data, one_row, replace, together, follow])
+def test_a_changed_parameter_is_found(change: Change, device: str) -> None:
+    with torch.device(device):
+        model, x = Changing(change), torch.ones(4, 1, 8, 8)
+        assert written_in_forward(model, lambda: model(x)) == ["layer.weight"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_whose_buffers_alone_change_is_left_alone(device: str) -> None:
+    with torch.device(device):
+        model, x = Changing(nothing), torch.ones(4, 1, 8, 8)
+        assert written_in_forward(model, lambda: model(x)) == []
+
+
+def flushed(change: Change) -> dict[str, torch.Tensor]:
+    engine = engine_of(Changing(change), plan(dp_replicate=2))
+    engine.step(mine(*reference.image_batches()[0], engine.axes))
+    engine.flush()
+    return {name: value.detach().clone() for name, value in engine.parameters.items()}
+
+
+def test_under_ddp_a_change_by_a_ranks_own_examples_is_named_before_a_checkpoint() -> None:
+    with pytest.raises(RankFailed, match=r"layer\.weight: the ranks' copies differ.*parametriz"):
+        run_ranks(flushed, 2, follow)
+
+
+def test_under_ddp_a_change_that_is_the_same_everywhere_trains() -> None:
+    first, second = run_ranks(flushed, 2, clamp_data)
+    for name, value in first.items():
+        assert torch.equal(value, second[name])
