@@ -9,6 +9,7 @@ from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer, parse_outer
 from atoll.parallel.engine import recompute
 from atoll.parallel.engine.admissible import fit, lazy_faults, tensor_faults
+from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.batchnorm import convert
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.mesh import Axes
@@ -109,11 +110,13 @@ def assemble(
     if not is_meta and not plan.offload:
         parts = [part.to(device) for part in parts]
     parts = [_wrapped(part, plan, axes) for part in parts]
+    agreements = _agreements(parts, plan, axes)
     local = LocalModel(
         parts=parts,
         ties=_ties(model, parts, plan, axes),
         optimizers=[_optimizer(part, optimization.make_optimizer) for part in parts],
-        executor=_executor(parts, plan, optimization.loss, axes, device, rows),
+        executor=_executor(parts, plan, optimization.loss, axes, device, rows, agreements),
+        agreements=agreements,
         sequence=blueprint_of(model).sequence if plan.mesh.tp > 1 and plan.sequence_parallel else None,
     )
     return Engine(
@@ -160,13 +163,23 @@ def _ties(model: nn.Module, parts: list[nn.Module], plan: Plan, axes: Axes | Non
     return Ties(separated, pp_ranks, parts, axes) if separated else None
 
 
+def _agreements(parts: list[nn.Module], plan: Plan, axes: Axes | None) -> list[Agreement]:
+    return [Agreement(part, axes, plan) for part in parts] if plan.is_sharded and axes is not None else []
+
+
 def _executor(
-    parts: list[nn.Module], plan: Plan, loss: Loss, axes: Axes | None, device: torch.device, rows: int | None
+    parts: list[nn.Module],
+    plan: Plan,
+    loss: Loss,
+    axes: Axes | None,
+    device: torch.device,
+    rows: int | None,
+    agreements: list[Agreement],
 ) -> Executor:
     if plan.mesh.pp > 1:
         assert axes is not None
         return Pipeline(parts, loss, plan, axes, device, rows)
-    return Passes(parts[0], loss, plan, device)
+    return Passes(parts[0], loss, plan, device, *agreements)
 
 
 def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:

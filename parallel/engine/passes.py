@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.parallel.data.batch import Batch, map_tensors, tensors
+from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.microbatches import Micro, split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
@@ -32,7 +33,7 @@ Total = Callable[[], float | torch.Tensor]
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:
     """Return a micro-batch's summand of the mean over all units: its own mean times its share of them."""
     if micro.count == 0:  # a mean over nothing; but the passes must be run
-        return torch.stack([(tensor * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
+        return torch.stack([(in_single(tensor) * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
     found = loss(map_tensors(in_single, outputs), micro.targets)
     if not isinstance(found, torch.Tensor) or found.dim():
         kind = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
@@ -59,11 +60,14 @@ class Passes:
         loss: of the task.
         plan: for accumulation, precision and loss parallelism.
         device: of the model.
+        agreement: of the ranks that share the model out; None: they do not.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, plan: Plan, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, plan: Plan, device: torch.device, agreement: Agreement | None = None
+    ) -> None:
         self._model, self._loss, self._plan, self._device = model, loss, plan, device
-        self._is_complete = False
+        self._agreement = agreement
         # DDP takes the mean over its ranks, where a sum is needed.
         self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
 
@@ -80,32 +84,15 @@ class Passes:
         micros = split(batch, self._plan.microbatches if after_first is None else max(2, self._plan.microbatches))
         for index, micro in enumerate(micros):
             is_last = index == len(micros) - 1
-            with self._synchronizing(is_last or after_first is not None, is_last), self._computing():
+            must = is_last or after_first is not None
+            with self._synchronizing(must, is_last), self._computing():
                 weighted = share_of_loss(self._loss, self._model(micro.inputs), micro, total)
-                (weighted * self._scale if self._scale != 1 else weighted).backward()  # type: ignore[no-untyped-call]
+                with self._agreeing(must, is_last):
+                    (weighted * self._scale if self._scale != 1 else weighted).backward()  # type: ignore[no-untyped-call]
             losses.append(whole(weighted.detach()))
-            if is_last:
-                self._check_gradients()
             if index == 0 and after_first is not None:
                 after_first(micro.count)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-
-    def _check_gradients(self) -> None:
-        """Check, once and under DDP, that no gradient is missing: DDP sums no bucket with a missing one, and reports it
-        late.
-
-        Raises:
-            ValueError: a parameter has no gradient.
-        """
-        if self._is_complete or not isinstance(self._model, DistributedDataParallel):
-            return
-        self._is_complete = True
-        named = self._model.module.named_parameters()
-        if missing := [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]:
-            raise ValueError(
-                f"{', '.join(missing)}: no gradient, which DDP waits for; freeze what is not used "
-                "(requires_grad_(False)), or shard the model (dp_shard)"
-            )
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets of a batch; fillers are not observed."""
@@ -130,6 +117,23 @@ class Passes:
             model.set_requires_gradient_sync(must or stage == 2)
             model.set_reshard_after_backward(is_last)
         yield
+
+    @contextmanager
+    def _agreeing(self, must: bool, is_last: bool) -> Iterator[None]:
+        """Sum gradients after a backward pass, not during it, if ranks have called different blocks."""
+        agreement, stage = self._agreement, self._plan.zero_stage
+        if agreement is None:
+            yield
+            return
+        if agreement.differs:
+            assert isinstance(self._model, FSDPModule)
+            self._model.set_requires_gradient_sync(False)
+            self._model.set_reshard_after_backward(False)
+        yield
+        if not must and stage == 1:
+            agreement.fill()
+        elif agreement.differs:
+            agreement.reduce(keeps=stage < 3 and not is_last)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

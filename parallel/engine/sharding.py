@@ -178,6 +178,7 @@ def _ddp(part: nn.Module, axes: Axes) -> DistributedDataParallel:
             part,
             process_group=axes.group("dp_replicate"),
             gradient_as_bucket_view=True,
+            find_unused_parameters=True,  # an expert that no example of this rank has chosen counts as zeros
             broadcast_buffers=False,  # `average_buffers` makes them equal before they are used
         )
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from atoll.parallel.communication.hooks import HookState
 from atoll.parallel.communication.outer import Outer
 from atoll.parallel.data.batch import Batch, tensors
+from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
 from atoll.parallel.engine.inplace import CopiesDiffer, differing_copies
@@ -75,6 +76,8 @@ class LocalModel:
     """The forward and backward passes."""
     sequence: int | None
     """The dimension of the inputs that sequence parallelism shards, if it does."""
+    agreements: Sequence[Agreement] = ()
+    """The agreement of the ranks on each part, if they share the model out."""
 
 
 class Engine:
@@ -110,6 +113,7 @@ class Engine:
         """Steps taken since the beginning of the training."""
         self.outer, self.compression = outer, compression
         self._executor, self._ties, self._sequence = local.executor, local.ties, local.sequence
+        self._agreements = local.agreements
         self._lr, self._clip_norm = optimization.lr, optimization.clip_norm
         self.parameters = dict(pair for part in self.parts for pair in trained(part))
         """The trained parameters on this rank, by their names in the whole model."""
@@ -143,6 +147,8 @@ class Engine:
         after_first = (lambda count: first.append(self._after_first(count))) if measure_noise else None
         loss = self._executor.train(batch, global_units, after_first)
         units = global_units()
+        for agreement in self._agreements:
+            agreement.settle()
         self._settle()
         norm = self._norm() if report or measure_noise or self._clip_norm is not None else None
         noise = _noise(first[0], float(units), norm) if first and norm is not None else None

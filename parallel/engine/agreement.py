@@ -1,0 +1,219 @@
+"""The agreement of ranks on the gathers and the gradients of a sharded model of which each may call other modules.
+
+A router picks experts by a rank's own examples, and layers may be left out at random. Then `fully_shard` gathers
+another block on each rank at the same time: the ranks mix the shards of different blocks without a word. So here
+
+- every rank gathers all blocks in one order, that of the model, in each forward pass: a block that is left out is
+  gathered before the next one, or at the end;
+- after the forward pass one small all-reduce compares the calls. If they differ, the backward pass finds all blocks
+  gathered and sums nothing; the gradients are then summed block by block, in one order;
+- a parameter without a gradient on this rank counts as zeros, and one without a gradient on any rank keeps none, as in
+  one process: the optimizer leaves it alone.
+
+With ZeRO-3 a block is given up after its call, so a second call gathers it again, which may meet another block's gather
+on a rank that makes no second call. Unless the model declares the order of its calls (`blueprint.chain`), the ranks
+agree before each gather of the first pass; in a model that repeats no block, one that does so later ends the training.
+"""
+
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from atoll.parallel.engine.blueprint import blueprint_of
+from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.plan import Plan
+
+
+class Agreement:
+    """The blocks of one sharded part of a model, and what this rank did with them in the current step.
+
+    Args:
+        part: after `fully_shard`.
+        axes: of the mesh.
+        plan: for the ZeRO stage, the pipeline and the synchronization of the copies.
+    """
+
+    def __init__(self, part: nn.Module, axes: Axes, plan: Plan) -> None:
+        self._part, self._plan = part, plan
+        self._group = axes.dp_group if plan.outer == "none" else axes.group("dp_shard")
+        self._num_ranks = dist.get_world_size(self._group)
+        self._device = torch.device(axes.device_mesh.device_type)
+        self._names = {module: name for name, module in part.named_modules() if isinstance(module, FSDPModule)}
+        self._blocks = [module for module in self._names if module is not part]
+        self._calls: list[int] = []
+        self._num_gathered = 0
+        self._agrees_before_gathers = plan.zero_stage == 3 and not blueprint_of(part).chain
+        self._may_repeat = plan.zero_stage < 3 or not self._agrees_before_gathers
+        self._is_in_forward = False
+        self._used: set[nn.Parameter] = set()
+        self._is_watching = False
+        self.differs = False
+        """Whether the last forward pass called other blocks on another rank: `reduce` must sum its gradients."""
+        if self._num_ranks == 1:
+            return
+        part.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+        part.register_forward_pre_hook(self._begin, prepend=True)
+        for index, block in enumerate(self._blocks):
+            block.register_forward_pre_hook(self._before(index), prepend=True)
+        part.register_forward_hook(self._end)
+
+    def _begin(self, _module: nn.Module, _inputs: Any) -> None:
+        self._calls, self._num_gathered = [], 0
+        self._is_in_forward = True
+
+    def _before(self, index: int) -> Any:
+        @torch.compiler.disable
+        def hook(_module: nn.Module, _inputs: Any) -> None:
+            if not self._is_in_forward:  # recomputation, in a backward pass
+                return
+            if index in self._calls:
+                self._repeat(index)
+            elif index >= self._num_gathered:  # `fully_shard` gathers it after this
+                self._gather_before(index)
+                self._agree(index)
+                self._num_gathered = index + 1
+            self._calls.append(index)
+
+        return hook
+
+    def _gather_before(self, index: int) -> None:
+        """Gather what comes before a block in the model and was not gathered in this pass."""
+        for number in range(self._num_gathered, index):
+            self._agree(number)
+            self._blocks[number].unshard()  # type: ignore[operator]
+        self._num_gathered = max(self._num_gathered, index)
+
+    def _repeat(self, index: int) -> None:
+        """Agree on a second call of a block."""
+        if self._agrees_before_gathers:
+            self._agree(-1 - index)
+            self._may_repeat = True
+        if not self._may_repeat:
+            raise ValueError(self._fault())
+
+    def _agree(self, gather: int) -> None:
+        """Check that all ranks are about to make the same gather (a block's number; -1 - number: again)."""
+        if not self._agrees_before_gathers:
+            return
+        numbers = torch.tensor([gather, -gather], device=self._device)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group)
+        if numbers.sum().item() != 0:
+            raise ValueError(self._fault())
+
+    def _fault(self) -> str:
+        return (
+            f"ranks called blocks of the model in different numbers ({self._called()} here), which zero=3 does not "
+            "support: set plan.zero = 2, or 1"
+        )
+
+    def _end(self, _module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        self._is_in_forward = False
+        self._gather_before(len(self._blocks))
+        self._agree(len(self._blocks))
+        self._watch()
+        if torch.is_grad_enabled():
+            self._agrees_before_gathers = self._agrees_before_gathers and self._may_repeat
+        self.differs = self._compare()
+        if self.differs:
+            self._gather_all()
+        elif not torch.is_grad_enabled():
+            self._release()
+
+    def _compare(self) -> bool:
+        """Return whether ranks called different blocks, or in another order.
+
+        Raises:
+            ValueError: they did, and a pipeline gives up blocks between its passes.
+        """
+        calls = zlib.crc32(repr(self._calls).encode())
+        flags = torch.tensor([calls, -calls], device=self._device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        if flags.sum().item() == 0:
+            return False
+        if self._plan.zero_stage == 3 and self._plan.mesh.pp > 1:
+            raise ValueError(
+                f"ranks called different blocks of a stage ({self._called()} here), which zero=3 does not support "
+                "within a pipeline: set plan.zero = 2, or 1"
+            )
+        return True
+
+    def _called(self) -> str:
+        names = [self._names[self._blocks[index]] for index in dict.fromkeys(self._calls)]
+        return ", ".join(names) or "none"
+
+    def _gather_all(self) -> None:
+        """Gather all blocks, from the same state on all ranks."""
+        for block in self._blocks:
+            block.reshard()
+        if torch.is_grad_enabled():
+            for block in self._blocks:
+                block.unshard()
+
+    def _release(self) -> None:
+        """Give up what was gathered and not called; `fully_shard` has given up the others."""
+        if self._plan.zero_stage == 3:
+            for block in self._blocks:
+                block.reshard()
+
+    def reduce(self, *, keeps: bool) -> None:
+        """Sum the gradients of all passes that summed nothing, block by block in one order.
+
+        Args:
+            keeps: leave the parameters gathered.
+        """
+        assert isinstance(self._part, FSDPModule)
+        self.fill()
+        self._part.set_requires_gradient_sync(True)
+        self._part.set_reshard_after_backward(not keeps)
+        state: Any = fully_shard.state(self._part)  # type: ignore[attr-defined]
+        state._root_post_backward_final_callback()  # as torch's own pipeline does after its last backward pass
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Give zeros to what has no gradient after a pass that summed nothing, if sums have a type of their own.
+
+        Torch sums what earlier passes left in the type of the sums, and what the last one left in the type of the
+        parameters; so must all ranks.
+        """
+        for parameter in self._sharded() if self._num_ranks > 1 else ():
+            if parameter.reduce_dtype is not None and parameter.unsharded_accumulated_grad is None:
+                zeros = torch.zeros_like(parameter.unsharded_param, dtype=parameter.reduce_dtype)
+                parameter.unsharded_accumulated_grad = zeros
+
+    def _watch(self) -> None:
+        """Note, from the first pass on, which parameters get a gradient."""
+        if self._is_watching:
+            return
+        self._is_watching = True
+        for parameter in self._sharded():
+            parameter.unsharded_param.register_post_accumulate_grad_hook(
+                lambda _gathered, sharded=parameter.sharded_param: self._used.add(sharded)
+            )
+
+    def _sharded(self) -> list[Any]:
+        """Return torch's records of the trained parameters, in the same order on all ranks."""
+        return [
+            parameter
+            for block in (self._part, *self._blocks)
+            for group in fully_shard.state(block)._fsdp_param_groups  # type: ignore[attr-defined]
+            for parameter in group.fsdp_params
+            if parameter.sharded_param.requires_grad
+        ]
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Remove the gradients, zeros, of parameters that no rank has used since the last call."""
+        if self._num_ranks == 1 or not self._is_watching:
+            return
+        parameters = [parameter.sharded_param for parameter in self._sharded()]
+        used = torch.tensor([parameter in self._used for parameter in parameters], dtype=torch.uint8)
+        self._used.clear()
+        used = used.to(self._device)
+        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._group)
+        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+            if not is_used:
+                parameter.grad = None
