@@ -21,11 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from atoll.parallel.engine.blueprint import blueprint_of
 from atoll.parallel.engine.mesh import Axes
-from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.plan import SPLIT, Plan
+from atoll.parallel.optimizers.norms import local
 
 
 class Agreement:
@@ -42,8 +44,8 @@ class Agreement:
         self._group = axes.dp_group if plan.outer == "none" else axes.group("dp_shard")
         self._num_ranks = dist.get_world_size(self._group)
         self._device = torch.device(axes.device_mesh.device_type)
-        self._names = {module: name for name, module in part.named_modules() if isinstance(module, FSDPModule)}
-        self._blocks = [module for module in self._names if module is not part]
+        self._names = {module: name for name, module in part.named_modules() if isinstance(module, FSDPModule) and name}
+        self._blocks: list[Any] = list(self._names)
         self._calls: list[int] = []
         self._num_gathered = 0
         self._agrees_before_gathers = plan.zero_stage == 3 and not blueprint_of(part).chain
@@ -55,7 +57,8 @@ class Agreement:
         """Whether the last forward pass called other blocks on another rank: `reduce` must sum its gradients."""
         if self._num_ranks == 1:
             return
-        part.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+        assert isinstance(part, FSDPModule)
+        part.set_reduce_scatter_unused_params(True)
         part.register_forward_pre_hook(self._begin, prepend=True)
         for index, block in enumerate(self._blocks):
             block.register_forward_pre_hook(self._before(index), prepend=True)
@@ -66,7 +69,7 @@ class Agreement:
         self._is_in_forward = True
 
     def _before(self, index: int) -> Any:
-        @torch.compiler.disable
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def hook(_module: nn.Module, _inputs: Any) -> None:
             if not self._is_in_forward:  # recomputation, in a backward pass
                 return
@@ -84,7 +87,7 @@ class Agreement:
         """Gather what comes before a block in the model and was not gathered in this pass."""
         for number in range(self._num_gathered, index):
             self._agree(number)
-            self._blocks[number].unshard()  # type: ignore[operator]
+            self._blocks[number].unshard()
         self._num_gathered = max(self._num_gathered, index)
 
     def _repeat(self, index: int) -> None:
@@ -99,10 +102,14 @@ class Agreement:
         """Check that all ranks are about to make the same gather (a block's number; -1 - number: again)."""
         if not self._agrees_before_gathers:
             return
-        numbers = torch.tensor([gather, -gather], device=self._device)
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=self._group)
-        if numbers.sum().item() != 0:
+        if sum(self._highest([gather, -gather], torch.int64)):
             raise ValueError(self._fault())
+
+    def _highest(self, numbers: list[int], dtype: torch.dtype) -> list[int]:
+        """Return the maximum of each number over the ranks; the ranks of a dry run are alike."""
+        flags = torch.tensor(numbers, dtype=dtype).to(self._device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        return numbers if isinstance(flags, FakeTensor) else flags.tolist()
 
     def _fault(self) -> str:
         return (
@@ -130,9 +137,7 @@ class Agreement:
             ValueError: they did, and a pipeline gives up blocks between its passes.
         """
         calls = zlib.crc32(repr(self._calls).encode())
-        flags = torch.tensor([calls, -calls], device=self._device)
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
-        if flags.sum().item() == 0:
+        if not sum(self._highest([calls, -calls], torch.int64)):
             return False
         if self._plan.zero_stage == 3 and self._plan.mesh.pp > 1:
             raise ValueError(
@@ -204,16 +209,24 @@ class Agreement:
             if parameter.sharded_param.requires_grad
         ]
 
+    def _is_used(self, parameter: nn.Parameter) -> bool:
+        """Return whether this rank has used a parameter.
+
+        A schedule that splits the backward pass adds gradients up by itself, unseen: there, zeros mean that it has not.
+        """
+        if self._plan.mesh.pp == 1 or self._plan.schedule not in SPLIT:
+            return parameter in self._used
+        shard = None if parameter.grad is None else local(parameter.grad)
+        return shard is not None and (isinstance(shard, FakeTensor) or bool(shard.any()))
+
     @torch.no_grad()
     def settle(self) -> None:
         """Remove the gradients, zeros, of parameters that no rank has used since the last call."""
         if self._num_ranks == 1 or not self._is_watching:
             return
         parameters = [parameter.sharded_param for parameter in self._sharded()]
-        used = torch.tensor([parameter in self._used for parameter in parameters], dtype=torch.uint8)
+        used = self._highest([self._is_used(parameter) for parameter in parameters], torch.uint8)
         self._used.clear()
-        used = used.to(self._device)
-        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self._group)
-        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
+        for parameter, is_used in zip(parameters, used, strict=True):
             if not is_used:
                 parameter.grad = None

@@ -108,7 +108,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         before, after = list(_tensors((args, kwargs))), list(_tensors(result))
         kind = KINDS.get(func._opname) if func.namespace in ("c10d", "_c10d_functional") else None
-        if kind is not None:
+        if kind == "all_reduce" and not any(tensor.is_floating_point() for tensor in before):
+            pass  # flags and counts of a few bytes, of which a plan says nothing
+        elif kind is not None:
             self._communicate(kind, func, (args, kwargs), before, after)
         elif func._opname == "wait_tensor":
             self._arrive(before, after)

@@ -65,6 +65,11 @@ def test_experts_within_the_stages_of_a_pipeline_train_as_in_one_process(setting
     check("layers", plan(pp=2, schedule="1f1b", **settings))
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_experts_within_stages_whose_backward_pass_is_split_train_as_in_one_process(stage: int) -> None:
+    check("layers", plan(pp=2, schedule="interleaved-zero-bubble", dp_shard=2, zero=stage))
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_experts_in_bf16_train_nearly_as_in_float32(stage: int) -> None:
     check("experts", plan(dp_shard=2, zero=stage, accumulate=2, precision="bf16"), tolerance=0.05)

@@ -219,12 +219,6 @@ def one_step(
     return engine.step(mine(*batches[0], engine.axes)).loss.item()
 
 
-def unused() -> nn.Module:
-    model = mlp()
-    model.extra = nn.Linear(3, 3)
-    return model
-
-
 @pytest.mark.parametrize("plan", [Plan(mesh=Mesh(tp=2)), Plan(mesh=Mesh(tp=2, pp=2))], ids=["tp", "pp x tp"])
 def test_a_sequence_that_tp_does_not_divide_is_refused_on_every_rank(plan: Plan) -> None:
     with pytest.raises(RankFailed, match=r"tp=2 must divide the length of the sequence \(sequence_parallel\), got 15"):
@@ -240,11 +234,6 @@ def step_with_a_dict() -> None:
 def test_a_pipeline_that_is_not_given_one_tensor_says_so() -> None:
     with pytest.raises(RankFailed, match=r"a pipeline's inputs must be one tensor, got dict"):
         run_ranks(step_with_a_dict, 2)
-
-
-def test_a_parameter_that_ddp_would_wait_for_is_named() -> None:
-    with pytest.raises(RankFailed, match=r"extra.weight, extra.bias: no gradient, which DDP waits for"):
-        run_ranks(one_step, 2, unused, Plan(mesh=Mesh(dp_replicate=2)), reference.image_batches())
 
 
 def loss_of_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
