@@ -1,6 +1,6 @@
 """The number of collectives in a step of three micro-batches, beside the theory (Rajbhandari et al. 2020, section 7):
-all that can wait for the last micro-batch do. Beside them are the few bytes by which ranks agree on what they have used:
-one all-reduce for each forward pass of a sharded model, and one for each step.
+all that can wait for the last micro-batch do. Beside them are the few bytes by which ranks agree on what they have
+used: one all-reduce for each forward pass of a sharded model, and one for each step.
 """
 
 from collections import Counter
