@@ -54,7 +54,7 @@ class Agreement:
         self._used: set[nn.Parameter] = set()
         self._is_watching = False
         self.differs = False
-        """Whether the last forward pass called other blocks on another rank: `reduce` must sum its gradients."""
+        """The answer whether the last pass called other blocks on another rank: `reduce` must sum its gradients."""
         if self._num_ranks == 1:
             return
         assert isinstance(part, FSDPModule)

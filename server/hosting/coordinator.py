@@ -262,8 +262,7 @@ class Coordinator:
         older = [run for other, run in self.runs.items() if other != run_id and run.config.name == new.name]
         if not older or older[-1].machine.ledger.state not in TERMINAL:
             return ""
-        last = older[-1]
-        if not may_go_on(last.config, new, version=last.machine.ledger.version):
+        if not may_go_on((last := older[-1]).config, new, version=last.machine.ledger.version):
             return ""
         return (
             f"it begins from version 0; run {last.run_id} is {last.machine.ledger.state} at version "
@@ -312,8 +311,7 @@ class Coordinator:
             parts = await self._factory.parts_of_changed(run.config, config, run_id)
             self._check_resumable(run, has_changes=True)  # it may have gone on while the task was loaded
             run.reconfigure(config, *parts)
-        ledger = run.machine.ledger
-        is_pausing = ledger.pause_reason is not None
+        is_pausing = run.machine.ledger.pause_reason is not None
         digests = {} if config is None else {"config": digest_of(config.model_dump_json().encode())}
         self.audit.record(Action.RUN_RESUME, run_id, digests=digests)
         run.ended.clear()

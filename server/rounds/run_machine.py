@@ -251,11 +251,10 @@ class RunMachine(Intake):
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
         ledger.membership.approval_by = None
         self._pace(round_, commit)
-        effects = (
-            ledger.settle_committed(round_.record, round_.late)
-            if isinstance(round_, Round)
-            else ledger.settle_buffer_committed(round_.record)
-        )
+        if isinstance(round_, Round):
+            effects = ledger.settle_committed(round_.record, round_.late)
+        else:
+            effects = ledger.settle_buffer_committed(round_.record)
         ledger.past[round_.record.round_id] = round_.record
         is_last = ledger.version >= self.rules.rounds
         released = self.invitations.release_after_commit(round_.record, now, is_last=is_last)
