@@ -118,6 +118,14 @@ class Axes:
         """The index of this rank's part of each global batch, among `mesh.dp`: dp_replicate x dp_shard, row-major."""
         return self.coordinates["dp_replicate"] * self.mesh.dp_shard + self.coordinates["dp_shard"]
 
+    @property
+    def draw(self) -> int:
+        """The index of this rank's random numbers: its own where data or layers are, the same along tp.
+
+        Ranks of a tensor-parallel group compute the same numbers wherever a module is replicated.
+        """
+        return self.dp_rank + self.mesh.dp * self.coordinates["pp"]
+
     @cached_property
     def dp_group(self) -> dist.ProcessGroup:
         """The ranks with different data. All ranks of the mesh first read it at the same point: it may create them."""

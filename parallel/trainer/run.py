@@ -177,7 +177,7 @@ class _Builder:
         job, here, config = self.job, self.here, self.job.config
         tied = tied_names(self.model)
         engine = self._engine()
-        seed_generators(config.seed, 0, self.dp_rank)  # ranks with the same data draw the same numbers
+        seed_generators(config.seed, 0, 0 if self.axes is None else self.axes.draw)
         loader = Loader(
             data,
             self.recipe.order,

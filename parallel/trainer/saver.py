@@ -91,7 +91,7 @@ class Saver:
         for name, each in self._carried.items():
             each.load_state(restored.extra[name])
         if not restored.is_same_mesh:
-            seed_generators(self._seed, restored.step, 0 if engine.axes is None else engine.axes.dp_rank)
+            seed_generators(self._seed, restored.step, 0 if engine.axes is None else engine.axes.draw)
         return True
 
 

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trainer.run import Result
 from tests.parallel.trainer import tasks
@@ -89,8 +91,39 @@ def seed_of_a_rank(folder: Path, plan: Plan) -> int:
     return torch.initial_seed()
 
 
-def test_dropout_differs_between_ranks_exactly_where_their_data_differs(tmp_path: Path) -> None:
-    first, second = run_ranks(seed_of_a_rank, 2, tmp_path / "dp", mesh(dp_replicate=2))
-    assert first != second
-    first, second = run_ranks(seed_of_a_rank, 2, tmp_path / "pp", mesh(pp=2))
-    assert first == second
+def test_ranks_draw_numbers_of_their_own_along_dp_and_pp(tmp_path: Path) -> None:
+    seeds = run_ranks(seed_of_a_rank, 4, tmp_path / "both", mesh(pp=2, dp_shard=2))
+    assert len(set(seeds)) == 4
+
+
+def masks_of_a_rank(folder: Path, plan: Plan, stop_after: int) -> dict[int, set[bytes]]:
+    """The masks by layer, but those of the first pass, in which a pipeline looks at shapes."""
+    tasks.MASKS.clear()
+    run(folder, task=tasks.dropping, plan=plan, stop_after=stop_after)
+    return {layer: set(masks[1:]) for layer, masks in tasks.MASKS.items()}
+
+
+def check_masks(folder: Path, plan: Plan, stop_after: int) -> None:
+    """Masks have 32 numbers: two equal ones by chance are one in four thousand millions."""
+    found = run_ranks(masks_of_a_rank, plan.mesh.size, folder, plan, stop_after)
+    of_layers = [set().union(*(masks.get(layer, ()) for masks in found)) for layer in range(5)]
+    assert all(of_layers)
+    assert sum(map(len, of_layers)) == len(set().union(*of_layers))
+
+
+@pytest.mark.parametrize(
+    ("degree", "settings"),
+    [(1, {}), (1, {"recompute": "full"}), (1, {"schedule": "interleaved-1f1b"}), (2, {})],
+    ids=["1f1b", "recomputed", "interleaved", "sharded"],
+)
+def test_no_two_layers_of_a_pipeline_share_a_dropout_mask(
+    degree: int, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = replace(Plan(mesh=Mesh(pp=2, dp_shard=degree)), **settings)
+    check_masks(tmp_path, plan, 2)
+    check_masks(tmp_path, plan, 3)  # goes on
+
+
+def test_layers_of_a_pipeline_share_no_mask_after_a_resume_on_another_mesh(tmp_path: Path) -> None:
+    run(tmp_path, task=tasks.dropping, stop_after=1)
+    check_masks(tmp_path, mesh(pp=2), 3)
