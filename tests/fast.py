@@ -50,6 +50,7 @@ REAL = (
     "parallel/communication/test_horovod.py",
     "parallel/communication/test_outer.py",
     "parallel/data/test_ranks.py",
+    "parallel/engine/test_agreement.py",
     "parallel/engine/test_collectives.py",
     "parallel/engine/test_equality.py",
     "parallel/engine/test_forked.py",

@@ -86,11 +86,13 @@ def flushed(change: Change) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in engine.parameters.items()}
 
 
+@pytest.mark.real
 def test_under_ddp_a_change_by_a_ranks_own_examples_is_named_before_a_checkpoint() -> None:
     with pytest.raises(RankFailed, match=r"layer\.weight: the ranks' copies differ.*parametriz"):
         run_ranks(flushed, 2, follow)
 
 
+@pytest.mark.real
 def test_under_ddp_a_change_that_is_the_same_everywhere_trains() -> None:
     first, second = run_ranks(flushed, 2, clamp_data)
     for name, value in first.items():
