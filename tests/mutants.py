@@ -297,9 +297,9 @@ PLANTED = (
     Mutant(
         "old records dropped too early",
         RUN,
-        "        ledger.past[round_.record.round_id] = round_.record\n        released",
+        "        ledger.past[round_.record.round_id] = round_.record\n        is_last",
         "        ledger.past[round_.record.round_id] = round_.record\n"
-        "        ledger.forget_old_rounds(most=3)\n        released",
+        "        ledger.forget_old_rounds(most=3)\n        is_last",
         "the record of a late update's fate is dropped before it is written",
     ),
     Mutant(

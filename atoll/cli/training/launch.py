@@ -116,4 +116,5 @@ def _environment(num_ranks: int) -> dict[str, str]:
     wanted |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     # with a shared store, gloo would find the addresses of the dead ranks in it
     wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # DDP warns that it looks for unused parameters; errors are raised anyway
     return {name: value for name, value in wanted.items() if name not in os.environ}
