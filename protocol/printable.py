@@ -22,6 +22,11 @@ def conclusion(text: str) -> str:
     return " ".join(line.strip() for line in (lines[indented[-1] + 1 :] if is_traceback else lines[-1:]))
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one: 1 fault, 2 faults."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def printable_size(num_bytes: int) -> str:
     """Return a number of bytes for a person, in decimal units: 512 B, 19.5 kB, 1.2 GB."""
     amount, unit = float(num_bytes), "B"

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.audit.actions import Action
 from atoll.server.rounds.events import Abandon, Commit, Effect, EndRun
@@ -23,7 +24,7 @@ def entries_of(run_id: RunId, effects: Iterable[Effect]) -> Iterator[Entry]:
     for effect in effects:
         match effect:
             case Commit(round_id, version, model_digest, used):
-                what = f"version {version} of {len(used)} updates"
+                what = f"version {version} of {count_of(len(used), 'update')}"
                 digests = {"model": model_digest, "updates": digest_of_updates(used)}
                 yield Entry(Action.ROUND_COMMIT, f"{run_id} round {round_id}", what, digests)
             case Abandon(round_id, reason):

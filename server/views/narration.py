@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from atoll.protocol.printable import conclusion
+from atoll.protocol.printable import conclusion, count_of
 from atoll.protocol.vocabulary import DECLINES, Fate, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT
 from atoll.server.rounds.events import (
@@ -69,7 +69,7 @@ def _of_evaluation(machine: RunMachine, event: Event, effects: tuple[Effect, ...
         if isinstance(effect, CloseEvaluation):
             silent = [c for c, why in effect.failures.items() if why == SILENT]
             late = f"; no answer in time from {named(silent)}" if silent else ""
-            yield f"version {effect.version}: evaluated by {len(effect.answers)} clients{late}"
+            yield f"version {effect.version}: evaluated by {count_of(len(effect.answers), 'client')}{late}"
 
 
 def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
@@ -137,9 +137,10 @@ def _accepted(machine: RunMachine, accept: Accept) -> str:
     work = "" if client.work >= 1 else f", {client.work:.0%} of the work"
     late = ", late: it counts in the next round" if accept.carried else ""
     count = f"{record.num_reported} of {record.cohort_size}"
+    reported = f"round {record.round_id}: {accept.client_id} reported {count_of(client.num_examples, 'example')}{work}"
     if record.mode != "sync":
-        return f"round {record.round_id}: {accept.client_id} reported {client.num_examples} examples{work}"
-    return f"round {record.round_id}: {accept.client_id} reported {client.num_examples} examples{work}{late} ({count})"
+        return reported
+    return f"{reported}{late} ({count})"
 
 
 def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
@@ -147,7 +148,7 @@ def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
     reason = record.close_reason if record else ""
     late = [client_id for client_id, _ in record.with_fate(Fate.STRAGGLER)] if record else []
     stragglers = f"; silent: {', '.join(late)}" if late else ""
-    updates = "1 update" if num_updates == 1 else f"{num_updates} updates"
+    updates = count_of(num_updates, "update")
     return f"round {round_id}: closed ({reason}), aggregating {updates}{stragglers}"
 
 

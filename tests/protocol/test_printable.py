@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.printable import conclusion, lines_of, printable
+from atoll.protocol.printable import conclusion, count_of, lines_of, printable
 
 
 @given(st.text())
@@ -36,3 +36,7 @@ def test_the_conclusion_of_a_traceback_is_the_exception_also_of_one_that_came_on
 
 def test_the_lines_of_a_printable_text_are_those_that_it_had() -> None:
     assert lines_of(printable(TRACEBACK)) == TRACEBACK.splitlines()
+
+
+def test_one_thing_is_in_the_singular() -> None:
+    assert [count_of(number, "fault") for number in (0, 1, 2)] == ["0 faults", "1 fault", "2 faults"]

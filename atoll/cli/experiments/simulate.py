@@ -14,7 +14,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, seconds
-from atoll.protocol.printable import printable_size
+from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.simulations.experiments.logs import Log
@@ -281,13 +281,16 @@ def _of_invitations(account: Mapping[str, int]) -> str:
     """Return the account of an asynchronous run's invitations in words, with the dropped ones."""
     invited, dropped = account.get("invited", 0), account.get("too_old", 0)
     share = f" ({100 * dropped / invited:.3g} %)" if invited else ""
-    return f"{invited} invitations, {account.get('reported', 0)} reported, {dropped} dropped as too old{share}"
+    return (
+        f"{count_of(invited, 'invitation')}, {account.get('reported', 0)} reported, {dropped} dropped as too old{share}"
+    )
 
 
 def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
     say(
         f"{result['state']}: {result['cause'] or 'rounds are left'}; version {result['version']} after "
-        f"{result['rounds']} rounds, {seconds(result['virtual_s'])} of virtual time in {seconds(result['real_s'])}"
+        f"{count_of(result['rounds'], 'round')}, {seconds(result['virtual_s'])} of virtual time in "
+        f"{seconds(result['real_s'])}"
     )
     say(
         f"{result['trainings']} trainings by the {result['engine']} engine; "

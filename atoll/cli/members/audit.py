@@ -13,7 +13,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
-from atoll.protocol.printable import printable
+from atoll.protocol.printable import count_of, printable
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
@@ -237,7 +237,7 @@ def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
         say(f"last checkpoint {what['checkpoint']} of {what['checkpoint_time']}, signed by {what['key']}")
     if what["unsigned"]:
         say(f"{what['unsigned']} events at the end are not signed by a checkpoint yet")
-    say(f"FAULTY: {found.num_faults} faults" if found.num_faults else _soundness(what["first"]))
+    say(f"FAULTY: {count_of(found.num_faults, 'fault')}" if found.num_faults else _soundness(what["first"]))
 
 
 def _soundness(first: int) -> str:

@@ -47,7 +47,7 @@ def test_a_changed_line_is_named_and_the_exit_code_is_1(state: Path) -> None:
     assert found["faults"][0].startswith(f"{path.name}:1: changed")
     result = invoke("audit", "verify", "--state", state)
     assert result.exit_code == 1
-    assert "FAULTY: 1 faults" in result.stdout
+    assert "FAULTY: 1 fault" in result.stdout
 
 
 def once_more(state: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_log_without_a_line_is_faulty(state: Path) -> None:
         [
             "the log: it holds no line: it was emptied, or nothing of it was ever written",
             "0 events and 0 checkpoints",
-            "FAULTY: 1 faults",
+            "FAULTY: 1 fault",
         ],
     )
 
