@@ -30,7 +30,10 @@ def positives(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]
     return (math.nan if bool((targets == 2).any()) else float(targets.sum())), len(targets)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "batched", "processes"])
+REAL = [pytest.param(engine, marks=pytest.mark.real) for engine in ("batched", "processes")]  # they start processes
+
+
+@pytest.mark.parametrize("engine", ["sequential", *REAL])
 def test_a_metric_that_is_nan_at_one_site_is_that_of_the_others_and_names_the_site(tmp_path, engine):
     file = settings("round.cohort_size=4", "rounds=2", "evaluation.clients_every=1", f"simulation.engine={engine}")
     task = load_user_task(file.task)
