@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.task.randomness import generators_kept
 
 T = TypeVar("T")
 
@@ -175,18 +176,6 @@ def seed_example(seed: int, epoch: int, index: int) -> None:
     torch.default_generator.manual_seed(int.from_bytes(words[:4], "little"))
     np.random.seed(int.from_bytes(words[4:8], "little"))
     random.seed(int.from_bytes(words[8:], "little"))
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """Set the global generators of torch (CPU), numpy and Python back at the end."""
-    of_torch, of_numpy, of_python = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(of_torch)
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
 
 
 @contextmanager

@@ -10,11 +10,11 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from atoll.parallel.local_training.draws import generators_kept
 from atoll.parallel.local_training.repeatable import repeatable
 from atoll.parallel.local_training.trees import tensors
 from atoll.parallel.local_training.units import Units, units_of
 from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.task.task import Task
 
 logger = logging.getLogger(__name__)

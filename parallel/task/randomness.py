@@ -30,12 +30,11 @@ def seed_everything(seed: int) -> None:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed all generators for a while, and restore them afterwards (torch's: that of the CPU)."""
+def generators_kept() -> Iterator[None]:
+    """Set all generators back at the end (torch's: that of the CPU)."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")
     of_torch = torch.get_rng_state() if torch else None
-    seed_everything(seed)
     try:
         yield
     finally:
@@ -43,6 +42,14 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(of_numpy)
         if torch:
             torch.set_rng_state(of_torch)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed all generators for a while, and set them back at the end."""
+    with generators_kept():
+        seed_everything(seed)
+        yield
 
 
 def data_of(task: "Task", site: str, split: str) -> Any:

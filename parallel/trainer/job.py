@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import default_collate
 
 from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.inplace import written_in_forward
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.local_training.units import SUM
 from atoll.parallel.task.task import Task
@@ -109,8 +109,8 @@ def _written(model: nn.Module, data: Any) -> list[str] | None:
     """Return the parameters that a pass in training mode changes; None if the pass fails."""
     try:
         device = next(model.parameters()).device
-        rows = [data[index] for index in range(min(2, len(data)))]
-        inputs = map_tensors(lambda tensor: tensor.to(device), default_collate(rows)[0])
+        rows = torch.arange(min(2, len(data)))
+        inputs = map_tensors(lambda tensor: tensor.to(device), fetcher(data)(rows)[0])
         model.train()
         return written_in_forward(model, lambda: model(inputs))
     except Exception:

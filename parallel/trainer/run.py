@@ -21,12 +21,13 @@ from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
-from atoll.parallel.local_training.draws import generators_kept
+from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.task.json_text import to_json
+from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.data import in_order, test_data, training_data
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
 from atoll.parallel.trainer.guard import Guard
@@ -250,7 +251,7 @@ class _Builder:
         flops = None
         if peak is not None and self.here.world.is_first:
             with generators_kept():  # on this rank alone
-                flops = flops_per_example(self.job.task, torch.utils.data.default_collate([data[0]])[0])
+                flops = flops_per_example(self.job.task, fetcher(data)(torch.arange(1))[0])
         return Meter(
             self.here.clock,
             steps=self.recipe.steps,

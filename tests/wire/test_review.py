@@ -72,6 +72,15 @@ async def test_operator_who_goes_away_while_a_stop_is_journaled_disturbs_nobody(
             assert not it.coordinator.crashed.done()
 
 
+async def answer(client, **sums):
+    """Answer the next evaluation that a client is asked for."""
+    asked = await client.next("evaluate")
+    evaluated = pb.Evaluated(run_id=asked.run_id, version=asked.version)
+    for name, values in sums.items():
+        evaluated.statistics[name].values.extend(values)
+    await client.control.write(pb.ClientMessage(evaluated=evaluated))
+
+
 @live
 async def test_statistics_of_different_lengths_cost_no_run(tmp_path):
     state = tmp_path / "state"
@@ -79,10 +88,7 @@ async def test_statistics_of_different_lengths_cost_no_run(tmp_path):
         async with it.client("a") as a, it.client("b") as b:
             await asyncio.gather(report(a), report(b))
             for client, values in ((a, [1.0, 2.0]), (b, [1.0])):
-                asked = await client.next("evaluate")
-                evaluated = pb.Evaluated(run_id=asked.run_id, version=asked.version)
-                evaluated.statistics["accuracy"].values.extend(values)
-                await client.control.write(pb.ClientMessage(evaluated=evaluated))
+                await answer(client, accuracy=values)
             assert (await a.next("run_ended")).state == "finished"
         assert not it.coordinator.crashed.done()
     async with running(state, rounds=1, evaluation__clients_every=1) as it:
@@ -96,11 +102,7 @@ async def test_sums_that_are_nan_are_refused_by_name_and_the_others_count(tmp_pa
         async with it.client("a") as a, it.client("b") as b:
             await asyncio.gather(report(a), report(b))
             for client, total in ((a, float("nan")), (b, 1.0)):
-                asked = await client.next("evaluate")
-                evaluated = pb.Evaluated(run_id=asked.run_id, version=asked.version)
-                evaluated.statistics["accuracy"].values.extend([total, 4.0])
-                evaluated.statistics["loss"].values.extend([3.0, 4.0])
-                await client.control.write(pb.ClientMessage(evaluated=evaluated))
+                await answer(client, accuracy=[total, 4.0], loss=[3.0, 4.0])
             assert (await a.next("run_ended")).state == "finished"
         (row,) = [row for row in History(state).evaluations(RunId("tiny-1")) if row.source == "clients"]
         assert row.statistics == {"accuracy": (1.0, 4.0), "loss": (6.0, 8.0)}

@@ -1,8 +1,10 @@
 """A centralized training in one process: what it learns, when it stops, and how it goes on."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +13,17 @@ from torch import nn
 from atoll import Local
 from atoll.aggregation.tensors.safetensors_file import BUFFERS, read_metadata
 from atoll.parallel.checkpoint.errors import CheckpointMismatch
+from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.local_training.parameters import state_of
 from atoll.parallel.local_training.training import evaluate, seed_everything
 from atoll.parallel.task import metrics
 from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.trainer.job import JobRefused
+from atoll.parallel.trainer.config import TrainConfig
+from atoll.parallel.trainer.data import training_data
+from atoll.parallel.trainer.flops import flops_per_example
+from atoll.parallel.trainer.job import Job, JobRefused, check_forward
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.saver import RunDiffers
 from tests.parallel.trainer import tasks
@@ -157,3 +165,29 @@ def test_a_task_without_data_is_refused(tmp_path: Path) -> None:
 def test_a_step_on_the_whole_data_is_that_of_the_union(tmp_path: Path) -> None:
     fedsgd = replace(tasks.task, local=Local(epochs=2, batch_size=None, lr=0.1), test_data=None)
     assert run(tmp_path, task=fedsgd, config=replace(CONFIG, batch_size=None)).steps == 2
+
+
+ROWS = [{"point": torch.ones(6), "side": index % 2} for index in range(4)]
+
+
+def collated(rows: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.stack([row["point"] for row in rows]), torch.tensor([row["side"] for row in rows])
+
+
+def own_rows(make_model: Callable[[], nn.Module]) -> tuple[Job, Any]:
+    """Return a training on rows that only the task can collate, and its data."""
+    task = replace(tasks.task, model=make_model, data=lambda site, split: ROWS, collate=collated)
+    return Job(name="own", task=task, config=TrainConfig(), plan=Plan(mesh=Mesh(pp=2))), training_data(task)
+
+
+def test_the_look_at_a_forward_pass_takes_the_rows_as_the_task_collates_them() -> None:
+    check_forward(*own_rows(tasks.make_model))
+    with pytest.raises(JobRefused, match="forward changes them in place"):
+        check_forward(*own_rows(tasks.clamped.model))
+
+
+def test_the_operations_of_a_model_are_counted_on_a_row_as_the_task_collates_it() -> None:
+    """Each product once forward and twice backward, but for the gradient of the input, which is not needed."""
+    job, data = own_rows(tasks.make_model)
+    products = [2 * 6 * 12, 2 * 12 * 12, 2 * 12 * 2]
+    assert flops_per_example(job.task, fetcher(data)(torch.arange(1))[0]) == 3 * sum(products) - products[0]
