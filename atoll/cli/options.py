@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.faults import CommandError
+from atoll.cli.waiting import waiting_for
 
 STATE = Path("atoll-state")
 """The default state directory of a coordinator, as in `coordinator.state`."""
@@ -62,7 +63,10 @@ def read_join_code(text: str | None) -> str | None:
     """
     from atoll.protocol.identity.join_code import TEXT_MAX
 
-    return sys.stdin.read(TEXT_MAX + 1).strip() if text == "-" else text
+    if text != "-":
+        return text
+    with waiting_for("the join code on standard input", "until its end, Ctrl-D on a terminal"):
+        return sys.stdin.read(TEXT_MAX + 1).strip()
 
 
 def identity_folder() -> Path:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,8 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
-from atoll.protocol.printable import count_of, printable
+from atoll.cli.waiting import waiting_for
+from atoll.protocol.printable import count_of, printable, printable_size
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
@@ -76,7 +77,7 @@ def verify(
     from atoll.server.audit.reading import verify as verify_source
 
     expected = _checkpoints(known)
-    with _source(files, key, state) as source:
+    with _source(files, key, state) as source, _reading(source):
         found = verify_source(source, expected)
     if json:
         repairs = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
@@ -100,7 +101,7 @@ def show(
     """Show the newest events, and the newest checkpoint, to store elsewhere. `atoll audit verify` checks them."""
     from atoll.server.audit.reading import last_checkpoint, last_events
 
-    with _source(files, None, state) as source:
+    with _source(files, None, state) as source, _reading(source):
         lines = last_events(source, last, action=action, actor=actor)
         newest = last_checkpoint(source)
     if json:
@@ -131,7 +132,7 @@ def export(
                 sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
             return
-        with out.open("xb") as file:
+        with out.open("xb") as file, _reading(source):
             file.writelines(lines)
 
 
@@ -152,8 +153,15 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
             admin.fetch_audit_log(state, folder)
             source = Source.of_state(copy)
         else:
-            source = Source.of_state(state)
+            with waiting_for(f"the lock of the audit log {audit_folder(state)}", "until its holder has written"):
+                source = Source.of_state(state)
         yield source.with_key(key) if key is not None else source
+
+
+def _reading(source: "Source") -> AbstractContextManager[None]:
+    """Print, when the block takes long, that the log is being read."""
+    num_bytes = sum(size for _, size in source.files)
+    return waiting_for("the end of the audit log", f"its {printable_size(num_bytes)} are read from the beginning")
 
 
 def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":

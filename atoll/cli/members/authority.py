@@ -108,7 +108,7 @@ def issue(
         new_key,
     )
     from atoll.protocol.identity.credential import Credential
-    from atoll.server.identity.authority_server import AuthorityServer
+    from atoll.server.identity.authority_server import BY_HAND, AuthorityServer
 
     authority = _open(folder, days)
     identity, server = _identity(role, name), AuthorityServer(authority, folder)
@@ -116,11 +116,11 @@ def issue(
         _spare_others(out, identity)
     try:
         if request is not None:
-            answer = server.issue(request.read_bytes(), identity, "by hand")
+            answer = server.issue(request.read_bytes(), identity, BY_HAND)
             out.write_bytes(answer + authority.ca_pem)
         else:
             key = new_key()
-            answer = server.issue(make_request(key), identity, "by hand")
+            answer = server.issue(make_request(key), identity, BY_HAND)
             Credential(key_to_pem(key), answer, authority.ca_pem).store(out)
     except (CertificateError, ValueError) as error:
         raise CommandError(str(error)) from error
@@ -185,6 +185,8 @@ def serve(
         raise CommandError(f"--coordinator {coordinator!r} is no address; allowed: HOST:PORT, with a port in 1..65535")
     server = AuthorityServer(_open(folder, days), folder, HttpProxy.of(os.environ))
     log.configure()
+
+    note(f"atoll authority in {folder}, dialling the coordinator at {coordinator}")
 
     async def until_stopped() -> None:
         serving = asyncio.current_task()

@@ -80,12 +80,14 @@ def agent(
         _print_effective(settings, tasks)
         return
     from atoll.cli import log
+    from atoll.cli.serving.dialled import dialled
     from atoll.client.process import run_agent
     from atoll.protocol.wire.allocator import keep_freed_memory
 
     log.configure(settings.site)
     keep_freed_memory()
-    note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}")
+    where = dialled(settings.coordinator, settings.join, settings.state / "identity")
+    note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}; dialling {where}")
     raise typer.Exit(asyncio.run(run_agent(settings, named)))
 
 

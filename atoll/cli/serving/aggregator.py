@@ -87,10 +87,13 @@ def aggregator(
         say(effective(settings).rstrip("\n"))
         return
     from atoll.cli import log
+    from atoll.cli.serving.dialled import dialled
     from atoll.server.errors import OperatorError
     from atoll.server.ranks.process import host_rank
 
     log.configure()
+    where = dialled(settings.coordinator, settings.join, settings.state / "identity")
+    note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, dialling {where}")
 
     def ready(address: str) -> None:
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")

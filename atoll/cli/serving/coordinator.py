@@ -1,6 +1,7 @@
 """`atoll coordinator`: host runs in this process until they have ended."""
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note, say
 from atoll.cli.shutdown_deadline import end_in_time
+from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
@@ -125,7 +127,10 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.errors import OperatorError
     from atoll.server.process import host
 
+    starting = ExitStack()
+
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:
+        starting.close()
         note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
         if ports.enrolment is not None:
             note(f"invite a site: atoll client invite NAME --state {file.coordinator.state}")
@@ -135,7 +140,13 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
             note(f"no run yet: atoll run start RUN.toml --state {file.coordinator.state}")
 
     run = file.run if isinstance(file, RunFile) else None
+    where = file.coordinator.state
+    starting.enter_context(
+        waiting_for(f"the state in {where} and its tasks", "the coordinator listens once they are loaded")
+    )
     try:
         return asyncio.run(host(file.coordinator, run, again=again, stay=stay, on_ready=ready, on_end=end_in_time))
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error
+    finally:
+        starting.close()

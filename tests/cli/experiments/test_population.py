@@ -7,7 +7,7 @@ import pytest
 
 from atoll.protocol.settings import load_text
 from atoll.simulations.federation.config import SimulationFile
-from tests.cli.invoking import TINY, invoke, refused, said, shown
+from tests.cli.invoking import TINY, invoke, refused, said, shown, told
 
 ROOT = Path(__file__).parents[3]
 DIGITS = f"{ROOT}/examples/digits.py:task"
@@ -34,7 +34,7 @@ def test_a_script_gets_every_client() -> None:
 def test_a_long_table_is_cut_and_says_so() -> None:
     result = invoke("population", DIGITS, *SHARDS, "--rows", 2)
     assert len(result.stdout.split("\n\n")[1].splitlines()) == 3
-    assert result.stderr == "and 28 more: --rows 30, or --json\n"
+    assert told(result.stderr) == ["and 28 more: --rows 30, or --json"]
 
 
 def test_settings_come_from_a_run_s_toml_which_may_have_the_task(tmp_path: Path) -> None:
