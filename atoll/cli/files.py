@@ -177,6 +177,16 @@ def _with_absolute_traces(file: File, folder: Path, set_here: Container[str]) ->
     return file.model_copy(update={"devices": devices.model_copy(update=absolute)}) if devices and absolute else file
 
 
+def check_folder(key: str, path: Path) -> None:
+    """Refuse a state directory that is a file.
+
+    Raises:
+        CommandError: the path exists, and is no directory.
+    """
+    if os.path.lexists(path) and not path.is_dir():
+        raise CommandError(f"{key}: {path} is not a directory; choose another path for the state")
+
+
 def missing_file(reference: str) -> str | None:
     """Return the mistake that a reference names a missing file; None: it names a module, or the file exists."""
     place = reference.rpartition(":")[0]

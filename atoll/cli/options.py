@@ -46,14 +46,19 @@ def between(least: float, most: float = math.inf) -> Callable[[float | None], fl
 
     Its message has the value, which the message of typer's own `min` and `max` lacks.
     """
-    allowed = f"at least {least:g}" + (f", at most {most:g}" if most < math.inf else "")
+    allowed = f"at least {_exact(least)}" + (f", at most {_exact(most)}" if most < math.inf else "")
 
     def check(value: float | None) -> float | None:
         if value is not None and not least <= value <= most:
-            raise typer.BadParameter(f"got {value:g}; allowed: {allowed}")
+            raise typer.BadParameter(f"got {_exact(value)}; allowed: {allowed}")
         return value
 
     return check
+
+
+def _exact(value: float) -> str:
+    """Return a whole number with all its digits, any other one in six."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def read_join_code(text: str | None) -> str | None:

@@ -369,7 +369,7 @@ class Coordinator:
 
     def _run(self, run_id: RunId) -> RunDriver:
         if run_id not in self.runs:
-            raise UnknownRun(f"there is no run {run_id!r} (known: {', '.join(self.runs) or 'none'})")
+            raise UnknownRun.among(run_id, self.runs)
         return self.runs[run_id]
 
     async def _recover(self, row: RunRow, down_since: float) -> None:

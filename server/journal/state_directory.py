@@ -82,6 +82,7 @@ class StateDirectory:
         """Release the directory for the next coordinator."""
         self.database.close()
         (self.path / "coordinator.json").unlink(missing_ok=True)
+        os.ftruncate(self._lock, 0)  # or this process, if it goes on, would count as the holder
         os.close(self._lock)
 
     def __enter__(self) -> Self:

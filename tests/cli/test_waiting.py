@@ -130,12 +130,7 @@ def test_a_coordinator_that_is_starting_is_waited_for(
     """A command waits while a process holds the directory; it goes on when the process listens, and when it ends."""
     monkeypatch.setattr(admin, "STARTING_S", 0.2)
     state = StateDirectory.open(tmp_path / "state")
-
-    def end() -> None:
-        state.close()
-        (tmp_path / "state" / "lock").write_text("")  # as the end of its process, which is this one
-
-    timer = threading.Timer(0.5, end)
+    timer = threading.Timer(0.5, state.close)
     timer.start()
     result = invoke(*command.split(), *ASKING[command], "--state", tmp_path / "state")
     timer.join()

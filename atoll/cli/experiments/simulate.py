@@ -151,6 +151,8 @@ def _judge_histories(
     mistakes = []
     if refused:
         mistakes.append(f"--faults trains no task: leave out {', '.join(refused)}")
+    if seed is not None and seed < 0:
+        mistakes.append(f"--seed {seed}: allowed: at least 0")
     if seed is not None and seeds is not None:
         mistakes.append("--seed shows one history, --seeds judges many: leave one of them out")
     if seed is not None and jobs is not None:

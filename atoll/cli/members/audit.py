@@ -14,7 +14,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
-from atoll.protocol.printable import count_of, printable, printable_size
+from atoll.protocol.printable import count_of, instead_of, printable, printable_size
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
@@ -103,6 +103,8 @@ def show(
 
     with _source(files, None, state) as source, _reading(source):
         lines = last_events(source, last, action=action, actor=actor)
+        if not lines and action:
+            _check_action(action)
         newest = last_checkpoint(source)
     if json:
         as_json({"events": [_event(line) for line in lines], "checkpoint": str(newest) if newest else None})
@@ -162,6 +164,19 @@ def _reading(source: "Source") -> AbstractContextManager[None]:
     """Print, when the block takes long, that the log is being read."""
     num_bytes = sum(size for _, size in source.files)
     return waiting_for("the end of the audit log", f"its {printable_size(num_bytes)} are read from the beginning")
+
+
+def _check_action(action: str) -> None:
+    """Refuse an action that no event can have; a log of a later Atoll may have others, so it is searched first.
+
+    Raises:
+        CommandError: the action is unknown.
+    """
+    from atoll.server.audit.actions import Action
+
+    known = {str(each) for each in Action} | {str(each).partition(".")[0] for each in Action}
+    if action not in known:
+        raise CommandError(f"--action {action!r} is no action{instead_of(action, sorted(known))}")
 
 
 def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":

@@ -123,7 +123,7 @@ def issue(
             answer = server.issue(make_request(key), identity, BY_HAND)
             Credential(key_to_pem(key), answer, authority.ca_pem).store(out)
     except (CertificateError, ValueError) as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(f"{request}: {error}" if request is not None else str(error)) from error
     note(f"{identity}: {out}")
 
 

@@ -8,10 +8,10 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
-from atoll.cli.names import instead_of
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.names import Role
+from atoll.protocol.printable import instead_of
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="List the clients of a run; invite, list and revoke members."
@@ -143,10 +143,10 @@ def unknown_member(role: Role, name: str, standings: Mapping[tuple[Role, str], s
         standings: the standing of each member.
     """
     others = [other for other, known in standings if known == name and other is not role]
-    names = [known for (other, known), standing in standings.items() if other is role and standing != "revoked"]
-    elsewhere = f"{name} is {' and '.join(others)} here (--role ROLE); " if others else ""
+    names = sorted(known for (other, known), standing in standings.items() if other is role and standing != "revoked")
+    elsewhere = f"; {name} is {' and '.join(others)} here (--role ROLE)" if others else ""
     return (
-        f"no {role} {name!r} was invited or enrolled here, so nothing is revoked: {elsewhere}{instead_of(name, names)}",
+        f"no {role} {name!r} was invited or enrolled here, so nothing is revoked{elsewhere}{instead_of(name, names)}",
         "a certificate that was made by hand (`atoll authority issue`) may be listed nowhere: add --made-by-hand",
     )
 

@@ -12,6 +12,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, table
 from atoll.cli.waiting import waiting_for
+from atoll.protocol.printable import instead_of
 
 if TYPE_CHECKING:
     from atoll.client.policy.decide import Standing
@@ -121,8 +122,8 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
     try:
         memory = Memory(directory.seen)
         if not memory.forget(RunId(run)):
-            known = ", ".join(sorted(filter(None, memory.runs()))) or "none"
-            raise CommandError(f"this site has seen nothing of run {run!r} (seen: {known})")
+            known = sorted(filter(None, memory.runs()))
+            raise CommandError(f"this site has seen nothing of run {run!r}{instead_of(run, known)}")
     finally:
         directory.close()
     if json:
@@ -160,7 +161,7 @@ def _codec(algorithm: str, codec: str) -> str:
 def _known(history: "PolicyHistory", run: str) -> None:
     known = [terms.run_id for terms in history.runs()]
     if run not in known:
-        raise CommandError(f"run {run!r} has not asked here (known: {', '.join(known) or 'none'})")
+        raise CommandError(f"run {run!r} has not asked here{instead_of(run, known)}")
 
 
 @contextmanager

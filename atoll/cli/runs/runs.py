@@ -7,9 +7,9 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
-from atoll.cli.names import instead_of
 from atoll.cli.printing import as_json, clock, metrics_text, say, shortened, table
 from atoll.cli.runs.views import read_view
+from atoll.protocol.printable import instead_of
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
@@ -107,7 +107,7 @@ def delete(
 
     known = [row["run"] for row in read_view("runs", state)]
     if run not in known:
-        raise CommandError(f"there is no run {run!r}: {instead_of(run, known)}")
+        raise CommandError(f"there is no run {run!r}{instead_of(run, known)}")
     if not yes:
         where = "the joined coordinator" if admin.is_elsewhere(state) else state
         typer.confirm(f"delete {run} with all versions of its model from {where}?", abort=True, err=True)

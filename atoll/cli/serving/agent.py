@@ -135,9 +135,10 @@ def _faults_of_policy(path: Path | None) -> Sequence[str]:
 
 
 def _print_effective(settings: "AgentConfig", references: Sequence[str]) -> None:
-    from atoll.cli.files import load_user_task
+    from atoll.cli.files import check_folder, load_user_task
     from atoll.protocol.settings import effective
 
+    check_folder("state", settings.state)
     for reference in references:
         load_user_task(reference)
     say(effective(settings).rstrip("\n"))

@@ -74,7 +74,7 @@ def aggregator(
     your own supervisor; the coordinator then needs `coordinator.start_aggregators=false`. A rank may be restarted at
     any time: every update that it has acknowledged is in its directory.
     """
-    from atoll.cli.files import overriding
+    from atoll.cli.files import check_folder, overriding
     from atoll.protocol.settings import effective, load
     from atoll.server.config.process import AggregatorConfig
 
@@ -83,6 +83,7 @@ def aggregator(
         overrides, coordinator=coordinator, join=options.read_join_code(join), insecure=insecure, **place
     )
     settings = load(AggregatorConfig, config, given)
+    check_folder("state", settings.state)
     if check:
         say(effective(settings).rstrip("\n"))
         return

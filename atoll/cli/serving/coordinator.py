@@ -89,9 +89,11 @@ def coordinator(
 
 def _check(file: "HostFile | RunFile") -> None:
     """Check the settings and, for a run, its task, and print the effective settings."""
+    from atoll.cli.files import check_folder
     from atoll.protocol.settings import effective
     from atoll.server.config.run import RunFile
 
+    check_folder("coordinator.state", file.coordinator.state)
     if isinstance(file, RunFile):
         _check_task(file)
     say(effective(file).rstrip("\n"))

@@ -101,7 +101,9 @@ def plan(
     from atoll.parallel.planner.search import search, why
 
     given = {"batch": batch, "precision": precision, "optimizer": optimizer, "counted": count}
-    shape, machines, wanted = parse_arguments(model, cluster, {name: value for name, value in given.items() if value})
+    shape, machines, wanted = parse_arguments(
+        model, cluster, {name: value for name, value in given.items() if value is not None}
+    )
     ranks = _ranks(dry_run, machines.world)
     try:
         only = None if mesh is None else _mesh(mesh)
