@@ -32,6 +32,7 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable. `atoll settings` lists all."),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
+CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the effective settings as JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Insecure = Annotated[
     bool | None,
@@ -39,6 +40,16 @@ Insecure = Annotated[
 ]
 Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest run.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]
+
+
+def json_only_with(check: bool, json: bool) -> None:
+    """Refuse --json without --check, in a command whose own output is a log.
+
+    Raises:
+        CommandError: --json without --check.
+    """
+    if json and not check:
+        raise CommandError("--json prints the settings of --check: add --check, or leave --json out; a log is no JSON")
 
 
 def between(least: float, most: float = math.inf) -> Callable[[float | None], float | None]:

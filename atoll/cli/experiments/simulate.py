@@ -13,7 +13,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say, seconds
+from atoll.cli.printing import as_json, note, say, say_settings, seconds
 from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     if request.check:
         with task_failures_in_one_line():
             setting_of(file, task)
-        say(effective(file).rstrip("\n"))
+        say_settings(effective(file), json=request.json)
         return
     folder = request.out or Path(f"atoll-sim-{file.name}")
     logs = [_tensorboard(folder / "tensorboard")] if request.tensorboard else []

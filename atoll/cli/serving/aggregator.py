@@ -8,7 +8,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import note, say
+from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
 
 Coordinator = Annotated[
@@ -65,6 +65,7 @@ def aggregator(
     config: Config = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
+    json: options.CheckJson = False,
     with_parent: WithParent = False,
 ) -> None:
     """Run one aggregation rank: receive the updates of its clients, store its part of the model, fold with the other
@@ -78,6 +79,7 @@ def aggregator(
     from atoll.protocol.settings import effective, load
     from atoll.server.config.process import AggregatorConfig
 
+    options.json_only_with(check, json)
     place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state}
     given = overriding(
         overrides, coordinator=coordinator, join=options.read_join_code(join), insecure=insecure, **place
@@ -85,7 +87,7 @@ def aggregator(
     settings = load(AggregatorConfig, config, given)
     check_folder("state", settings.state)
     if check:
-        say(effective(settings).rstrip("\n"))
+        say_settings(effective(settings), json=json)
         return
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled

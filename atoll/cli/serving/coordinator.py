@@ -9,7 +9,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.printing import note, say
+from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
 from atoll.cli.waiting import waiting_for
 
@@ -65,6 +65,7 @@ def coordinator(
     again: Again = False,
     stay: Stay = False,
     check: options.Check = False,
+    json: options.CheckJson = False,
 ) -> None:
     """Host runs: invite clients, collect their updates, aggregate them, commit the new version.
 
@@ -75,10 +76,11 @@ def coordinator(
     from atoll.cli.files import load_host, overriding
     from atoll.server.config.run import RunFile
 
+    options.json_only_with(check, json)
     given = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
     file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in given.items()}))
     if check:
-        _check(file)
+        _check(file, json)
         return
     from atoll.cli import log
 
@@ -87,7 +89,7 @@ def coordinator(
     raise typer.Exit(_host(file, again=again, stay=stay or run is None))
 
 
-def _check(file: "HostFile | RunFile") -> None:
+def _check(file: "HostFile | RunFile", json: bool) -> None:
     """Check the settings and, for a run, its task, and print the effective settings."""
     from atoll.cli.files import check_folder
     from atoll.protocol.settings import effective
@@ -96,7 +98,7 @@ def _check(file: "HostFile | RunFile") -> None:
     check_folder("coordinator.state", file.coordinator.state)
     if isinstance(file, RunFile):
         _check_task(file)
-    say(effective(file).rstrip("\n"))
+    say_settings(effective(file), json=json)
 
 
 def _check_task(file: "RunFile") -> None:
