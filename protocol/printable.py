@@ -28,9 +28,15 @@ def conclusion(text: str) -> str:
     return " ".join(line.strip() for line in (lines[indented[-1] + 1 :] if is_traceback else lines[-1:]))
 
 
-def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is one: 1 fault, 2 faults."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the plural unless it is one: 1 fault, 2 faults.
+
+    Args:
+        number: the number of things.
+        noun: the words for one, with the verb if there is one: `round is`.
+        plural: the words for any other number; empty: `noun` with an s.
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def printable_size(num_bytes: int) -> str:

@@ -217,8 +217,8 @@ def _check(database: Database, path: Path) -> str:
     except StoreCorrupted as error:
         num_versions = sum(1 for _ in path.glob("runs/*/versions/*.safetensors"))
         raise StoreCorrupted(
-            f"{error}; {database.restore}. The {num_versions} model versions in {path}/runs/*/versions are "
-            "safetensors files of their own and can still be read"
+            f"{error}; {database.restore}. Model versions in {path}/runs/*/versions "
+            f"({num_versions}) are safetensors files of their own and can still be read"
         ) from error
 
 

@@ -295,7 +295,7 @@ def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
         f"{seconds(result['real_s'])}"
     )
     say(
-        f"{result['trainings']} trainings by the {result['engine']} engine; "
+        f"{count_of(result['trainings'], 'training')} by the {result['engine']} engine; "
         f"{printable_size(result['bytes_down'])} down, {printable_size(result['bytes_up'])} up"
     )
     if account := result.get("invitations"):

@@ -253,13 +253,16 @@ def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
         say(f"... and {found.num_faults - len(found.faults)} more")
     what = _summary(found)
     lines = "" if found.first is None else f", lines {what['first']} to {what['last']}"
-    say(f"{what['events']} events and {what['checkpoints']} checkpoints{lines}")
+    say(f"{count_of(what['events'], 'event')} and {count_of(what['checkpoints'], 'checkpoint')}{lines}")
     if what["first"]:
         say(f"a log begins at line 0, these files at line {what['first']}")
     if what["checkpoint"]:
         say(f"last checkpoint {what['checkpoint']} of {what['checkpoint_time']}, signed by {what['key']}")
     if what["unsigned"]:
-        say(f"{what['unsigned']} events at the end are not signed by a checkpoint yet")
+        say(
+            f"{count_of(what['unsigned'], 'event at the end is', 'events at the end are')} not "
+            "signed by a checkpoint yet"
+        )
     say(f"FAULTY: {count_of(found.num_faults, 'fault')}" if found.num_faults else _soundness(what["first"]))
 
 

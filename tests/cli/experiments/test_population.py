@@ -66,7 +66,7 @@ def test_mistakes_are_refused_one_a_line(tmp_path: Path) -> None:
         "population: dirichlet needs alpha, clients",
     ]
     assert refused("population", DIGITS, *SHARDS, "--set", "population.clients=2000") == [
-        "population: 2000 clients need 2000 examples, and there are 1299"
+        "population: 2000 clients: 2000 examples needed, and the task has 1299"
     ]
     assert refused("population", f"{TINY}:task") == [
         f"{TINY}:task is an ArrayTask, which reads its data itself; only the data of a Task is split"

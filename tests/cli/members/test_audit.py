@@ -66,7 +66,7 @@ def test_a_line_torn_by_a_crash_is_reported_and_no_fault(state: Path) -> None:
     assert (code, found["num_faults"], found["cut_files"]) == (0, 0, ["cut-000000000020.bin"])
     assert [(line["seq"], line["action"]) for line in found["mended"]] == [(20, "audit.repair")]
     assert said("audit", "verify", "--state", state).splitlines()[:2] == [
-        "line 20 of 2026-02-01T12:00:00.000000Z: audit.repair: line 20: 17 bytes of unfinished lines were cut off",
+        "line 20 of 2026-02-01T12:00:00.000000Z: audit.repair: line 20: 17 bytes of unfinished lines cut off",
         "cut-000000000020.bin: the bytes that were cut off, beside the log",
     ]
 
