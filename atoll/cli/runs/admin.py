@@ -52,7 +52,7 @@ MEMBERS_TIMEOUT_S = 120.0
 
 POLL_S = 0.05
 
-_NOT_IN_TIME = ("timed out", "timeout", "endpoint closing", "deadline")
+_NOT_IN_TIME = ("timed out", "timeout", "endpoint closing", "shutting down endpoint", "deadline")
 """Words of gRPC about a connection that was begun and not completed in time."""
 
 _BY_HAND = "begin with `atoll authority request {0} --out FILE` (docs/identity.md)"

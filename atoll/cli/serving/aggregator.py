@@ -96,7 +96,7 @@ def aggregator(
 
     log.configure()
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
-    note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, dialling {where}")
+    note(f"aggregation rank {settings.rank} of {settings.ranks} dials {where}")
 
     def ready(address: str) -> None:
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
