@@ -22,6 +22,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.parameters import value_faults
 from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
@@ -104,6 +105,8 @@ def train(job: Job, here: Surroundings) -> Result:
     borrowed = check_forward(job, data)
     seed_everything(job.config.seed)
     model = job.task.model()
+    if faults := value_faults(model):
+        raise JobRefused("; ".join(faults))
     recipe = _recipe(job, len(data), model)
     with _threads(threads_for(model, job.config.threads)), _axes(job, here) as axes:
         return _Builder(job, recipe, here, axes, model, borrowed).train(data, tests)
