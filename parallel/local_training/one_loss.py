@@ -27,7 +27,8 @@ def one_loss(found: Any, *, is_trained: bool = False) -> torch.Tensor:
         raise TaskBroken(
             "the loss has no gradient: it was detached, or computed without the model's trained parameters"
         )
-    return found.reshape(()) if found.dim() else found
+    single: torch.Tensor = found.reshape(()) if found.dim() else found
+    return single
 
 
 def _refuse(kind: str) -> None:
