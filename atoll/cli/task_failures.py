@@ -68,6 +68,10 @@ def _is_of_the_task(error: Exception) -> bool:
     return any(not file.startswith(_LIBRARIES) or _OF_A_MODEL in file for file in files)
 
 
+_OWN_ERROR = re.compile(r"^atoll\.[\w.]+: ")
+"""The class of an error of Atoll's own before its message, which says all."""
+
+
 def one_line(text: str) -> str:
     """Return a message in one line; a traceback in it shrinks to the exception and the innermost line of user code."""
     message, *rest = text.splitlines() or ["the run has failed"]
@@ -75,6 +79,7 @@ def one_line(text: str) -> str:
     if not frames:
         return " ".join([message, *(line.strip() for line in rest)])
     raised = " ".join(line.strip() for line in rest[frames[-1] + 1 :] if not line.startswith("    "))
+    raised = _OWN_ERROR.sub("", raised)
     return f"{message.removesuffix(':')}: {raised}{_place([rest[number] for number in frames])}"
 
 

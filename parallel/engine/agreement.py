@@ -12,7 +12,9 @@ another block on each rank at the same time: the ranks mix the shards of differe
 
 With ZeRO-3 a block is given up after its call, so a second call gathers it again, which may meet another block's gather
 on a rank that makes no second call. Unless the model declares the order of its calls (`blueprint.chain`), the ranks
-agree before each gather of the first pass; in a model that repeats no block, one that does so later ends the training.
+compare before each gather; where they differ, all of them make the lowest one, second calls first, and compare again.
+That is a small all-reduce for each block, so it ends when `TRIAL_PASSES` passes have repeated no block: a model that
+does so afterwards ends the training, before anything is applied.
 """
 
 import zlib
@@ -28,6 +30,13 @@ from atoll.parallel.engine.blueprint import blueprint_of
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.optimizers.norms import local
+
+TRIAL_PASSES = 16
+"""Training passes, and evaluating ones, without a second call of a block, after which none is expected any more."""
+
+
+class CallsDiffer(ValueError):
+    """The ranks called blocks of a model in a way that the sharding does not support."""
 
 
 class Agreement:
@@ -48,8 +57,9 @@ class Agreement:
         self._blocks: list[Any] = list(self._names)
         self._calls: list[int] = []
         self._num_gathered = 0
-        self._agrees_before_gathers = plan.zero_stage == 3 and not blueprint_of(part).chain
-        self._may_repeat = plan.zero_stage < 3 or not self._agrees_before_gathers
+        self._gives_up = plan.zero_stage == 3 and not blueprint_of(part).chain
+        self._has_repeated = False
+        self._num_passes = {True: 0, False: 0}
         self._is_in_forward = False
         self._used: set[nn.Parameter] = set()
         self._is_watching = False
@@ -92,18 +102,40 @@ class Agreement:
 
     def _repeat(self, index: int) -> None:
         """Agree on a second call of a block."""
-        if self._agrees_before_gathers:
-            self._agree(-1 - index)
-            self._may_repeat = True
-        if not self._may_repeat:
-            raise ValueError(self._fault())
+        if not self._gives_up:
+            return
+        if not self._compares:
+            raise CallsDiffer(
+                f"{self._names[self._blocks[index]]} was called twice in a pass, after {TRIAL_PASSES} passes in which "
+                "no block was, which zero=3 does not support: set plan.zero = 2, or 1"
+            )
+        self._agree(-1 - index)
+
+    @property
+    def _compares(self) -> bool:
+        """The answer whether the ranks compare their gathers in this pass; the same on all ranks."""
+        return self._gives_up and (self._has_repeated or self._num_passes[torch.is_grad_enabled()] < TRIAL_PASSES)
 
     def _agree(self, gather: int) -> None:
-        """Check that all ranks are about to make the same gather (a block's number; -1 - number: again)."""
-        if not self._agrees_before_gathers:
-            return
-        if sum(self._highest([gather, -gather], torch.int64)):
-            raise ValueError(self._fault())
+        """Take part in the other ranks' gathers that come before this one (a block's number; -1 - number: again).
+
+        All ranks make the first gathers of all blocks in one order, so that only second ones can come before.
+        """
+        while self._compares:
+            lowest = -self._highest([-gather], torch.int64)[0]
+            self._has_repeated = self._has_repeated or lowest < 0
+            if gather == lowest:
+                return
+            self._join(-1 - lowest)
+
+    def _join(self, index: int) -> None:
+        """Gather a block for the ranks that call it again."""
+        block = self._blocks[index]
+        is_waiting = index < self._num_gathered and index not in self._calls
+        block.reshard()
+        block.unshard()
+        if not is_waiting:
+            block.reshard()
 
     def _highest(self, numbers: list[int], dtype: torch.dtype) -> list[int]:
         """Return the maximum of each number over the ranks; the ranks of a dry run are alike."""
@@ -111,19 +143,12 @@ class Agreement:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
         return numbers if isinstance(flags, FakeTensor) else flags.tolist()
 
-    def _fault(self) -> str:
-        return (
-            f"ranks called blocks of the model in different numbers ({self._called()} here), which zero=3 does not "
-            "support: set plan.zero = 2, or 1"
-        )
-
     def _end(self, _module: nn.Module, _inputs: Any, _outputs: Any) -> None:
         self._is_in_forward = False
         self._gather_before(len(self._blocks))
         self._agree(len(self._blocks))
         self._watch()
-        if torch.is_grad_enabled():
-            self._agrees_before_gathers = self._agrees_before_gathers and self._may_repeat
+        self._num_passes[torch.is_grad_enabled()] += 1
         self.differs = self._compare()
         if self.differs:
             self._gather_all()
@@ -134,13 +159,13 @@ class Agreement:
         """Return whether ranks called different blocks, or in another order.
 
         Raises:
-            ValueError: they did, and a pipeline gives up blocks between its passes.
+            CallsDiffer: they did, and a pipeline gives up blocks between its passes.
         """
         calls = zlib.crc32(repr(self._calls).encode())
         if not sum(self._highest([calls, -calls], torch.int64)):
             return False
         if self._plan.zero_stage == 3 and self._plan.mesh.pp > 1:
-            raise ValueError(
+            raise CallsDiffer(
                 f"ranks called different blocks of a stage ({self._called()} here), which zero=3 does not support "
                 "within a pipeline: set plan.zero = 2, or 1"
             )

@@ -1,6 +1,6 @@
 """The assembly of an engine from a model and a plan: cut into stages, sharded over the mesh, with its optimizers."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
@@ -87,6 +87,7 @@ def assemble(
     axes: Axes | None = None,
     device: torch.device | str = "cpu",
     rows: int | None = None,
+    borrowed: Collection[str] = (),
 ) -> Engine:
     """Build the engine of this rank.
 
@@ -98,6 +99,7 @@ def assemble(
         axes: the mesh on the ranks; may be None if the plan has one rank and wraps nothing.
         device: of this rank.
         rows: examples of this rank's largest batch, for a pipeline whose first batch may be a smaller one.
+        borrowed: names of blocks whose parameters are used outside of their calls, too (`borrowed_blocks`).
 
     Raises:
         ValueError: the model does not fit the plan, with every reason; or the axes or the optimizer do not.
@@ -109,7 +111,7 @@ def assemble(
     parts = _stages(model, plan, axes)
     if not is_meta and not plan.offload:
         parts = [part.to(device) for part in parts]
-    parts = [_wrapped(part, plan, axes) for part in parts]
+    parts = [_wrapped(part, plan, axes, borrowed) for part in parts]
     agreements = _agreements(parts, plan, axes)
     local = LocalModel(
         parts=parts,
@@ -182,7 +184,7 @@ def _executor(
     return Passes(parts[0], loss, plan, device, *agreements)
 
 
-def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
+def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None, borrowed: Collection[str]) -> nn.Module:
     """Return a stage with all wrappers of the plan, in torch's order (`sharding`)."""
     names = blocks(part)
     fit(part, plan)
@@ -198,7 +200,7 @@ def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
             block.compile()
     if axes is None:
         return part
-    return apply_data_parallel(part, axes, plan, names)
+    return apply_data_parallel(part, axes, plan, names, borrowed)
 
 
 def _optimizer(part: nn.Module, make_optimizer: MakeOptimizer) -> torch.optim.Optimizer:

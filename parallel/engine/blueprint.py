@@ -54,21 +54,34 @@ def blueprint_of(model: nn.Module) -> Blueprint:
     declared = getattr(model, "blueprint", None)
     if isinstance(declared, Blueprint):
         return declared
-    if isinstance(model, nn.Sequential):
+    if _is_row(model):
         return Blueprint(chain=tuple(model._modules))  # `named_children` omits the second name of a module
     return Blueprint()
+
+
+def _is_row(module: nn.Module) -> bool:
+    """Return whether a module does nothing but call its children one after another: no `forward` or hook of its own."""
+    is_row = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return is_row and not module._forward_hooks and not module._forward_pre_hooks
+
+
+def _is_open(module: nn.Module) -> bool:
+    """Return whether a container only holds its items, or calls them one after another."""
+    is_list = isinstance(module, nn.ModuleList | nn.ModuleDict) and type(module).forward is nn.Module.forward
+    return is_list or _is_row(module)
 
 
 def pieces(model: nn.Module) -> list[str]:
     """Return the model's chain with its containers opened: names of modules in the order of their calls.
 
-    A module may have several names; a container with several stays closed, since it cannot be divided between stages.
+    A module may have several names; a container with several stays closed, since it cannot be divided between stages,
+    and so does a Sequential with a `forward` or hooks of its own.
     """
     declared = blueprint_of(model).chain
     modules = [model.get_submodule(name) for name in declared]
     names = []
     for name, module in zip(declared, modules, strict=True):
-        if isinstance(module, CONTAINERS) and modules.count(module) == 1:
+        if _is_open(module) and modules.count(module) == 1:
             names += [f"{name}.{item}" for item in module._modules]
         else:
             names.append(name)
@@ -113,8 +126,11 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
     """
     names, weights = pieces(model), blueprint_of(model).weights
     if not names:
+        why = "has a forward or hooks of its own" if isinstance(model, nn.Sequential) else "is no nn.Sequential"
+        raise ValueError(f"a pipeline needs a chain: {type(model).__name__} {why} and declares no blueprint.chain")
+    if model._forward_hooks or model._forward_pre_hooks:
         raise ValueError(
-            f"a pipeline needs a chain: {type(model).__name__} is no nn.Sequential and declares no blueprint.chain"
+            f"{type(model).__name__} has forward hooks, which each stage would call: register them on a layer"
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a name of its own")

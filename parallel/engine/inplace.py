@@ -33,7 +33,7 @@ class _Writes(TorchDispatchMode):
         for index, argument in enumerate(schema.arguments if schema is not None else ()):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[index] if index < len(args) else given.get(argument.name)
-                self.storages |= {_storage(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
+                self.storages |= {storage_of(leaf) for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
         return func(*args, **given)
 
 
@@ -44,15 +44,16 @@ def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> list[str]:
         model: whose parameters are watched; on `meta` or not. The pass may change it.
         run: () -> the pass.
     """
-    before = {name: _storage(parameter) for name, parameter in model.named_parameters()}
+    before = {name: storage_of(parameter) for name, parameter in model.named_parameters()}
     writes = _Writes()
     with writes:
         run()
-    after = {name: _storage(parameter) for name, parameter in model.named_parameters()}
+    after = {name: storage_of(parameter) for name, parameter in model.named_parameters()}
     return [name for name, storage in before.items() if storage in writes.storages or after.get(name) != storage]
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return the identity of the memory that a tensor is a view of, for as long as it lives."""
     place: int = tensor.untyped_storage()._cdata
     return place
 

@@ -4,6 +4,7 @@ The order is torch's: cut into stages, tensor parallelism, recomputation, compil
 """
 
 import warnings
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -112,7 +113,9 @@ def _tie(part: nn.Module, names: list[str]) -> None:
         setattr(part.get_submodule(parent), attribute, first)
 
 
-def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: list[str]) -> nn.Module:
+def apply_data_parallel(
+    part: nn.Module, axes: Axes, plan: Plan, block_names: list[str], borrowed: Collection[str] = ()
+) -> nn.Module:
     """Wrap a part so that its gradients are summed over the ranks with different data, by `fully_shard` or DDP.
 
     Gradients are sums: each rank's loss is already weighted by its share of the units.
@@ -130,8 +133,10 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
     }
     if plan.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=axes.device_mesh.device_type == "cuda")
-    for name in separable(part, block_names):
+    for name in separable(part, block_names, borrowed):
         fully_shard(part.get_submodule(name), **options)
+    if borrowed:  # also by what the pass returns, for the loss
+        options["reshard_after_forward"] = False
     fully_shard(part, **options)
     for module in part.modules():
         if isinstance(module, FSDPModule):
@@ -140,14 +145,17 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
     return part
 
 
-def separable(part: nn.Module, block_names: list[str]) -> list[str]:
-    """Return the blocks without a parameter in modules outside: `fully_shard` gathers a parameter in one place."""
+def separable(part: nn.Module, block_names: list[str], borrowed: Collection[str] = ()) -> list[str]:
+    """Return the blocks that `fully_shard` may gather by themselves, for their calls.
+
+    Not those with a parameter that lies in another module, too, or that is used outside of their calls (`borrowed`).
+    """
     tied = tied_names(part)
 
     def isseparable(block: str) -> bool:
         return all(len({name.startswith(f"{block}.") for name in names}) == 1 for names in tied)
 
-    return [block for block in block_names if isseparable(block)]
+    return [block for block in block_names if block not in borrowed and isseparable(block)]
 
 
 def _data_mesh(axes: Axes, plan: Plan) -> DeviceMesh:

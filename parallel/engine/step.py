@@ -1,6 +1,7 @@
 """The train step that all strategies share, and its state."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from atoll.parallel.communication.hooks import HookState
 from atoll.parallel.communication.outer import Outer
 from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.agreement import Agreement
+from atoll.parallel.engine.borrowed import pass_of_shards
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
 from atoll.parallel.engine.inplace import CopiesDiffer, differing_copies
@@ -136,6 +138,7 @@ class Engine:
 
         Raises:
             ValueError: tp cannot divide the sequence of these inputs.
+            CallsDiffer, NotGathered: the sharding does not support what the model does; nothing was applied.
         """
         self._check(batch)
         for part in self.parts:
@@ -145,7 +148,8 @@ class Engine:
         global_units = self._total(batch) if total is None else lambda: total
         first: list[tuple[float, torch.Tensor]] = []
         after_first = (lambda count: first.append(self._after_first(count))) if measure_noise else None
-        loss = self._executor.train(batch, global_units, after_first)
+        with self._passing():
+            loss = self._executor.train(batch, global_units, after_first)
         units = global_units()
         for agreement in self._agreements:
             agreement.settle()
@@ -156,6 +160,9 @@ class Engine:
             clip(gradients_of(self._values), norm, self._clip_norm)
         self._update()
         return Measured(self._global(loss, units) if report else loss, norm, noise)
+
+    def _passing(self) -> AbstractContextManager[None]:
+        return pass_of_shards() if self.plan.is_sharded else nullcontext()
 
     def flush(self) -> None:
         """Make the ranks' models equal, before an evaluation, a checkpoint or an export.
@@ -180,7 +187,8 @@ class Engine:
         for part in self.parts:
             part.eval()
         is_seen = self.axes is None or self.axes.coordinates["tp"] == 0
-        self._executor.evaluate(batch, observe if is_seen else _ignore)
+        with self._passing():
+            self._executor.evaluate(batch, observe if is_seen else _ignore)
 
     def _check_copies(self) -> None:
         if self.axes is None or not self.plan.is_ddp or self.plan.outer != "none":

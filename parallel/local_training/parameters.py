@@ -81,6 +81,17 @@ def travel_faults(model: torch.nn.Module) -> list[str]:
     return [fault for fault in found if fault]
 
 
+def value_faults(model: torch.nn.Module) -> list[str]:
+    """Return the reasons why values of a newly built model cannot be in a model's file; none on the meta device."""
+    return [
+        f"{name} starts with NaN, infinite values or values beyond float32, and only finite numbers travel (a "
+        "constant, such as a mask, stays out of the model that travels with register_buffer(..., persistent=False))"
+        for name, tensor in model.state_dict().items()
+        if isinstance(tensor, torch.Tensor) and not tensor.is_meta and travel_fault(name, tensor) is None
+        if not torch.isfinite(tensor.detach().float()).all()
+    ]
+
+
 def parameters_of(model: torch.nn.Module) -> Arrays:
     """Return a copy of the model's tensors as arrays that travel."""
     return {name: _array(tensor) for name, tensor in state_of(model).items()}
@@ -90,11 +101,13 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
     """Return the parameters of a newly built model; the same seed gives the same bits.
 
     Raises:
-        TaskBroken: `task.model()` returns no module, or tensors that may not travel.
-        NotFinite: the model starts with NaN or infinite values.
+        TaskBroken: `task.model()` returns no module, or tensors that may not travel; or the model starts with NaN,
+            infinite values or values beyond float32.
     """
-    arrays = parameters_of(build_model(task, seed))
-    check_finite(arrays, "initial model")
+    model = build_model(task, seed)
+    arrays = parameters_of(model)
+    if faults := value_faults(model):
+        raise TaskBroken("; ".join(faults))
     return arrays
 
 

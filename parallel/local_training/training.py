@@ -12,6 +12,7 @@ import torch
 from atoll.parallel.local_training.batches import batch_sizes, epoch, to_device
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
+from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
@@ -152,7 +153,7 @@ class Step:
         self._optimizer.zero_grad(set_to_none=True)
         outputs = self._model(inputs)
         self._check.see(outputs, targets)
-        loss = self._task.loss(outputs, targets)
+        loss = one_loss(self._task.loss(outputs, targets), is_trained=True)
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for parameter, start in zip(self._parameters, self._start, strict=False):
@@ -200,7 +201,7 @@ def evaluate(
                 inputs, targets = to_device(fetch(0, indices), device)
                 outputs = model(inputs)
                 check.see(outputs, targets)
-                loss = task.loss(outputs, targets)
+                loss = one_loss(task.loss(outputs, targets))
                 sums = add(sums, _statistics(task, loss, outputs, targets, len(indices)))
     return sums
 

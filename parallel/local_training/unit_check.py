@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.repeatable import repeatable
 from atoll.parallel.local_training.trees import tensors
 from atoll.parallel.local_training.units import Units, units_of
@@ -53,9 +54,13 @@ class UnitCheck:
         self._last: tuple[Any, Any] | None = None
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
-        """Return the loss; check it first, if that is due."""
+        """Return the loss; check its units first, if that is due.
+
+        Raises:
+            TaskBroken: it is no single number, or has no gradient where one is needed.
+        """
         self.see(outputs, targets)
-        return self.loss(outputs, targets)
+        return one_loss(self.loss(outputs, targets), is_trained=torch.is_grad_enabled())
 
     def see(self, outputs: Any, targets: Any) -> None:
         """Check a batch, if it is due; of single rows, two batches as one."""

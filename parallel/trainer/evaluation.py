@@ -8,6 +8,7 @@ import torch
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.step import Engine
+from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.metrics import Statistics, add, as_statistics, merge, of_batch, values
@@ -39,7 +40,9 @@ def evaluate(
         if "loss" not in statistics:
             check.see(outputs, targets)
             rows = len(next(tensors(targets)))
-            statistics |= as_statistics({"loss": units.sums(task.loss(outputs, targets).item(), targets, rows)})
+            statistics |= as_statistics(
+                {"loss": units.sums(one_loss(task.loss(outputs, targets)).item(), targets, rows)}
+            )
         sums = add(sums, statistics)
 
     for batch in batches:

@@ -8,11 +8,14 @@ from torch import nn
 
 from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.assemble import check_model
+from atoll.parallel.engine.blueprint import blocks, cut, stage
+from atoll.parallel.engine.borrowed import borrowed_blocks
 from atoll.parallel.engine.inplace import written_in_forward
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.local_training.units import SUM
+from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import batch_size_of
@@ -77,11 +80,12 @@ def check_job(job: Job, world_size: int) -> None:
         raise JobRefused("; ".join(faults))
 
 
-def check_forward(job: Job, data: Any) -> None:
-    """Check, on a model that is thrown away, that no forward pass changes a parameter where the change would be lost.
+def check_forward(job: Job, data: Any) -> list[str]:
+    """Look at a forward pass of a model that is thrown away, and return the blocks that are borrowed from.
 
-    The pass needs no memory where the model's code runs on `meta`; else a small model takes a real one. A pass that
-    fails here is left to the first step, which reports its error.
+    A borrowed block has a parameter that is used outside of its call. No pass may change a parameter where the change
+    would be lost. The pass needs no memory where the model's code runs on `meta`; else a small model takes a real one,
+    with the seed of the training. A pass that fails here is left to the first step, which reports its error.
 
     Args:
         job: of the training.
@@ -92,27 +96,63 @@ def check_forward(job: Job, data: Any) -> None:
     """
     plan = job.plan
     if not plan.is_sharded and plan.mesh.pp == 1:
-        return
+        return []
     model = model_on_meta(job.task)
-    names = _written(model, data)
-    if names is None and sum(parameter.numel() for parameter in model.parameters()) < SMALL:
-        names = _written(job.task.model(), data)
+    seen = _look(model, data)
+    if seen is None and sum(parameter.numel() for parameter in model.parameters()) < SMALL:
+        with seeded(job.config.seed):
+            seen = _look(job.task.model(), data)
+    names, borrowed = seen or ([], [])
+    if plan.mesh.pp > 1:
+        _check_chain(job, data, model)
     if names:
         where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
         raise JobRefused(
             f"{', '.join(names)}: forward changes them in place, which {where} would lose or repeat; use a "
             "parametrization (torch.nn.utils.parametrize), or train on one process or with dp_replicate"
         )
+    return borrowed
 
 
-def _written(model: nn.Module, data: Any) -> list[str] | None:
-    """Return the parameters that a pass in training mode changes; None if the pass fails."""
+def _check_chain(job: Job, data: Any, model: nn.Module) -> None:
+    """Check, on a small model, that the stages of the pipeline one after another compute what the model computes.
+
+    Raises:
+        JobRefused: `forward` does more than to call its chain.
+    """
+    if sum(parameter.numel() for parameter in model.parameters()) >= SMALL:
+        return
+    with seeded(job.config.seed), torch.no_grad():
+        model = job.task.model().eval()
+        stages = [stage(model, names) for names in cut(model, job.plan.num_stages)]
+        try:
+            hidden = fetcher(data)(torch.arange(min(2, len(data))))[0]
+            outputs = model(hidden)
+        except Exception:
+            return
+        try:
+            for part in stages:
+                hidden = part(hidden)
+            torch.testing.assert_close(hidden, outputs, rtol=1e-4, atol=1e-5, equal_nan=True)
+        except Exception as error:
+            raise JobRefused(
+                f"pp={job.plan.mesh.pp}: the stages one after another give other outputs than the model, so forward "
+                "does more than to call its chain (a skip connection over it, a hook): use pp=1, or put it into a layer"
+            ) from error
+
+
+def _look(model: nn.Module, data: Any) -> tuple[list[str], list[str]] | None:
+    """Return the parameters that a pass in training mode changes, and the borrowed blocks; None if the pass fails."""
+    borrowed: list[str] = []
     try:
         device = next(model.parameters()).device
         rows = torch.arange(min(2, len(data)))
         inputs = map_tensors(lambda tensor: tensor.to(device), fetcher(data)(rows)[0])
         model.train()
-        return written_in_forward(model, lambda: model(inputs))
+        written = written_in_forward(
+            model, lambda: borrowed.extend(borrowed_blocks(model, blocks(model), lambda: model(inputs)))
+        )
+        return written, borrowed
     except Exception:
         return None
 

@@ -22,6 +22,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.parameters import value_faults
 from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
@@ -101,12 +102,14 @@ def train(job: Job, here: Surroundings) -> Result:
     """
     check_job(job, here.world.size)
     data, tests = training_data(job.task), test_data(job.task)
-    check_forward(job, data)
+    borrowed = check_forward(job, data)
     seed_everything(job.config.seed)
     model = job.task.model()
+    if faults := value_faults(model):
+        raise JobRefused("; ".join(faults))
     recipe = _recipe(job, len(data), model)
     with _threads(threads_for(model, job.config.threads)), _axes(job, here) as axes:
-        return _Builder(job, recipe, here, axes, model).train(data, tests)
+        return _Builder(job, recipe, here, axes, model, borrowed).train(data, tests)
 
 
 def threads_for(model: nn.Module, wanted: int | None) -> int:
@@ -159,6 +162,7 @@ class _Builder:
     here: Surroundings
     axes: Axes | None
     model: nn.Module
+    borrowed: list[str]
 
     @property
     def device(self) -> torch.device:
@@ -235,8 +239,16 @@ class _Builder:
             ),
             axes=self.axes,
             device=self.device,
+            borrowed=self._agreed(self.borrowed),
             rows=max(order.counts(step)[self.dp_rank] for step in {0, order.num_steps - 1}),
         )
+
+    def _agreed(self, borrowed: list[str]) -> list[str]:
+        """Return the first rank's list: a model that branches by its values may take another way on other machines."""
+        lists = [borrowed]
+        if self.axes is not None:
+            dist.broadcast_object_list(lists, src=0)
+        return lists[0]
 
     def _tests(self, tests: Any) -> dict[str, Loader]:
         order = self.recipe.order

@@ -8,7 +8,7 @@ from atoll.parallel.local_training.algorithms import check_algorithm
 from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
 from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_of
 from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import OutOfTime, TaskBroken
+from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import seed_everything, seeded
 from atoll.parallel.worker.bench import Outcome, Received
@@ -33,7 +33,10 @@ class ArrayBench:
             raise TaskBroken(
                 f"names that begin with {CONTROL} are reserved for control variates: {', '.join(reserved)}"
             )
-        check_finite(arrays, "initial model")
+        try:
+            check_finite(arrays, "initial model")
+        except NotFinite as error:
+            raise TaskBroken(str(error)) from error
         return arrays
 
     def buffers(self) -> list[str]:

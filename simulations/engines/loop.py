@@ -11,6 +11,7 @@ import torch
 
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.fednova import Normalizer
+from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
@@ -98,7 +99,7 @@ class Loop:
             inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(seed, epoch, rows)
             outputs = model(inputs)
             self._check.see(outputs, targets)
-            loss = loss_of(outputs, targets)
+            loss = one_loss(loss_of(outputs, targets), is_trained=True)
             loss.backward()  # type: ignore[no-untyped-call]
             step()
             losses.append((loss.detach(), *self.units.factors(targets, len(rows))))

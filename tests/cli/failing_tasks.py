@@ -70,6 +70,29 @@ def _no_model() -> torch.nn.Module:
 bad_label = replace(task, data=_bad_label)
 own_mistake = replace(task, loss=_own_mistake)
 loss_of_each = replace(task, loss=_loss_of_each)
+loss_and_weight = replace(task, loss=lambda outputs, targets: (_loss_of_each(outputs, targets).sum(), len(targets)))
+loss_number = replace(task, loss=lambda outputs, targets: _loss_of_each(outputs, targets).mean().item())
+loss_detached = replace(task, loss=lambda outputs, targets: _loss_of_each(outputs, targets).mean().detach())
+loss_counted = replace(task, loss=lambda outputs, targets: (outputs.argmax(1) != targets).sum())
+no_loss = replace(task, loss=lambda outputs, targets: None)
+LOSSES = {
+    "loss_of_each": "a single number, the mean over the batch, as a tensor, got shape (",
+    "loss_and_weight": "got tuple (where it is a sum and a weight, return their quotient",
+    "loss_number": "got float",
+    "loss_detached": "has no gradient: it was detached",
+    "loss_counted": "must be a float, got torch.int64",
+    "no_loss": "got NoneType",
+}
+"""Parts of the sentences about losses that are no single number, by the name of the task."""
+
+
+class _InfiniteMask(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*line_task.task.model().children())
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+
+infinite_mask = replace(task, model=_InfiniteMask)
 killed = replace(task, loss=_killed)
 damaged = replace(task, data=_damaged)
 

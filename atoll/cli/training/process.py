@@ -19,6 +19,8 @@ from atoll.cli.training.folder import folder_lock
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
+from atoll.parallel.engine.agreement import CallsDiffer
+from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer.job import Job, JobRefused
@@ -27,7 +29,16 @@ from atoll.parallel.trainer.run import LOG, TENSORBOARD, Result, Surroundings, t
 from atoll.parallel.trainer.saver import RunDiffers
 from atoll.parallel.world import read_world
 
-REFUSED = (JobRefused, CopiesDiffer, TaskBroken, RunDiffers, CheckpointMismatch, CheckpointBroken)
+REFUSED = (
+    JobRefused,
+    CopiesDiffer,
+    CallsDiffer,
+    NotGathered,
+    TaskBroken,
+    RunDiffers,
+    CheckpointMismatch,
+    CheckpointBroken,
+)
 """The operator's mistakes, with exit code 2."""
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"

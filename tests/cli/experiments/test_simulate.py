@@ -41,7 +41,20 @@ def test_an_exception_of_the_user_s_code_is_reported_with_its_line() -> None:
     told = failed(f"{TASKS}:own_mistake", *ALL, "--engine", "sequential")
     assert told.startswith("the training of client a failed: RuntimeError: no loss today (")
     assert f"({failing_tasks.__file__}, line " in told
-    assert "grad can be" in failed(f"{TASKS}:loss_of_each", *ALL, "--engine", "sequential")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched", "auto"])
+@pytest.mark.parametrize(("name", "words"), failing_tasks.LOSSES.items())
+def test_a_loss_that_is_no_single_number_is_one_sentence_in_every_engine(name: str, words: str, engine: str) -> None:
+    told = failed(f"{TASKS}:{name}", *ALL, "--engine", engine)
+    assert told.startswith("the training of client a failed: the loss ")
+    assert words in told
+
+
+def test_a_model_that_does_not_start_with_finite_numbers_is_refused_with_the_way_out(folder: Path) -> None:
+    (fault,) = refused("simulate", f"{TASKS}:infinite_mask", *ALL, "--out", folder / "out")
+    assert fault.startswith("mask starts with NaN, infinite values or values beyond float32")
+    assert "persistent=False" in fault
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from atoll.cli.training.folder import folder_lock
 from atoll.parallel.engine.forked import run_ranks
+from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, shown
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import mesh, model, on_ranks, run
@@ -243,6 +244,13 @@ def test_a_fault_of_the_task_s_own_code_is_one_line_and_2(what: str, tmp_path: P
     )
     assert line.startswith("the task failed: ")
     assert words in line
+
+
+@pytest.mark.parametrize(("name", "words"), [*failing_tasks.LOSSES.items(), ("infinite_mask", "persistent=False")])
+def test_a_loss_or_a_value_that_cannot_be_trained_on_is_one_line_and_2(name: str, words: str, tmp_path: Path) -> None:
+    (line,) = refused("train", f"{failing_tasks.__name__}:{name}", "--out", tmp_path / "out")
+    assert words in line
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_a_folder_in_which_another_training_runs_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from atoll.parallel.engine import agreement
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine import routed
@@ -46,14 +47,21 @@ def test_a_parameter_that_no_rank_has_used_is_left_alone(name: str) -> None:
     check("experts", plan(**PLANS[name]), "adamw")
 
 
-@pytest.mark.parametrize("name", ["ddp 2", "zero-1 2", "zero-2 2"])
-def test_a_layer_that_ranks_call_more_or_less_often_is_right_where_it_stays_gathered(name: str) -> None:
-    check("again", plan(**PLANS[name]))
+@pytest.mark.parametrize("model", ["again", "turns"])
+@pytest.mark.parametrize("name", PLANS)
+def test_layers_that_ranks_call_more_or_less_often_train_as_in_one_process(name: str, model: str) -> None:
+    check(model, plan(**PLANS[name]))
 
 
-def test_a_layer_that_ranks_call_more_or_less_often_is_refused_where_it_is_given_up_between() -> None:
-    with pytest.raises(RankFailed, match=r"in different numbers \(experts.0 here\).* set plan.zero = 2, or 1"):
-        run_ranks(routed.train, 2, "again", plan(dp_shard=2, zero=3), "sgd")
+def train_without_trial(model: str, plan: Plan, optimizer: str) -> None:
+    """Train on this rank as after the passes in which second calls are expected."""
+    agreement.TRIAL_PASSES = 0
+    routed.train(model, plan, optimizer)
+
+
+def test_a_second_call_that_the_first_passes_gave_no_sign_of_is_refused() -> None:
+    with pytest.raises(RankFailed, match=r"experts.0 was called twice in a pass, .* set plan.zero = 2, or 1"):
+        run_ranks(train_without_trial, 2, "again", plan(dp_shard=2, zero=3), "sgd")
 
 
 @pytest.mark.parametrize(

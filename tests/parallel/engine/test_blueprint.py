@@ -118,3 +118,36 @@ def test_a_batch_norm_is_converted_under_each_of_its_names() -> None:
     convert(model, "ghost:2", None)
     assert isinstance(model.first, GhostBatchNorm)
     assert model.first is model.last
+
+
+class Residual(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = inputs + super().forward(inputs)
+        return outputs
+
+
+def pair() -> list[nn.Module]:
+    return [nn.Linear(8, 8), nn.Linear(8, 8)]
+
+
+def test_a_sequential_with_a_forward_of_its_own_is_one_piece() -> None:
+    model = nn.Sequential(Residual(*pair()), nn.Sequential(*pair()), Residual(*pair()))
+    assert pieces(model) == ["0", "1.0", "1.1", "2"]
+    inputs = torch.randn(3, 8)
+    hidden = inputs
+    for names in cut(model, 3):
+        hidden = stage(model, names)(hidden)
+    assert torch.equal(hidden, model(inputs))
+    with pytest.raises(ValueError, match="Residual has a forward or hooks of its own and"):
+        cut(Residual(*pair()), 2)
+
+
+def test_hooks_of_a_container_keep_it_whole_and_those_of_the_model_refuse_the_cut() -> None:
+    model = nn.Sequential(nn.Sequential(*pair()), nn.Linear(8, 8))
+    model[0].register_forward_hook(lambda _module, _inputs, outputs: outputs * 2)
+    assert pieces(model) == ["0", "1"]
+    declared = OwnModule()
+    declared.register_forward_pre_hook(lambda _module, inputs: inputs)
+    declared.blueprint = Blueprint(chain=("middle",))  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="OwnModule has forward hooks, which each stage would call"):
+        cut(declared, 2)

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -134,8 +135,14 @@ def test_what_cannot_travel_is_said_with_what_can(make: Callable[[], nn.Module],
 
 
 def test_an_initial_model_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(NotFinite, match="the initial model has NaN or infinite values in a"):
-        initial_parameters(make_task(lambda: Buffers(a=torch.tensor([float("nan")]))), 0)
+    """Oracle: the largest float32 is (2 - 2**-23) 2**127, about 3.4e38."""
+    for value in (float("nan"), -math.inf, 1e300, -3.5e38):
+        buffer = torch.tensor([0.0, value], dtype=torch.float64)
+        with pytest.raises(TaskBroken, match=r"^a starts with NaN, infinite values .* persistent=False"):
+            initial_parameters(make_task(lambda buffer=buffer: Buffers(a=buffer)), 0)
+    largest = (2 - 2**-23) * 2.0**127
+    arrays = initial_parameters(make_task(lambda: Buffers(a=torch.tensor([largest], dtype=torch.float64))), 0)
+    assert arrays["a"].tolist() == [largest]
 
 
 @pytest.mark.parametrize(

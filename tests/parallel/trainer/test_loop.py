@@ -13,6 +13,7 @@ from torch import nn
 from atoll import Local
 from atoll.aggregation.tensors.safetensors_file import BUFFERS, read_metadata
 from atoll.parallel.checkpoint.errors import CheckpointMismatch
+from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
@@ -184,6 +185,35 @@ def test_the_look_at_a_forward_pass_takes_the_rows_as_the_task_collates_them() -
     check_forward(*own_rows(tasks.make_model))
     with pytest.raises(JobRefused, match="forward changes them in place"):
         check_forward(*own_rows(tasks.clamped.model))
+
+
+class Skipping(nn.Module):
+    """A skip connection from layer to layer, of which the blueprint says nothing."""
+
+    blueprint = Blueprint(chain=("first", "second", "last"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(inputs + self.second(self.first(inputs)))
+        return outputs
+
+
+class Wider(Skipping):
+    """The same in other sizes, so that the stages fail where the model does not."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.second(self.first(inputs))
+        outputs: torch.Tensor = self.last(hidden[:, :1] + inputs)
+        return outputs[:, :1] + hidden
+
+
+@pytest.mark.parametrize("make_model", [Skipping, Wider])
+def test_a_chain_that_is_not_all_that_a_forward_pass_does_is_refused(make_model: Callable[[], nn.Module]) -> None:
+    with pytest.raises(JobRefused, match="pp=2: the stages one after another give other outputs than the model"):
+        check_forward(*own_rows(make_model))
 
 
 def test_the_operations_of_a_model_are_counted_on_a_row_as_the_task_collates_it() -> None:

@@ -1,0 +1,102 @@
+"""The blocks of which a forward pass uses a parameter outside of the block's call, such as `linear(x, block.weight)`.
+
+`fully_shard` gathers a block's parameters for its call alone: elsewhere there is only a shard. So such a block is
+gathered with the whole model, for the whole pass.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from atoll.parallel.engine.inplace import storage_of
+
+_SIGNS = ("mixed torch.Tensor and DTensor", "storage of size 0")
+"""Parts of torch's messages where a pass meets the shards of a parameter, or the freed memory of a gathered one."""
+
+
+class NotGathered(ValueError):
+    """A forward or backward pass used a parameter where its shards are not gathered."""
+
+
+@contextmanager
+def pass_of_shards() -> Iterator[None]:
+    """Turn torch's errors about shards in a pass of a sharded model into one that names the way out.
+
+    Raises:
+        NotGathered: in place of the `RuntimeError`; the trial pass has not met this use (`borrowed_blocks`).
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in _SIGNS):
+            raise
+        raise NotGathered(
+            "the model uses a parameter outside of the call of its block, where its shards are not gathered: call the "
+            "block, or train with dp_replicate or on one process "
+            f"(torch: {str(error).partition(', need')[0]})"
+        ) from error
+
+
+class _Uses(TorchDispatchMode):
+    """The storages that operators have used while the block that they belong to was not being called."""
+
+    def __init__(self, block_of: Mapping[int, str], is_called: Callable[[str], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._block_of, self._is_called = block_of, is_called
+        self.borrowed: set[str] = set()
+
+    def note(self, values: Any) -> None:
+        """Note the blocks of all parameters among some values."""
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                block = self._block_of.get(storage_of(leaf))
+                if block is not None and not self._is_called(block):
+                    self.borrowed.add(block)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.note((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+
+def borrowed_blocks(model: nn.Module, block_names: Iterable[str], run: Callable[[], Any]) -> list[str]:
+    """Return the blocks of which a pass uses, or returns, a parameter outside of their call; "" for the model itself.
+
+    The model itself is borrowed from if it returns a parameter that lies in no block, for the loss.
+
+    Args:
+        model: whose blocks are watched; on `meta` or not.
+        block_names: of the blocks (`blueprint.blocks`); a parameter of several belongs to the last one.
+        run: () -> the outputs of the pass.
+    """
+    blocks = {name: model.get_submodule(name) for name in block_names}
+    depth = dict.fromkeys(blocks, 0)
+    uses = _Uses(
+        {storage_of(parameter): name for name, block in blocks.items() for parameter in block.parameters()},
+        lambda name: depth[name] > 0,
+    )
+
+    def step(name: str, by: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            depth[name] += by
+
+        return hook
+
+    hooks = [block.register_forward_pre_hook(step(name, 1)) for name, block in blocks.items()]
+    hooks += [block.register_forward_hook(step(name, -1), always_call=True) for name, block in blocks.items()]
+    try:
+        with uses:
+            outputs = run()
+        uses.note(outputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    places = [storage_of(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    is_returned = any(storage_of(parameter) in places for parameter in model.parameters())
+    return [name for name in blocks if name in uses.borrowed] + ([""] if is_returned else [])
