@@ -34,6 +34,7 @@ from atoll.aggregation.fold.weights import NORMALIZER_MAX
 from atoll.aggregation.tensors.coverage import check_cover
 from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
 from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
+from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import (
     INT64_MAX,
     ManifestError,
@@ -282,7 +283,7 @@ def _tensor(value: object, path: str, piece_bytes: int, num_max: int) -> tuple[T
     _check_size(dtype, tensor.shape, path)
     digests = items_of(fields["sha256"], f"{path}.sha256", num_max=num_max)
     if len(digests) != num_cuts(tensor, piece_bytes):
-        refuse(f"{path}.sha256", len(digests), f"one for each piece of at most {piece_bytes} bytes")
+        refuse(f"{path}.sha256", len(digests), f"one for each piece of at most {count_of(piece_bytes, 'byte')}")
     checked = (sha256_hex(item, f"{path}.sha256[{index}]") for index, item in enumerate(digests))
     pieces = zip(cut(tensor, piece_bytes), checked, strict=True)
     return tensor, model_dtype, [replace(piece, sha256=sha256) for piece, sha256 in pieces]
@@ -337,7 +338,7 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
             refuse(f"{path}[{index}]", piece.tensor, "each piece once")
         boxes.add((piece.tensor, piece.offsets))
     if total > BYTES_MAX:
-        raise ManifestError(f"{path}: {total} bytes together; allowed: at most {BYTES_MAX}")
+        raise ManifestError(f"{path}: {count_of(total, 'byte')} together; allowed: at most {BYTES_MAX}")
     if pieces_in_order(pieces) != pieces:
         raise ManifestError(f"{path}: not in canonical order: larger elements first, then by name, then by offsets")
 

@@ -1,4 +1,10 @@
-"""Texts of other machines and sizes, fit for a log and a terminal."""
+"""Texts of other machines, sizes and names, fit for a log and a terminal."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+NAMES_MAX = 20
+"""Most known names that a refusal lists."""
 
 
 def printable(text: str) -> str:
@@ -22,9 +28,15 @@ def conclusion(text: str) -> str:
     return " ".join(line.strip() for line in (lines[indented[-1] + 1 :] if is_traceback else lines[-1:]))
 
 
-def count_of(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is one: 1 fault, 2 faults."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the plural unless it is one: 1 fault, 2 faults.
+
+    Args:
+        number: the number of things.
+        noun: the words for one, with the verb if there is one: `round is`.
+        plural: the words for any other number; empty: `noun` with an s.
+    """
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def printable_size(num_bytes: int) -> str:
@@ -35,3 +47,12 @@ def printable_size(num_bytes: int) -> str:
             break
         amount, unit = amount / 1000, larger
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def instead_of(name: str, known: Iterable[str]) -> str:
+    """Return the end of the refusal of an unknown name: `: did you mean north? (known: north, south)`."""
+    names = list(dict.fromkeys(known))
+    near = get_close_matches(name, names)
+    listed = ", ".join(names[:NAMES_MAX]) or "none"
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return (f": did you mean {' or '.join(near)}?" if near else "") + f" (known: {listed}{more})"

@@ -10,6 +10,8 @@ import reprlib
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
+from atoll.protocol.printable import count_of
+
 INT64_MAX = 2**63 - 1
 
 _short = reprlib.Repr()
@@ -31,7 +33,7 @@ def read_object(data: bytes, *, num_bytes_max: int) -> dict[str, Any]:
     The worst that 4 MiB can hold (a million empty lists) costs about 0.3 s and 100 MB, once, before it is refused.
     """
     if len(data) > num_bytes_max:
-        raise ManifestError(f"manifest: {len(data)} bytes; allowed: at most {num_bytes_max}")
+        raise ManifestError(f"manifest: {count_of(len(data), 'byte')}; allowed: at most {num_bytes_max}")
     try:
         document = json.loads(data.decode("ascii"), object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
     except ManifestError:
@@ -74,7 +76,7 @@ def items_of(value: object, path: str, *, num_max: int) -> list[Any]:
     if type(value) is not list:
         refuse(path, value, "a list")
     if len(value) > num_max:
-        raise ManifestError(f"{path}: {len(value)} items; allowed: at most {num_max}")
+        raise ManifestError(f"{path}: {count_of(len(value), 'item')}; allowed: at most {num_max}")
     return value
 
 
@@ -94,7 +96,7 @@ def one_of(value: object, path: str, *, allowed: Collection[str]) -> str:
 def text(value: object, path: str, *, num_max: int, refused: Iterable[str] = ()) -> str:
     """Return a string of 1 to `num_max` printable characters: no line break, no lone surrogate."""
     if type(value) is not str or not 1 <= len(value) <= num_max or not value.isprintable():
-        refuse(path, value, f"1 to {num_max} printable characters")
+        refuse(path, value, f"1 to {count_of(num_max, 'printable character')}")
     if value in refused:
         refuse(path, value, "a name that the file format does not reserve")
     return value

@@ -1,5 +1,9 @@
 """The server's errors whose messages an operator reads."""
 
+from collections.abc import Iterable
+
+from atoll.protocol.printable import instead_of
+
 
 class OperatorError(RuntimeError):
     """A request of the operator that cannot be met; the message names what is allowed."""
@@ -7,6 +11,11 @@ class OperatorError(RuntimeError):
 
 class UnknownRun(OperatorError):
     """A run id or name that this coordinator does not know."""
+
+    @classmethod
+    def among(cls, run_id: str, known: Iterable[str]) -> "UnknownRun":
+        """Return the error that names the known runs."""
+        return cls(f"there is no run {run_id!r}{instead_of(run_id, known)}")
 
 
 class StoreCorrupted(OSError):

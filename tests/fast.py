@@ -29,6 +29,7 @@ REAL = (
     "cli/runs/test_showing.py",
     "cli/test_shutdown_deadline.py",
     "cli/test_signals.py",
+    "cli/test_waiting.py",
     "client/test_agent.py",
     "client/test_codecs.py",
     "client/test_policy.py",

@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -63,6 +64,8 @@ class Commands(TyperGroup):
         """Run the command, and turn an expected error into lines on standard error and an exit code."""
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            raise _with_value(error) from error
         except BrokenPipeError as error:
             _discard_output()
             raise typer.Exit(EXIT_PIPE) from error
@@ -72,6 +75,32 @@ class Commands(TyperGroup):
             for fault in faults:
                 typer.echo(f"atoll: {fault}", err=True)
             raise typer.Exit(_code_of(error)) from error
+
+
+def _with_value(error: Any) -> Any:
+    """Return the refusal of an argument with its value in the message, which typer's own messages often lack."""
+    from pydantic import ValidationError
+
+    if isinstance(error.__cause__, ValidationError):
+        error.message = f"got {str(error.__cause__.errors()[0]['input'])[:80]!r}: {error.message}"
+    return error
+
+
+_OF_FILES: Mapping[type[OSError], str] = {
+    FileNotFoundError: "there is no {0}",
+    FileExistsError: "{0} exists already, and is not overwritten: name another path",
+    IsADirectoryError: "{0} is a directory: name a file",
+    NotADirectoryError: "{0} cannot be used: a part of its path is a file: name a directory",
+    PermissionError: "{0} cannot be read or written: permission denied",
+}
+
+
+def _of_a_file(error: OSError) -> str:
+    """Return the message of an error; one of the operating system about a file becomes a sentence."""
+    words = _OF_FILES.get(type(error))
+    if words is None or not isinstance(error.filename, str | Path):
+        return str(error)
+    return words.format(error.filename)
 
 
 def _discard_output() -> None:
@@ -99,6 +128,8 @@ def _faults_of(error: Exception) -> Sequence[str] | None:
 
     if isinstance(error, CommandError | ConfigError):
         return error.faults
-    if isinstance(error, OSError | TaskNotFound | BadData):
+    if isinstance(error, OSError):
+        return _of_a_file(error).splitlines()
+    if isinstance(error, TaskNotFound | BadData):
         return str(error).splitlines()
     return None

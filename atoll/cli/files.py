@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
+from atoll.cli.waiting import waiting_for
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text
 from atoll.server.config.process import HostFile
@@ -176,6 +177,16 @@ def _with_absolute_traces(file: File, folder: Path, set_here: Container[str]) ->
     return file.model_copy(update={"devices": devices.model_copy(update=absolute)}) if devices and absolute else file
 
 
+def check_folder(key: str, path: Path) -> None:
+    """Refuse a state directory that is a file.
+
+    Raises:
+        CommandError: the path exists, and is no directory.
+    """
+    if os.path.lexists(path) and not path.is_dir():
+        raise CommandError(f"{key}: {path} is not a directory; choose another path for the state")
+
+
 def missing_file(reference: str) -> str | None:
     """Return the mistake that a reference names a missing file; None: it names a module, or the file exists."""
     place = reference.rpartition(":")[0]
@@ -188,10 +199,12 @@ def load_user_task(reference: str) -> "Task | ArrayTask":
     Raises:
         CommandError: what the task's code raised, or that the reference names no task.
     """
-    from atoll.parallel.task.task import TaskNotFound, load_task
-
     try:
-        return load_task(reference)
+        with waiting_for(f"the task {reference}", "its file and its libraries are imported"):
+            from atoll.parallel.task.errors import TaskNotFound
+            from atoll.parallel.task.task import load_task
+
+            return load_task(reference)
     except TaskNotFound as error:
         raise CommandError(str(error)) from error
     except Exception as error:  # any: the user's code runs here

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from atoll.cli.printing import note
+from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
     from atoll.server.audit.actions import Action
@@ -69,13 +70,15 @@ def record_local_action(
     from atoll.protocol.audit.files import AuditFiles, audit_folder
 
     try:
-        files = AuditFiles(audit_folder(state), time.time)
-        try:
-            files.append(
-                [Event(instant(time.time()), os_user(), "local", action, object_, outcome, digests)], sign=True
-            )
-        finally:
-            files.close()
+        folder = audit_folder(state)
+        with waiting_for(f"the lock of the audit log {folder}", "until its holder has written its events"):
+            files = AuditFiles(folder, time.time)
+            try:
+                files.append(
+                    [Event(instant(time.time()), os_user(), "local", action, object_, outcome, digests)], sign=True
+                )
+            finally:
+                files.close()
     except OSError as error:
         note(f"not written to the audit log: {error}")
         return False

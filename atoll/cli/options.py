@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.faults import CommandError
+from atoll.cli.waiting import waiting_for
 
 STATE = Path("atoll-state")
 """The default state directory of a coordinator, as in `coordinator.state`."""
@@ -31,6 +32,7 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable. `atoll settings` lists all."),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
+CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the effective settings as JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Insecure = Annotated[
     bool | None,
@@ -40,19 +42,34 @@ Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of th
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]
 
 
+def json_only_with(check: bool, json: bool) -> None:
+    """Refuse --json without --check, in a command whose own output is a log.
+
+    Raises:
+        CommandError: --json without --check.
+    """
+    if json and not check:
+        raise CommandError("--json prints the settings of --check: add --check, or leave --json out; a log is no JSON")
+
+
 def between(least: float, most: float = math.inf) -> Callable[[float | None], float | None]:
     """Return a check that a number, where one is given, lies between two bounds.
 
     Its message has the value, which the message of typer's own `min` and `max` lacks.
     """
-    allowed = f"at least {least:g}" + (f", at most {most:g}" if most < math.inf else "")
+    allowed = f"at least {_exact(least)}" + (f", at most {_exact(most)}" if most < math.inf else "")
 
     def check(value: float | None) -> float | None:
         if value is not None and not least <= value <= most:
-            raise typer.BadParameter(f"got {value:g}; allowed: {allowed}")
+            raise typer.BadParameter(f"got {_exact(value)}; allowed: {allowed}")
         return value
 
     return check
+
+
+def _exact(value: float) -> str:
+    """Return a whole number with all its digits, any other one in six."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def read_join_code(text: str | None) -> str | None:
@@ -62,7 +79,10 @@ def read_join_code(text: str | None) -> str | None:
     """
     from atoll.protocol.identity.join_code import TEXT_MAX
 
-    return sys.stdin.read(TEXT_MAX + 1).strip() if text == "-" else text
+    if text != "-":
+        return text
+    with waiting_for("the join code on standard input", "until its end, Ctrl-D on a terminal"):
+        return sys.stdin.read(TEXT_MAX + 1).strip()
 
 
 def identity_folder() -> Path:

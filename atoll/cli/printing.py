@@ -1,6 +1,7 @@
 """The output of commands: tables and plain lines for a person, JSON for a script."""
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -34,6 +35,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
 def as_json(value: object) -> None:
     """Print a value as JSON: dataclasses as objects, times in seconds since the epoch."""
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def say_settings(toml: str, *, json: bool) -> None:
+    """Print settings in TOML, or the same ones as JSON."""
+    if json:
+        as_json(tomllib.loads(toml))
+    else:
+        say(toml.rstrip("\n"))
 
 
 def cell(value: object) -> str:

@@ -26,6 +26,7 @@ from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, pars
 from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.protocol import crash_points
 from atoll.protocol.manifest import VersionManifest
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import Digest
 from atoll.protocol.wire.bulk_messages import Buffer
 
@@ -176,7 +177,10 @@ class PartialVersion:
         while not self.is_complete and self._filled == (piece := self._pieces[self._index]).num_bytes:
             if self._sha256.hexdigest() != piece.sha256:
                 self._cut_off()
-                raise PieceDamaged(f"tensor {piece.tensor!r}: {piece.num_bytes} bytes do not have its SHA-256")
+                raise PieceDamaged(
+                    f"tensor {piece.tensor!r}: "
+                    f"{count_of(piece.num_bytes, 'byte does', 'bytes do')} not have its SHA-256"
+                )
             self._index += 1
             self._begin += self._filled
             self._filled, self._sha256 = 0, hashlib.sha256()

@@ -23,6 +23,7 @@ from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.client.session.events import Key, Sums
 from atoll.protocol.manifest import UpdateManifest, parse_update
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import Digest, RunId
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Spool:
         if used + num_bytes > self._max_bytes:
             raise SpoolFull(
                 errno.EDQUOT,
-                f"an update of {num_bytes} bytes does not fit: "
+                f"an update of {count_of(num_bytes, 'byte')} does not fit: "
                 f"{used} of spool_max_bytes ({self._max_bytes}) wait for the coordinator's answer",
             )
 

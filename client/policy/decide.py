@@ -14,6 +14,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from atoll.client.policy.config import DAYS, Hours, SitePolicy, zone_of
+from atoll.protocol.printable import count_of
 
 
 class Kind(StrEnum):
@@ -142,7 +143,9 @@ def _object_to_size(policy: SitePolicy, request: PolicyRequest) -> Decision | No
         return _refused(Rule.METRICS_ONLY, "only metrics leave this site, no weights")
     most, num_bytes = policy.upload_max_bytes, request.num_bytes
     if num_bytes is not None and num_bytes > most:
-        return _refused(Rule.UPLOAD_MAX_BYTES, f"an update of {num_bytes} bytes may not leave; allowed: at most {most}")
+        return _refused(
+            Rule.UPLOAD_MAX_BYTES, f"an update of {count_of(num_bytes, 'byte')} may not leave; allowed: at most {most}"
+        )
     return None
 
 
@@ -153,7 +156,10 @@ def _object_to_time(policy: SitePolicy, request: PolicyRequest, history: History
         return Decision(Outcome.WAITING, Rule.HOURS, f"this site takes part {when}")
     is_new_round = request.kind is not Kind.EVALUATE and not history.is_counted
     if is_new_round and history.rounds_today >= policy.rounds_per_day:
-        detail = f"{history.rounds_today} rounds were begun today; allowed: {policy.rounds_per_day}"
+        detail = (
+            f"{count_of(history.rounds_today, 'round was', 'rounds were')} begun today; "
+            f"allowed: {policy.rounds_per_day}"
+        )
         return Decision(Outcome.WAITING, Rule.ROUNDS_PER_DAY, detail)
     return None
 

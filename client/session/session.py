@@ -49,6 +49,7 @@ from atoll.client.session.events import (
     Work,
 )
 from atoll.protocol.backoff import delay
+from atoll.protocol.printable import count_of
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
 
@@ -386,7 +387,7 @@ class Session:
         if event.accepted:
             self.upload_seconds = 0.5 * self.upload_seconds + 0.5 * (now - outgoing.begun_at)
         elif event.resend:
-            detail = f"damaged on the way {outgoing.num_resends + 1} times: {RejectReason.DIGEST_MISMATCH}"
+            detail = f"damaged on the way {count_of(outgoing.num_resends + 1, 'time')}: {RejectReason.DIGEST_MISMATCH}"
             _, run_id, round_id = event.key
             effects.append(ReportFailure(run_id, RoundId(round_id), FailureReason.UPLOAD_FAILED, detail))
         return tuple(effects)

@@ -15,6 +15,7 @@ from atoll.client.disk.model_cache import PartialVersion
 from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.printable import count_of
 from atoll.protocol.threads import on_own_thread
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.protocol.wire.background_writer import Behind
@@ -107,12 +108,14 @@ class _Fetch:
         if isinstance(reply, Data):
             self._position += len(reply.data)
             if self._position > self._total:
-                raise _protocol_error(f"more than the {self._total} requested bytes arrived")
+                raise _protocol_error(f"more bytes arrived than the {self._total} requested")
             if self._granted < self._total and self._position + DOWNLOAD_WINDOW_BYTES >= self._granted + GRANT_BYTES:
                 self._granted = self._position + DOWNLOAD_WINDOW_BYTES
                 return pb.DownloadRequest(credit=self._granted)
         elif reply.WhichOneof("reply") == "total_bytes" and reply.total_bytes != self._total:
-            raise _protocol_error(f"{reply.total_bytes} bytes were announced, {self._total} were requested")
+            raise _protocol_error(
+                f"{count_of(reply.total_bytes, 'byte was', 'bytes were')} announced, {self._total} were requested"
+            )
         return None
 
     def check_complete(self) -> None:

@@ -19,6 +19,7 @@ from atoll.client.session.events import (
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import strict_json
 from atoll.protocol.manifest import ID_MAX
+from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
 from atoll.protocol.wire.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
@@ -207,4 +208,7 @@ def too_many(sums: Sums) -> str:
     count = sum(map(len, sums.values()))
     if len(sums) <= METRICS_MAX and count <= STATISTICS_MAX:
         return ""
-    return f"{len(sums)} metrics of {count} sums; allowed: at most {METRICS_MAX} of {STATISTICS_MAX} together"
+    return (
+        f"{count_of(len(sums), 'metric')} of {count_of(count, 'sum')}; allowed: at most "
+        f"{METRICS_MAX} of {STATISTICS_MAX} together"
+    )

@@ -165,7 +165,7 @@ class _Sending:
 
     def _confirm(self, position: int, *, is_first: bool) -> None:
         if position > self._entry.num_bytes or (not is_first and position > self._sent):
-            detail = f"the coordinator claims {position} of {self._entry.num_bytes} bytes, {self._sent} were sent"
+            detail = f"the coordinator claims byte {position} of {self._entry.num_bytes}, and {self._sent} were sent"
             raise StreamBroken(grpc.StatusCode.FAILED_PRECONDITION, detail)
         if position > self._confirmed:
             self._on_progress()

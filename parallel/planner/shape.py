@@ -7,6 +7,9 @@ from typing import get_type_hints
 MLPS = ("gelu", "swiglu")
 NORMS = ("layernorm", "rmsnorm")
 
+LAYERS_MAX, WHOLE_MAX = 100_000, 2**40
+"""Largest numbers of layers and of all else in a model: each layer is a piece that is placed on a stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -157,6 +160,11 @@ def _faults(shape: ModelShape) -> list[str]:
         f"model.{name}: must be a whole number >= {int(name != 'segments')}, got {value!r}"
         for name, value in given.items()
         if not (value is None and hints[name] is not int) and (type(value) is not int or value < (name != "segments"))
+    ]
+    faults += [
+        f"model.{name}: must be at most {LAYERS_MAX if name == 'layers' else WHOLE_MAX}, got {value!r}"
+        for name, value in given.items()
+        if type(value) is int and value > (LAYERS_MAX if name == "layers" else WHOLE_MAX)
     ]
     if faults:
         return faults

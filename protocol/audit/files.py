@@ -42,6 +42,7 @@ from atoll.protocol.audit.chain import (
 from atoll.protocol.audit.recovery import Data, End, find_end, first_line, last_line
 from atoll.protocol.durable import naming_full_disk, write_atomically
 from atoll.protocol.file_lock import exclusively, shared
+from atoll.protocol.printable import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -280,7 +281,7 @@ class AuditFiles:
         write_atomically(self.folder / f"cut-{place.head.seq:012d}.bin", torn)
         os.ftruncate(self._file, place.num_bytes)
         logger.warning("%s: %d bytes of unfinished lines were cut off", place.path, len(torn))
-        outcome = f"{len(torn)} bytes of unfinished lines were cut off"
+        outcome = f"{count_of(len(torn), 'byte')} of unfinished lines cut off"
         return self._record(place, REPAIR, f"line {place.head.seq}", outcome, {"cut": sha256(torn).hexdigest()})
 
     def _continue_behind(self, path: Path, end: End, digest: str) -> _Place:

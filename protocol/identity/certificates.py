@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.printable import count_of
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
@@ -109,7 +110,7 @@ def read_request(request: bytes) -> PublicKey:
         CertificateError: it is no request, too long, for a key that is not on P-256, or not signed by that key.
     """
     if len(request) > REQUEST_BYTES_MAX:
-        raise CertificateError(f"request of {len(request)} bytes; allowed: at most {REQUEST_BYTES_MAX}")
+        raise CertificateError(f"request of {count_of(len(request), 'byte')}; allowed: at most {REQUEST_BYTES_MAX}")
     try:
         parsed = x509.load_der_x509_csr(request)
         key = parsed.public_key()
@@ -243,7 +244,7 @@ def to_pem(*certificates: x509.Certificate) -> bytes:
 def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
     """Return the certificates of a PEM file, at least one; raises CertificateError."""
     if len(pem) > PEM_BYTES_MAX:
-        raise CertificateError(f"{len(pem)} bytes of certificates; allowed: at most {PEM_BYTES_MAX}")
+        raise CertificateError(f"{count_of(len(pem), 'byte')} of certificates; allowed: at most {PEM_BYTES_MAX}")
     try:
         return x509.load_pem_x509_certificates(pem)
     except _UNREADABLE as error:

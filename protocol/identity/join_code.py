@@ -14,6 +14,8 @@ import re
 import zlib
 from dataclasses import dataclass, field
 
+from atoll.protocol.printable import count_of
+
 PREFIX = "atoll-"
 _VERSION = 1
 
@@ -52,7 +54,9 @@ class JoinCode:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.addresses) <= ADDRESSES_MAX:
-            raise JoinCodeError(f"{len(self.addresses)} addresses; allowed: 1 to {ADDRESSES_MAX}")
+            raise JoinCodeError(
+                f"{count_of(len(self.addresses), 'address', 'addresses')}; allowed: 1 to {ADDRESSES_MAX}"
+            )
         for address in self.addresses:
             if not is_address(address):
                 raise JoinCodeError(f"address {address[:80]!r}; allowed: host:port, with a port in 1..65535")
@@ -75,7 +79,9 @@ class JoinCode:
             JoinCodeError: the text is no join code, has a mistake, or is of another version.
         """
         if len(text) > TEXT_MAX:
-            raise JoinCodeError(f"a text of {len(text)} characters is no join code; allowed: at most {TEXT_MAX}")
+            raise JoinCodeError(
+                f"a text of {count_of(len(text), 'character')} is no join code; allowed: at most {TEXT_MAX}"
+            )
         body = _checked(text)
         if body[0] != _VERSION:
             raise JoinCodeError(f"a join code of version {body[0]}, and this Atoll knows {_VERSION}: update it")

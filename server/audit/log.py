@@ -19,6 +19,7 @@ from typing import Self
 
 from atoll.protocol.audit.chain import Checkpoint, Event, instant
 from atoll.protocol.audit.files import APPEND_MAX, AuditFiles
+from atoll.protocol.printable import count_of
 from atoll.server.audit.actions import Action
 from atoll.server.audit.budget import Budget
 
@@ -203,9 +204,11 @@ class AuditLog:
         events: list[Event] = []
         if withheld:
             whose = ", ".join(f"{count} {who}" for who, count in sorted(withheld.items(), key=lambda item: -item[1]))
-            events.append(Event(now, *by, Action.AUDIT_WITHHELD, f"{sum(withheld.values())} lines", whose))
+            events.append(Event(now, *by, Action.AUDIT_WITHHELD, count_of(sum(withheld.values()), "line"), whose))
         if lost:
-            events.append(Event(now, *by, Action.AUDIT_LOST, f"{lost} lines", "the disk has been full for too long"))
+            events.append(
+                Event(now, *by, Action.AUDIT_LOST, count_of(lost, "line"), "the disk has been full for too long")
+            )
         return events
 
     def _append(self, events: list[Event], *, sign: bool) -> None:

@@ -21,7 +21,7 @@ from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.journal.journal import RunRow, run_rows
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.journal.recovery import recover
-from atoll.server.journal.schema import UPDATES, VERSIONS
+from atoll.server.journal.schema import UPDATES, VERSIONS, check_version
 from atoll.server.journal.sqlite import SqliteDatabase
 from atoll.server.journal.state_directory import run_folder
 
@@ -45,10 +45,11 @@ def needs_of(path: Path) -> list[Need]:
 
     Raises:
         StoreCorrupted: the journal cannot be replayed.
-        StateUnusable: the journal cannot be opened.
+        StateUnusable: the journal cannot be opened, or has no schema of Atoll.
     """
     database = SqliteDatabase(path / "state.db", read_only=True)
     with database.transaction() as connection:
+        check_version(connection, path)
         return [_need(connection, row) for row in run_rows(connection)]
 
 

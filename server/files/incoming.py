@@ -9,6 +9,7 @@ from typing import Self
 from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol.durable import naming_full_disk
+from atoll.protocol.printable import count_of
 from atoll.protocol.wire.bulk_messages import Buffer
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.files.writeback import begin_writeback
@@ -62,7 +63,9 @@ class Incoming:
             DiskFull: a part of them may be written; `position` has advanced by that part.
         """
         if self.position + len(data) > self.total_bytes:
-            raise ValueError(f"{len(data)} bytes at {self.position} go beyond the announced {self.total_bytes}")
+            raise ValueError(
+                f"{count_of(len(data), 'byte')} at {self.position} would go beyond the announced {self.total_bytes}"
+            )
         if self.is_small:
             self._data += data
             self.position += len(data)

@@ -24,6 +24,7 @@ from atoll.aggregation.updates.inspection import Inspection, inspect
 from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
+from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.errors import StoreCorrupted
@@ -154,7 +155,8 @@ class RunStore:
             missing, free = max(0, total_bytes - already), shutil.disk_usage(self._incoming).free
             if missing and missing + reserved + self._disk.free_min > free:
                 raise DiskFull(
-                    f"{self._incoming}: an update of {total_bytes} bytes does not fit: {free} bytes are free, "
+                    f"{self._incoming}: an update of {count_of(total_bytes, 'byte')} does not "
+                    f"fit: {count_of(free, 'byte is', 'bytes are')} free, "
                     f"{reserved} are reserved for other uploads, {self._disk.free_min} stay free"
                 )
             if missing and self._disk.incoming_max:
@@ -168,7 +170,8 @@ class RunStore:
         taken, most = _size_of(self._incoming), self._disk.incoming_max
         if taken + wanted > most:
             what = (
-                f"an update of {total_bytes} bytes does not fit: uploads that are not accepted yet take {taken} bytes, "
+                f"an update of {count_of(total_bytes, 'byte')} does not fit: uploads that are "
+                f"not accepted yet take {count_of(taken, 'byte')}, "
                 f"with this one and the reserved space {taken + wanted}; allowed: {most} (incoming_max)"
             )
             raise DiskFull(f"{self._incoming}: {what}", outside=what)
@@ -225,7 +228,7 @@ class RunStore:
         except (FileNotFoundError, ManifestError) as error:
             raise StoreCorrupted(f"{path}: {error}") from error
         if num_bytes != manifest.num_bytes:
-            raise StoreCorrupted(f"{path}: has {num_bytes} bytes, its manifest {manifest.num_bytes}")
+            raise StoreCorrupted(f"{path}: has {count_of(num_bytes, 'byte')}, its manifest {manifest.num_bytes}")
         if data is not None and inspect(path, manifest.pieces, data=data).wrong_digests:
             raise StoreCorrupted(f"{path}: its bytes are not those of its manifest")
         return StoredUpdate(path, manifest.pieces, meta.magnitudes, data=data)

@@ -324,7 +324,7 @@ class Coordinator:
         await resumed
         if not wait:
             return ""
-        return f"{len(self.running)} runs are under way (max_runs): it is queued until one ends or is paused"
+        return f"max_runs allows {len(self.running)} at once: it is queued until one ends or is paused"
 
     def _resumed_config(self, run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
         """Return the changed settings with which a run would resume; None: they stay."""
@@ -364,12 +364,12 @@ class Coordinator:
     def _check_ranks(self, run_id: RunId) -> None:
         had, has = num_ranks_of(self.state.run(run_id)), self.config.aggregators
         if had != has:
-            what = f"run {run_id} was begun with {had} aggregation ranks, where its versions lie"
+            what = f"run {run_id} was begun with --aggregators {had}, where its versions lie"
             raise OperatorError(f"{what}; this coordinator has {has}: start it with --aggregators {had}")
 
     def _run(self, run_id: RunId) -> RunDriver:
         if run_id not in self.runs:
-            raise UnknownRun(f"there is no run {run_id!r} (known: {', '.join(self.runs) or 'none'})")
+            raise UnknownRun.among(run_id, self.runs)
         return self.runs[run_id]
 
     async def _recover(self, row: RunRow, down_since: float) -> None:
@@ -447,4 +447,4 @@ def _where(machine: RunMachine) -> str:
     if machine.round is None:
         return f"version {machine.ledger.version}"
     record = machine.round.record
-    return f"round {record.round_id} ({record.phase}, {record.num_in} updates kept)"
+    return f"round {record.round_id} ({record.phase}, updates kept: {record.num_in})"

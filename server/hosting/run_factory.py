@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RunId, Version
@@ -147,7 +148,7 @@ class RunFactory:
         """
         most, num_bytes = self._config.incoming_max, reducer.num_bytes(Version(0))
         if most and config.aggregation.codec == "none" and self._ranks is None and num_bytes > most:
-            what = f"coordinator.incoming_max is {most}: an update of this model has {num_bytes} bytes"
+            what = f"coordinator.incoming_max is {most}: an update of this model has {count_of(num_bytes, 'byte')}"
             raise ValueError(f"{what}; allowed: 0 (no limit), or at least that")
 
 

@@ -43,6 +43,9 @@ RECONNECT_S = (0.5, 5.0)
 MYSELF = Identity(Role.AUTHORITY, "main")
 LOG = "issued.jsonl"
 
+BY_HAND = "by hand"
+"""The reason, in the log, of a certificate that `atoll authority issue` has made."""
+
 
 class AuthorityServer:
     """Decides and signs; each certificate is in the log of the authority's directory before it leaves.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from atoll.protocol.identity.certificates import (
     CertificateError,
@@ -23,6 +24,7 @@ from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.identity.authority import Renewal, Signer
 from atoll.server.identity.rate_limits import RateLimits
 from atoll.server.identity.register import WRONG_TRIES_MAX, Member, Refused, Register, Voided
+from atoll.server.identity.roster import with_hand_made
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,11 @@ class Enrolments:
     Args:
         register: the register of members.
         signer: the authority, or the connection to it.
+        authority: the authority's directory, whose log has the certificates made by hand; None: it is elsewhere.
     """
 
-    def __init__(self, register: Register, signer: Signer) -> None:
-        self._register, self._signer = register, signer
+    def __init__(self, register: Register, signer: Signer, authority: Path | None = None) -> None:
+        self._register, self._signer, self._authority = register, signer, authority
         self.addresses: tuple[str, ...] = ()
         """The addresses, host:port, at which holders of join codes enrol."""
         self.audit: AuditLog | None = None
@@ -156,7 +159,12 @@ class Enrolments:
 
     async def members(self) -> Sequence[Member]:
         """Return all identities that were ever invited or have a certificate."""
-        return await on_thread(None, lambda: self._register.members(now=time.time()))
+        return await on_thread(None, self._members)
+
+    def _members(self) -> Sequence[Member]:
+        now = time.time()
+        members = self._register.members(now=now)
+        return members if self._authority is None else with_hand_made(members, self._authority, now=now)
 
     def _record(self, action: Action, about: Identity, outcome: str, *, by: Identity | None = None) -> None:
         if self.audit is None:

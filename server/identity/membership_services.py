@@ -11,7 +11,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.certificates import CertificateError, server_name
 from atoll.protocol.identity.names import Identity, Role, Wanted
-from atoll.protocol.printable import printable
+from atoll.protocol.printable import count_of, printable
 from atoll.server.identity.authority import AuthorityAway, NotSigned
 from atoll.server.identity.enrolments import Enrolments, TooOften
 from atoll.server.identity.own_certificates import OWNER
@@ -146,7 +146,7 @@ class MembersAdmin:
             what = f"{identity}: an aggregator's name is its number, such as 0 or 12"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
         if int(identity.name) >= self.num_ranks:
-            has = f"{self.num_ranks} aggregation ranks" if self.num_ranks else "no aggregation ranks"
+            has = count_of(self.num_ranks, "aggregation rank") if self.num_ranks else "no aggregation ranks"
             what = f"{identity}: this coordinator has {has}; start it with --aggregators N"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
 

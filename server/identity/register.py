@@ -8,11 +8,26 @@ import hashlib
 import hmac
 import secrets
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Boolean, Column, Connection, Float, Integer, MetaData, Select, Table, Text, and_, func, select
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Float,
+    Integer,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    and_,
+    func,
+    inspect,
+    select,
+)
 
 from atoll.protocol.identity.certificates import Leaf
 from atoll.protocol.identity.names import ANYBODY, Identity, Role, Wanted
@@ -85,6 +100,8 @@ class Standing(StrEnum):
     LAPSED = "lapsed"
     """The certificate has expired: a new invitation is needed."""
     REVOKED = "revoked"
+    BY_HAND = "by hand"
+    """`atoll authority issue` has made the certificate: it is not in the register before its first renewal."""
     VOID = "void"
     """Wrong secrets were tried with the join code: a new invitation is needed."""
 
@@ -247,20 +264,32 @@ class Register:
 
     def members(self, *, now: float) -> list[Member]:
         """List all identities that were ever invited or have a certificate, in order of role and name."""
-        found: dict[Identity, Member] = {}
         with self._database.transaction() as connection:
-            for row in connection.execute(select(INVITATIONS).where(INVITATIONS.c.expires_at >= now)):
-                identity = Identity(Role(row.role), row.name)
-                standing = Standing.VOID if row.wrong_tries >= WRONG_TRIES_MAX else Standing.INVITED
-                found[identity] = Member(identity, standing, row.created_at, row.expires_at)
-            for row in connection.execute(select(REVOKED)):
-                identity = Identity(Role(row.role), row.name)
-                found.setdefault(identity, Member(identity, Standing.REVOKED, row.at, None))
-            for row in connection.execute(_newest_certificates()):
-                identity = Identity(Role(row.role), row.name)
-                standing = Standing.LAPSED if row.expires_at <= now else Standing.MEMBER
-                found[identity] = Member(identity, standing, row.issued_at, row.expires_at)
-        return sorted(found.values(), key=lambda member: (member.identity.role, member.identity.name))
+            return members_in(connection, now=now)
+
+
+def members_in(connection: Connection, *, now: float) -> list[Member]:
+    """List the identities of a register, in order of role and name; a database without a register has none."""
+    found: dict[Identity, Member] = {}
+    if not inspect(connection).has_table(CERTIFICATES.name):
+        return []
+    for row in connection.execute(select(INVITATIONS).where(INVITATIONS.c.expires_at >= now)):
+        identity = Identity(Role(row.role), row.name)
+        standing = Standing.VOID if row.wrong_tries >= WRONG_TRIES_MAX else Standing.INVITED
+        found[identity] = Member(identity, standing, row.created_at, row.expires_at)
+    for row in connection.execute(select(REVOKED)):
+        identity = Identity(Role(row.role), row.name)
+        found.setdefault(identity, Member(identity, Standing.REVOKED, row.at, None))
+    for row in connection.execute(_newest_certificates()):
+        identity = Identity(Role(row.role), row.name)
+        standing = Standing.LAPSED if row.expires_at <= now else Standing.MEMBER
+        found[identity] = Member(identity, standing, row.issued_at, row.expires_at)
+    return in_order(found.values())
+
+
+def in_order(members: Iterable[Member]) -> list[Member]:
+    """Return members in order of role and name."""
+    return sorted(members, key=lambda member: (member.identity.role, member.identity.name))
 
 
 def _of(table: Table, identity: Identity) -> Any:

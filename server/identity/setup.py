@@ -86,7 +86,8 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
             certificates.keep(await certificates.keeper(folder / OWNERS, OWNER))
         else:  # an authority elsewhere gives owners their first certificate by hand
             certificates.keep_what_is_put_into(folder / OWNERS)
-        members, is_revoked = Members(Enrolments(register, signer), keeper), register.revocations.is_revoked
+        enrolments, is_revoked = Enrolments(register, signer, _place(config, folder)), register.revocations.is_revoked
+        members = Members(enrolments, keeper)
         yield Gate(MutualDialer(keeper), MutualListener(keeper), is_revoked, members, signer, certificates)
     finally:
         await certificates.close()
@@ -132,10 +133,18 @@ def _signer(config: CoordinatorConfig, folder: Path) -> Signer:
             return RemoteSigner((folder / MINE / AUTHORITIES).read_bytes())
         except FileNotFoundError:
             raise CredentialError([_NO_CREDENTIAL.format(folder / MINE)]) from None
-    place = _named_place(config.authority) if config.authority else folder / AUTHORITY
+    place = _place(config, folder)
+    assert place is not None
     if (folder / MINE / KEY).exists():
         return _known_authority(place, folder, config.certificate_lifetime)
     return Authority.open_or_create(place, f"Atoll, begun {time.strftime('%Y-%m-%d')}", config.certificate_lifetime)
+
+
+def _place(config: CoordinatorConfig, folder: Path) -> Path | None:
+    """Return the directory of the authority; None: it is on another machine."""
+    if config.authority == ELSEWHERE:
+        return None
+    return _named_place(config.authority) if config.authority else folder / AUTHORITY
 
 
 def _named_place(name: str) -> Path:

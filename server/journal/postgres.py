@@ -25,6 +25,7 @@ from sqlalchemy import Connection, NullPool, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from atoll.protocol.durable import DiskFull
+from atoll.protocol.printable import count_of
 from atoll.protocol.secrets import without_password
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal.database import Database
@@ -233,7 +234,8 @@ class PostgresDatabase(Database):
             raise self._taken_over(rows.get("holder"))
         if int(number) not in (self._count, self._count + self._in_doubt):
             raise StoreCorrupted(
-                f"{self.name} has {number} transactions of this coordinator and had confirmed {self._count}: it was "
+                f"{self.name} has {count_of(number, 'transaction')} of this coordinator and had "
+                f"confirmed {self._count}: it was "
                 "replaced by an older copy, or by a standby that lagged behind"
             )
         self._count, self._in_doubt = int(number), False

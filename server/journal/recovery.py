@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal import checksums
@@ -84,7 +85,7 @@ def _read_snapshot(connection: Connection, row: Row[Any]) -> Ledger:
         membership = ledger.membership
         membership.read(_read_pages(connection, row, where), first=row.first)
         if len(membership.members) != row.num_members:
-            raise StoreCorrupted(f"{where}: {len(membership.members)} of its {row.num_members} members are there")
+            raise StoreCorrupted(f"{where}: it has {len(membership.members)} of {count_of(row.num_members, 'member')}")
     return ledger
 
 

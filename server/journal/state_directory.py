@@ -82,6 +82,7 @@ class StateDirectory:
         """Release the directory for the next coordinator."""
         self.database.close()
         (self.path / "coordinator.json").unlink(missing_ok=True)
+        os.ftruncate(self._lock, 0)  # or this process, if it goes on, would count as the holder
         os.close(self._lock)
 
     def __enter__(self) -> Self:
@@ -216,8 +217,8 @@ def _check(database: Database, path: Path) -> str:
     except StoreCorrupted as error:
         num_versions = sum(1 for _ in path.glob("runs/*/versions/*.safetensors"))
         raise StoreCorrupted(
-            f"{error}; {database.restore}. The {num_versions} model versions in {path}/runs/*/versions are "
-            "safetensors files of their own and can still be read"
+            f"{error}; {database.restore}. Model versions in {path}/runs/*/versions "
+            f"({num_versions}) are safetensors files of their own and can still be read"
         ) from error
 
 

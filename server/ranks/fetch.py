@@ -20,6 +20,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.printable import count_of
 from atoll.protocol.threads import off_loop
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.protocol.wire.stream import Stream, StreamBroken
@@ -96,7 +97,8 @@ async def gather(
                 continue
             if not address:
                 raise NotFetched(
-                    f"version {digest[:12]} lies in {len(addresses)} parts, and aggregation rank {rank}, which has one "
+                    f"version {digest[:12]} lies in {count_of(len(addresses), 'part')}, and "
+                    f"aggregation rank {rank}, which has one "
                     "of them, is away: start the coordinator and its ranks"
                 )
             async with dialer.channel(address, aggregator(rank)) as channel:
@@ -129,7 +131,10 @@ async def fetch_into(
 
 def _append(writer: TensorFileWriter, piece: Piece, data: bytes) -> None:
     if hashlib.sha256(data).hexdigest() != piece.sha256:
-        raise NotFetched(f"tensor {piece.tensor!r}: {piece.num_bytes} bytes do not have the SHA-256 of the manifest")
+        raise NotFetched(
+            f"tensor {piece.tensor!r}: {count_of(piece.num_bytes, 'byte does', 'bytes do')} not "
+            "have the SHA-256 of the manifest"
+        )
     writer.append(np.frombuffer(data, NUMPY_DTYPES[piece.dtype]))
 
 

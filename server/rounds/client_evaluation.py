@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
 
@@ -77,7 +78,7 @@ def addable(answers: Mapping[ClientId, Sums]) -> tuple[dict[ClientId, Sums], dic
                 lengths.setdefault(name, Counter())[len(numbers)] += 1
     usual = {name: min(counts, key=lambda length: (-counts[length], length)) for name, counts in lengths.items()}
     odd = {
-        client: f"{len(numbers)} sums of {name[:100]!r}, not {usual[name]} as the others"
+        client: f"{count_of(len(numbers), 'sum')} of {name[:100]!r}, not {usual[name]} as the others"
         for client, sums in answers.items()
         for name, numbers in sums.items()
         if numbers and len(numbers) != usual[name]

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from atoll.aggregation.fold.weights import hinge_discount, staleness_discount
+from atoll.protocol.printable import count_of
 
 Seconds = Annotated[float, Field(gt=0, le=366 * 86400, allow_inf_nan=False)]
 SecondsOrNone = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
@@ -227,11 +228,12 @@ class StragglerPolicy(BaseModel):
         """Return a warning if updates of a usual age are too old to count; empty: they are not."""
         if self.max_staleness >= (usual := self.usual_staleness(num_clients)):
             return ""
-        who = f"{min(self.concurrency, num_clients or self.concurrency)} clients"
+        who = count_of(min(self.concurrency, num_clients or self.concurrency), "client")
         made = f"a version after each {'update' if self.num_wanted == 1 else f'{self.num_wanted} updates'}"
         return (
             f"round.max_staleness: got {self.max_staleness}; with {who} at work at once and {made}, an update is "
-            f"usually {usual} versions old, older ones are dropped: set at least {usual}, or a smaller concurrency"
+            f"usually {count_of(usual, 'version')} old, older ones are dropped: set at least "
+            f"{usual}, or a smaller concurrency"
         )
 
     @property

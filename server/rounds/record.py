@@ -6,6 +6,7 @@ The record is the round machine's own state, so an operator reads exactly what t
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,
@@ -113,6 +114,11 @@ class RoundRecord:
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""
         return ((c, r) for c, r in sorted(self.clients.items()) if r.fate in fates)
+
+    def cause_of_end(self, failures: int) -> str:
+        """Return the cause for which a run ends, or pauses, after this round: the last of `failures` abandoned ones."""
+        rounds = count_of(failures, "round was", "rounds in a row were")
+        return f"{rounds} abandoned; the last, round {self.round_id}: {self.abandon_reason} ({self.detail})"
 
     @property
     def num_in(self) -> int:

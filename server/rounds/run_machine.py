@@ -17,6 +17,7 @@ not count as a failure.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import (
     DECLINES,
     TERMINAL,
@@ -287,8 +288,7 @@ class RunMachine(Intake):
             ledger.failures += 1
             record.retry, record.retry_max = ledger.failures, policy.retry
         if ledger.failures > policy.retry and ledger.stop_reason is None:
-            cause = f"{ledger.failures} rounds in a row were abandoned; the last, round {record.round_id}: "
-            cause += f"{record.abandon_reason} ({record.detail})"
+            cause = record.cause_of_end(ledger.failures)
             if policy.on_failure == "fail":
                 return self._end(RunState.FAILED, cause)
             ledger.failures, ledger.pause_reason = 0, ledger.pause_reason or cause
@@ -325,7 +325,7 @@ class RunMachine(Intake):
             return ()
         if self.round is not None or ledger.evaluation is not None or ledger.unevaluated:
             return ()
-        return self._end(RunState.FINISHED, f"{self.rules.rounds} rounds are committed")
+        return self._end(RunState.FINISHED, f"{count_of(self.rules.rounds, 'round is', 'rounds are')} committed")
 
     # ------------------------------------------------------------ the operator
 

@@ -7,6 +7,7 @@ deals with one client's work for one round; `run_machine` has the rest.
 
 from collections.abc import Iterator
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import (
     DECLINES,
     TROUBLES,
@@ -143,7 +144,8 @@ class Intake:
         if fault := fault_of(update, base_version=record.base_version, policy=policy):
             return self._refuse_late(update, record, *fault, now)
         if next_base - update.base_version > policy.max_staleness:
-            detail = f"{next_base - update.base_version} versions old, max_staleness is {policy.max_staleness}"
+            age = count_of(next_base - update.base_version, "version")
+            detail = f"{age} old, max_staleness is {policy.max_staleness}"
             return self._refuse_late(update, record, RejectReason.TOO_STALE, detail, now)
         effects: list[Effect] = [Accept(update.client_id, update.round_id, update.digest, carried=True)]
         note_accepted(client, update)
@@ -285,7 +287,8 @@ class Intake:
         if base >= self.rules.rounds or ledger.stop_reason is not None:
             return RejectReason.TOO_LATE, "no round follows"
         if (staleness := base - update.base_version) > policy.max_staleness:
-            return RejectReason.TOO_STALE, f"{staleness} versions old, max_staleness is {policy.max_staleness}"
+            age = count_of(staleness, "version")
+            return RejectReason.TOO_STALE, f"{age} old, max_staleness is {policy.max_staleness}"
         if self.invitations.has_counted(update.client_id, update.base_version):
             return RejectReason.ALREADY_REPORTED, f"another update of yours counts for version {update.base_version}"
         return None

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.reference import resolve
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
@@ -63,9 +64,11 @@ def draw(
         raise SamplerError(f"the sampler raised {type(error).__name__}: {error}") from error
     for client in drawn:
         if not isinstance(client, str) or not _is_among(client, ordered):
-            raise SamplerError(f"the sampler named {client!r}, which is not one of the {len(ordered)} candidates")
+            raise SamplerError(
+                f"the sampler named {client!r}, which is not one of the {count_of(len(ordered), 'candidate')}"
+            )
     if not 1 <= len(drawn) <= count:
-        raise SamplerError(f"the sampler named {len(drawn)} clients; allowed: 1 to {count}")
+        raise SamplerError(f"the sampler named {count_of(len(drawn), 'client')}; allowed: 1 to {count}")
     if len(set(drawn)) < len(drawn):
         raise SamplerError(f"the sampler named {Counter(drawn).most_common(1)[0][0]!r} more than once")
     return tuple(sorted(drawn))

@@ -10,6 +10,7 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import parse_update
+from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
@@ -67,7 +68,10 @@ class AggregationService(rpc.AggregationServicer):
         if hello.protocol != PROTOCOL:
             return f"protocol {hello.protocol} is not {PROTOCOL}: update the older side ({hello.software[:80]!r})"
         if hello.num_ranks != self._ranks.num_ranks or hello.rank >= self._ranks.num_ranks:
-            return f"rank {hello.rank} of {hello.num_ranks}: this coordinator has {self._ranks.num_ranks} ranks"
+            return (
+                f"rank {hello.rank} of {hello.num_ranks}: this coordinator has "
+                f"{count_of(self._ranks.num_ranks, 'rank')}"
+            )
         try:
             self._coordinator.dialer.check(hello.address)  # clients will dial it
         except ConfigError as error:

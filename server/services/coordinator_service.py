@@ -12,7 +12,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import told_outside
 from atoll.protocol.identity.names import Role
-from atoll.protocol.printable import printable
+from atoll.protocol.printable import count_of, printable
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
 from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
@@ -71,7 +71,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         connection.handler = asyncio.current_task()
         if not self._coordinator.attendance.has_room_for(connection.client_id):
             most = self._coordinator.config.max_connections
-            what = f"{most} clients are connected (max_connections): try again later"
+            what = f"{count_of(most, 'client is', 'clients are')} connected (max_connections): try again later"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
         self._coordinator.attendance.join(connection, first.hello)
         del first  # a Hello can be large, and the connection lasts

@@ -9,6 +9,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import PUBLIC_KEY, audit_folder, sizes
+from atoll.protocol.printable import count_of
 from atoll.protocol.threads import on_thread
 from atoll.server.hosting.messages import NAME_MAX
 from atoll.server.transport.call_limits import name_of
@@ -80,7 +81,7 @@ def _fault_of(request: pb.LookRequest) -> str | None:
     if request.view not in list(View):
         return f"view {request.view[:NAME_MAX]!r}: allowed: {', '.join(View)}"
     if len(request.run_id) > NAME_MAX:
-        return f"run_id has {len(request.run_id)} characters; allowed: at most {NAME_MAX}"
+        return f"run_id has {count_of(len(request.run_id), 'character')}; allowed: at most {NAME_MAX}"
     if not 0 <= request.number <= NUMBER_MAX:
         return f"number {request.number}; allowed: 0 to {NUMBER_MAX}"
     return None

@@ -12,6 +12,7 @@ from atoll.aggregation.tensors.layout import ITEM_BYTES, Piece
 from atoll.aggregation.tensors.pieces import first_element
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
+from atoll.protocol.printable import count_of
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES
@@ -152,7 +153,7 @@ def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
     if not opened.boxes:
         return list(version.manifest.pieces)
     if len(opened.boxes) > BOXES_MAX:
-        raise BadRequest(f"{len(opened.boxes)} boxes; allowed: at most {BOXES_MAX}")
+        raise BadRequest(f"{count_of(len(opened.boxes), 'box', 'boxes')}; allowed: at most {BOXES_MAX}")
     tensors = {tensor.name: tensor for tensor in version.manifest.layout}
     boxes = []
     for box in opened.boxes:
@@ -161,14 +162,16 @@ def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
             raise BadRequest(f"the version has no tensor {box.tensor!r}")
         offsets, lengths = tuple(box.offsets), tuple(box.lengths)
         if len(offsets) != len(whole.shape) or len(lengths) != len(whole.shape):
-            what = f"box {offsets} + {lengths}: tensor {box.tensor!r} has {len(whole.shape)} dimensions"
+            what = f"box {offsets} + {lengths}: tensor {box.tensor!r} has {count_of(len(whole.shape), 'dimension')}"
             raise BadRequest(f"{what}; allowed: as many offsets and lengths")
         if any(n < 1 or o + n > size for o, n, size in zip(offsets, lengths, whole.shape, strict=True)):
             raise BadRequest(f"box {offsets} + {lengths} is not inside tensor {box.tensor!r} of shape {whole.shape}")
         boxes.append(Piece(box.tensor, whole.dtype, offsets, lengths, ""))
     wanted, whole_bytes = sum(box.num_bytes for box in boxes), version.manifest.num_bytes
     if wanted > whole_bytes:
-        raise BadRequest(f"boxes of {wanted} bytes in all; allowed: at most the {whole_bytes} of the version")
+        raise BadRequest(
+            f"boxes of {count_of(wanted, 'byte')} in all; allowed: at most the {whole_bytes} of the version"
+        )
     return boxes
 
 

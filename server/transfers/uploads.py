@@ -17,6 +17,7 @@ from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
+from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
@@ -258,7 +259,7 @@ class _Upload:
         """Take the whole update, which came with the manifest; return the number of new bytes."""
         total = self.manifest.num_bytes
         if len(data) != total or len(data) > INLINE_BYTES_MAX:
-            what = f"{len(data)} bytes of an update of {total}"
+            what = f"{count_of(len(data), 'byte')} of an update of {total}"
             raise BadRequest(f"UploadOpen has {what}; allowed: all of them, up to {INLINE_BYTES_MAX}, or none")
         fresh = data[file.position :]
         file.append(fresh)
@@ -290,7 +291,7 @@ class _Upload:
                     raise BadRequest("every message after UploadOpen must be a chunk")
                 size = len(request.data)
                 if request.position != position or not 1 <= size <= min(CHUNK_BYTES, total - position):
-                    got = f"a chunk of {size} bytes at {request.position}"
+                    got = f"a chunk of {count_of(size, 'byte')} at {request.position}"
                     raise BadRequest(f"{got} does not continue {position} of {total}")
                 patience.received(size, waited)
                 position += size

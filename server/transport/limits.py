@@ -7,6 +7,7 @@ on this machine, and otherwise its address.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from atoll.protocol.printable import count_of
 from atoll.server.transport.token_bucket import Bucket
 
 CALLS_PER_S, CALLS_BURST = 200.0, 600
@@ -66,7 +67,10 @@ class Callers:
         caller = self._known.setdefault(name, _Caller())
         self._known.move_to_end(name)
         if caller.open >= self.open_max:
-            return f"{caller.open} calls of {name} are open; allowed: {self.open_max} at once, wait for one to end"
+            return (
+                f"{name} has {count_of(caller.open, 'open call')}; allowed: {self.open_max} "
+                "at once, wait for one to end"
+            )
         if not caller.calls.take(now):
             return f"{name} begins more than {CALLS_PER_S:g} calls a second ({CALLS_BURST} at once): wait a while"
         caller.open += 1

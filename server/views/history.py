@@ -4,11 +4,13 @@ It reads the disk alone, changes nothing and takes no lock, so it works beside a
 The open round is in no table: its record comes from a replay of the last snapshot and the journal's entries since.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, select
 
+from atoll.protocol.printable import instead_of
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.journal.binding import has_state, open_database
@@ -78,8 +80,10 @@ class History:
         with self._database.transaction() as connection:
             row = connection.execute(_of_run(ROUNDS, run_id).where(ROUNDS.c.round_id == round_id)).one_or_none()
             found = [_record(row)] if row else _open_round(connection, run_id)
+            of_run = select(ROUNDS.c.round_id).where(ROUNDS.c.run_id == run_id).order_by(ROUNDS.c.round_id)
+            known = [*connection.scalars(of_run), *(record.round_id for record in found)]
         if not found or found[0].round_id != round_id:
-            raise LookupError(f"run {run_id} has no record of a round {round_id}")
+            raise LookupError(f"run {run_id} has no record of a round {round_id} (known: {_rounds_text(known)})")
         return found[0]
 
     def versions(self, run_id: RunId) -> list[VersionRow]:
@@ -121,8 +125,7 @@ def _run(connection: Connection, name: str) -> RunRow:
     for row in reversed(rows):
         if row.name == name:
             return row
-    known = ", ".join(row.run_id for row in rows) or "none"
-    raise LookupError(f"there is no run {name!r} (known: {known})")
+    raise LookupError(f"there is no run {name!r}{instead_of(name, [row.run_id for row in rows])}")
 
 
 def _machine(connection: Connection, run_id: RunId) -> RunMachine:
@@ -132,6 +135,13 @@ def _machine(connection: Connection, run_id: RunId) -> RunMachine:
 def _open_round(connection: Connection, run_id: RunId) -> list[RoundRecord]:
     machine = _machine(connection, run_id)
     return [machine.round.record] if machine.round is not None else []
+
+
+def _rounds_text(known: Sequence[int]) -> str:
+    """Return rounds as a person reads them: `none`, `3` or `1 to 5`."""
+    if not known:
+        return "none"
+    return f"{known[0]} to {known[-1]}" if len(known) > 1 else str(known[0])
 
 
 def _of_run(table: Table, run_id: RunId) -> Any:

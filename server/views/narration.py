@@ -96,7 +96,7 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
 def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
     match effect:
         case DrawCohort(round_id, count, candidates):
-            return f"round {round_id}: drawing {count} of {len(candidates)} available clients"
+            return f"round {round_id}: drawing {count} of {count_of(len(candidates), 'available client')}"
         case Accept(client_id, round_id):
             return _accepted(machine, effect)
         case Release(client_id, round_id, ReleaseReason.OUT_OF_TIME | ReleaseReason.TOO_STALE as reason):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.config import AttackConfig
@@ -28,6 +29,6 @@ def adversary_of(config: AttackConfig, names: Iterable[str], seed: int) -> Adver
     wanted = config.malicious
     count = wanted if isinstance(wanted, int) else math.floor(Fraction(str(wanted)) * len(known))
     if count > len(known):
-        raise ConfigError([f"attack.malicious: got {wanted}; there are {len(known)} clients"])
+        raise ConfigError([f"attack.malicious: got {wanted}; the run has {count_of(len(known), 'client')}"])
     keys = {name: hashlib.sha256(f"atoll malicious {seed} {name}".encode()).digest() for name in known}
     return Adversary(config, frozenset(heapq.nsmallest(count, known, key=lambda name: (keys[name], name))), seed)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from atoll.parallel.local_training.batches import fetcher
+from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError, or_faults
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -75,7 +76,9 @@ class Stamp:
             raise ConfigError([f"attack.kind: backdoor needs inputs of one axis or more, got {_kind(inputs)}"])
         sides = inputs.shape[1:][-2:]
         if self.size > min(sides):
-            what = f"images of {sides[0]} x {sides[1]}" if len(sides) > 1 else f"inputs of {sides[0]} places"
+            what = (
+                f"images of {sides[0]} x {sides[1]}" if len(sides) > 1 else f"inputs of {count_of(sides[0], 'place')}"
+            )
             raise ConfigError([f"attack.trigger_size: got {self.size}; allowed: 1 to {min(sides)}, for {what}"])
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.devices.availability import Availability, edges_of
 from atoll.simulations.devices.fleet import Speeds
@@ -168,7 +169,7 @@ def _missing(names: Sequence[str], known: Collection[str]) -> Iterator[Fault]:
     absent = [name for name in names if name not in known]
     if absent:
         some = ", ".join(map(repr, absent[:5])) + (", ..." if len(absent) > 5 else "")
-        yield 0, f"{len(absent)} of the {len(names)} clients have no line: {some}"
+        yield 0, f"no line for {len(absent)} of {count_of(len(names), 'client')}: {some}"
 
 
 # ---------------------------------------------------------------- the file
@@ -195,7 +196,7 @@ def _table(path: Path, *headers: tuple[Column, ...]) -> Table:
         cells = [cell.strip() for cell in row]
         client = next((cells[at] for at, column in places if column is CLIENT and at < len(cells)), "")
         if len(cells) != len(names):
-            wrong = [f"has {len(cells)} cells; allowed: {len(names)}, as the header"]
+            wrong = [f"has {count_of(len(cells), 'cell')}; allowed: {len(names)}, as the header"]
         else:
             wrong = [fault for at, column in places if (fault := column.fault(cells[at])) is not None]
         values = {} if wrong else {column.name: float(cells[at]) for at, column in places if column.allowed}
@@ -217,7 +218,7 @@ def _refuse(path: Path, faults: Collection[Fault]) -> None:
     by_line = sorted((fault for fault in faults if fault[0]), key=lambda fault: fault[0])
     texts = [f"{path}: line {number}, {text}" for number, text in by_line[:FAULTS_MAX]]
     if len(by_line) > FAULTS_MAX:
-        texts.append(f"{path}: and {len(by_line) - FAULTS_MAX} more faults")
+        texts.append(f"{path}: and {count_of(len(by_line) - FAULTS_MAX, 'more fault')}")
     texts += [f"{path}: {text}" for number, text in faults if not number]
     if texts:
         raise ConfigError(texts)

@@ -17,6 +17,7 @@ from typing import Any
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, names_refused, values
 from atoll.protocol.durable import write_atomically
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import addable
@@ -171,7 +172,7 @@ class RunFolder:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         valid = [line for line in lines if _is_round_up_to(line, num_rounds)]
         if len(valid) < num_rounds:
-            raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of the {num_rounds} rounds that have ended")
+            raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of {count_of(num_rounds, 'round')} that ended")
         if valid != lines:
             write_atomically(path, "".join(f"{line}\n" for line in valid).encode())
         self._rounds = path.open("a", encoding="utf-8")

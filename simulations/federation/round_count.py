@@ -8,6 +8,7 @@ progress at the end of the run is lost.
 
 from collections.abc import Iterator
 
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import Fate, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.ledger import Ledger
@@ -25,7 +26,10 @@ def faults_of_rounds(ledger: Ledger, before: int, config: RunConfig) -> Iterator
         config: its settings, with the new number of rounds.
     """
     if config.rounds <= ledger.version:
-        yield f"{ledger.version} rounds are committed already; allowed: more than {ledger.version}"
+        yield (
+            f"{count_of(ledger.version, 'round is', 'rounds are')} committed already; allowed: "
+            f"more than {ledger.version}"
+        )
     if config.round.is_asynchronous:
         yield f"it began with {before}, and an asynchronous run refuses updates that are too late for its last round"
     elif ledger.version >= before:

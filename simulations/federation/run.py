@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.durable import write_atomically
+from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError, effective
 from atoll.server.journal.state_directory import lock_directory
 from atoll.simulations.federation.config import SimulationFile
@@ -88,7 +89,7 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
 def _check_rounds(file: SimulationFile, folder: Path, before: int) -> None:
     snapshot = SnapshotFile(folder, time.monotonic).load()
     if snapshot and (faults := [*faults_of_rounds(snapshot.ledger, before, file.run)]):
-        there = f"{folder}: the run there cannot have {file.rounds} rounds"
+        there = f"{folder}: the run there cannot have {count_of(file.rounds, 'round')}"
         raise ConfigError([f"{there}: {fault}; choose another --out" for fault in faults])
 
 

@@ -289,7 +289,7 @@ class Site:
         self._training, invitation = None, training.invitation
         if training.steps == 0:
             self.env.work.trainings.forget(training)
-            detail = f"no time for the first of {training.effort.steps} steps"
+            detail = f"no time for the first of the steps ({training.effort.steps})"
             self._receive(JobFailed(invitation.key, FailureReason.OUT_OF_TIME, detail))
             return
         if not self._is_wanted(training):

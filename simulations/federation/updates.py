@@ -20,6 +20,7 @@ from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_heade
 from atoll.aggregation.updates.inspection import inspect
 from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.folding.plan import FoldPlan
@@ -194,7 +195,7 @@ class Updates:
         except OSError as error:
             raise StoreCorrupted(f"{path}: an update that the run needs is missing: {error}") from error
         if size != wanted:
-            raise StoreCorrupted(f"{path}: an update that the run needs has {size} bytes, not {wanted}")
+            raise StoreCorrupted(f"{path}: an update that the run needs has {count_of(size, 'byte')}, not {wanted}")
         if not saved.pieces:
             of_row = None if saved.of_row is None else np.array(saved.of_row, np.float32)
             self._rows[saved.digest] = Row(np.fromfile(path, np.float32), of_row, saved.steps)

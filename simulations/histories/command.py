@@ -5,6 +5,7 @@ import time
 from typing import TextIO
 
 from atoll.parallel.task.json_text import to_json
+from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.histories.checks import faults_of
 from atoll.simulations.histories.faults import PRESETS
@@ -77,7 +78,7 @@ class _Progress:
     def __call__(self, so_far: Tally) -> None:
         done = so_far.num_histories
         end = "\n" if done == self._count else ""
-        self._out.write(f"\r{done} of {self._count} histories, {len(so_far.bad)} bad{end}")
+        self._out.write(f"\r{done} of {count_of(self._count, 'history', 'histories')}, {len(so_far.bad)} bad{end}")
         self._out.flush()
 
 

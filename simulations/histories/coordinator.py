@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from atoll.client.session import events as client
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
 from atoll.server.clock import Clock
 from atoll.server.rounds.events import (
@@ -134,7 +135,10 @@ class SimulatedCoordinator:
         self.clock.advance_to(self.machine.ledger.now)
         forgotten = tuple(a for a in world.history.acknowledged if not self._knows(a))
         world.history.restarts.append(Restart(world.now, len(disk.entries), forgotten))
-        world.remark("coordinator", f"is up again with {len(disk.entries)} entries, {from_snapshot} in the snapshot")
+        world.remark(
+            "coordinator",
+            f"is up again with {count_of(len(disk.entries), 'entry', 'entries')}, {from_snapshot} in the snapshot",
+        )
         if self.machine.ledger.is_open:
             self.post(CoordinatorStarted(self._alive_at))
             for client_id in self.machine.ledger.membership.members:

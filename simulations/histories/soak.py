@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from atoll.client.session.events import Answered
+from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import RejectReason
 from atoll.server.rounds.events import ClientLost, Commit, Reject, UpdateRefused
 from atoll.simulations.histories.history import History
@@ -102,12 +103,13 @@ class Tally:
             seconds: the real time that the judgement took [s].
         """
         if not self.num_events:
-            return f"{len(self.bad)} histories, all of them bad"
+            return f"all histories are bad: {len(self.bad)}"
         lines = (
-            f"{self.num_histories} histories, {len(self.bad)} bad, {self.num_histories / seconds:.0f} a second",
+            f"{count_of(self.num_histories, 'history', 'histories')}, {len(self.bad)} bad, "
+            f"{self.num_histories / seconds:.0f} a second",
             f"in the median {median(self.num_rounds):g} rounds, {median(self.num_events):g} events of the coordinator "
             f"and {median(self.num_agent_events):g} of its agents",
-            f"{self.share_committed:.0%} of {sum(self.num_rounds)} rounds committed; "
+            f"{self.share_committed:.0%} of {count_of(sum(self.num_rounds), 'round')} committed; "
             f"the coordinator crashed in {self.share_crashed:.0%} of the histories",
             f"ends      {_counts(self.ends)}",
             f"refusals  {_counts(self.refusals)}",

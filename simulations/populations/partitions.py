@@ -10,6 +10,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.protocol.printable import count_of
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -100,7 +102,8 @@ def dirichlet(sizes: Ints, num_clients: int, alpha: float, min_examples: int, rn
         if smallest >= min_examples:
             return counts
     raise Impossible(
-        f"in {DRAWS} draws with alpha {alpha:g} the smallest of {num_clients} clients had {smallest} examples or "
+        f"in {DRAWS} draws with alpha {alpha:g} the smallest of "
+        f"{count_of(num_clients, 'client')} had {count_of(smallest, 'example')} or "
         f"fewer, and min_examples is {min_examples}; possible are a larger alpha, fewer clients, or balanced = true"
     )
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atoll.protocol.printable import count_of
 from atoll.simulations.populations.partitions import Ints
 from atoll.simulations.populations.report import Report
 
@@ -88,7 +89,7 @@ def _colours(number: int) -> list[Any]:
 
 def _title(report: Report) -> str:
     sizes = f"{report.examples_min} to {report.examples_max} examples (median {report.examples_median:g})"
-    title = f"{report.kind}: {report.num_clients} clients, {sizes}"
+    title = f"{report.kind}: {count_of(report.num_clients, 'client')}, {sizes}"
     if report.labels is None:
         return title
     return f"{title}, mean distance of labels {report.labels.total_variation_mean:.2f}"

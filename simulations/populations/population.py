@@ -12,6 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
+from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import PopulationConfig
@@ -154,16 +155,20 @@ def _faults(config: PopulationConfig, task: Task, train: Pool, owners: Sequence[
         sizes = dict(zip(owners, train.sizes.tolist(), strict=True))
         for number, site in enumerate(task.sites):
             if (size := sizes.get(number, 0)) < config.min_examples:
-                yield f"site {site!r} has {size} examples to train on, and min_examples is {config.min_examples}"
+                yield (
+                    f"site {site!r} has {count_of(size, 'example')} to train on, and "
+                    f"min_examples is {config.min_examples}"
+                )
         return
     clients, available = config.clients or 0, len(train)
     if (needed := clients * config.min_examples) > available:
         each = f" with min_examples {config.min_examples}" if config.min_examples > 1 else ""
-        yield f"{clients} clients{each} need {needed} examples, and there are {available}"
+        yield f"{count_of(clients, 'client')}{each}: {count_of(needed, 'example')} needed, and the task has {available}"
     elif config.kind == "shards" and (needed := clients * _shards_per_client(config)) > available:
         yield (
-            f"{clients} clients with {_shards_per_client(config)} shards each need {needed} examples, "
-            f"and there are {available}"
+            f"{count_of(clients, 'client')} with {count_of(_shards_per_client(config), 'shard')} "
+            f"each: {count_of(needed, 'example')} needed, "
+            f"and the task has {available}"
         )
 
 
@@ -192,7 +197,7 @@ def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[
     splits = {"train": Partition(train, owner, num_clients)}
     if (smallest := int(splits["train"].sizes.min())) < config.min_examples:
         raise Impossible(
-            f"the smallest client would have {smallest} examples, and min_examples is {config.min_examples}"
+            f"the smallest client would have {count_of(smallest, 'example')}, and min_examples is {config.min_examples}"
         )
     if len(test):
         rng = stream(seed, config.kind, "test")

@@ -21,13 +21,18 @@ def invoke(*arguments: object) -> Result:
 
 
 def refused(*arguments: object) -> list[str]:
-    """Return the faults, one a line, of a command that ends with exit code 2; on a busy machine it may note a wait."""
+    """Return the faults, one a line, of a command that ends with exit code 2."""
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
-    lines = [line for line in result.stderr.splitlines() if "has not answered yet" not in line]
+    lines = told(result.stderr)
     assert all(line.startswith("atoll: ") for line in lines), result.stderr
     return [line.removeprefix("atoll: ") for line in lines]
+
+
+def told(stderr: str) -> list[str]:
+    """Return the lines of standard error without the notes of waits, which a busy machine has anywhere."""
+    return [line for line in stderr.splitlines() if not line.startswith("waiting for ")]
 
 
 def shown(*arguments: object) -> Any:

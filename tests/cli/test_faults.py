@@ -11,7 +11,7 @@ import pytest
 from atoll.cli import main
 from atoll.cli.faults import EXIT_AWAY
 from atoll.server.journal.state_directory import StateDirectory
-from tests.cli.invoking import TINY, invoke, refused
+from tests.cli.invoking import TINY, invoke, refused, told
 from tests.waiting import BOUND_S
 
 
@@ -73,9 +73,7 @@ def test_a_task_whose_code_raises_is_refused_with_what_it_raised(tmp_path: Path)
         "coordinator", f"{place}:task", "--state", tmp_path / "state", "--set", "coordinator.listen=localhost:0"
     )
     assert started.exit_code == 2
-    assert started.stderr.splitlines() == [
-        f"atoll: the task cannot be used: RuntimeError: no data here ({place}, line 1)"
-    ]
+    assert told(started.stderr) == [f"atoll: the task cannot be used: RuntimeError: no data here ({place}, line 1)"]
     assert not (tmp_path / "state").exists()
 
 

@@ -283,7 +283,7 @@ def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(t
         it.kill("coordinator")
         assert_refused(
             ("coordinator", TASK, "--state", it.state, "--aggregators", 3, "--set", "name=trouble"),
-            "run trouble-1 was begun with 2 aggregation ranks, where its versions lie; this coordinator has 3: start "
+            "run trouble-1 was begun with --aggregators 2, where its versions lie; this coordinator has 3: start "
             "it with --aggregators 2",
         )
         it.host(rounds=1, round__retry=100, coordinator__aggregator_patience=1)

@@ -104,6 +104,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             *("__init__.py", "cli", "cli/faults.py", "cli/log.py", "cli/printing.py"),
             "cli/shutdown_deadline.py",
         ),
+        ("cli/waiting.py",),
         ("cli/options.py",),
         ("cli/files.py", "cli/local_audit.py", "cli/new.py", "cli/project", "cli/settings.py", "cli/task_failures.py"),
         ("cli/runs", "cli/serving", "cli/training"),

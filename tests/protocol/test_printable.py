@@ -40,3 +40,4 @@ def test_the_lines_of_a_printable_text_are_those_that_it_had() -> None:
 
 def test_one_thing_is_in_the_singular() -> None:
     assert [count_of(number, "fault") for number in (0, 1, 2)] == ["0 faults", "1 fault", "2 faults"]
+    assert [count_of(number, "box is", "boxes are") for number in (1, 2)] == ["1 box is", "2 boxes are"]

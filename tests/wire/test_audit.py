@@ -33,7 +33,7 @@ async def test_a_run_is_told_from_its_beginning_to_its_end(tmp_path):
         run_id = it.run.run_id
     said = {line.event.action: line.event for line in events_of(Source.of_state(tmp_path))}
     assert said["run.add"].object == said["run.end"].object == run_id
-    assert said["run.end"].outcome == "finished: 1 rounds are committed"
+    assert said["run.end"].outcome == "finished: 1 round is committed"
     commit = said["round.commit"]
     assert (commit.object, commit.outcome) == (f"{run_id} round 1", "version 1 of 2 updates")
     assert commit.digests["model"] == record.model_digest

@@ -35,7 +35,7 @@ async def test_more_calls_than_a_caller_may_have_open_are_refused(tmp_path):
             await call.wait_for_connection()
         code, detail = await ended_or_open(a)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "4 calls of" in detail
+        assert "4 open calls" in detail
         assert "allowed: 4 at once" in detail
         waiting.pop().cancel()
         for _ in range(100):  # the coordinator hears of the end a moment later

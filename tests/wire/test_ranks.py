@@ -211,7 +211,7 @@ def test_a_rank_that_is_none_of_them_is_refused(tmp_path, rank, num_ranks):
             hello = pb.RankHello(protocol=PROTOCOL, rank=rank, num_ranks=num_ranks, address="127.0.0.1:7000")
             call = rpc.AggregationStub(channel).Serve()
             assert await code_of(call, pb.RankMessage(hello=hello)) is grpc.StatusCode.FAILED_PRECONDITION
-            assert f"rank {rank} of {num_ranks}: this coordinator has 1 ranks" in await call.details()
+            assert f"rank {rank} of {num_ranks}: this coordinator has 1 rank" in await call.details()
 
     check(tmp_path)
 

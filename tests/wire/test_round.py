@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.printable import count_of
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.process import host
@@ -94,7 +95,7 @@ async def test_part_of_an_update_does_not_ride_with_its_manifest(tmp_path, num_b
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await a.upload(manifest, b"", data=bytes(num_bytes))
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert f"UploadOpen has {num_bytes} bytes of an update of {len(whole)}" in error.value.details()
+        assert f"UploadOpen has {count_of(num_bytes, 'byte')} of an update of {len(whole)}" in error.value.details()
         assert (await a.upload(manifest, b"", data=whole)).accepted
 
 
@@ -255,7 +256,7 @@ async def test_run_that_has_ended_begins_anew_only_when_asked_to(tmp_path, caplo
         await a.next("run_ended")
     config = settings(tmp_path / "state", rounds=1)
     assert await host(config.coordinator, config.run) == 0
-    assert "run tiny-1 with these settings is finished already (1 rounds are committed): --stay and" in caplog.text
+    assert "run tiny-1 with these settings is finished already (1 round is committed): --stay and" in caplog.text
     assert "`atoll run resume tiny-1 --set rounds=2` continue it, --again starts a new one" in caplog.text
     assert [run.run_id for run in History(tmp_path / "state").runs()] == ["tiny-1"]
     async with running(tmp_path / "state", rounds=2) as it:

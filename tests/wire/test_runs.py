@@ -87,7 +87,7 @@ async def test_a_finished_run_gets_more_rounds_and_other_settings_also_after_a_r
             await report(client, await client.next("invite"))
         await a.next("run_ended")
         for overrides, fault in (
-            ([], "run tiny-1 is finished: 1 rounds are committed; `atoll run resume tiny-1 --set rounds=2`"),
+            ([], "run tiny-1 is finished: 1 round is committed; `atoll run resume tiny-1 --set rounds=2`"),
             (["rounds=1"], "rounds: got 1; 1 are committed already; allowed: integer > 1"),
             (["rounds=2", "seed=9"], "seed: a run keeps it to its end; allowed: rounds, pause, round, cohort"),
             (["rounds=2", "round.mode=fedasync"], "round.mode"),

@@ -9,6 +9,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
+from atoll.protocol.printable import count_of
 
 if TYPE_CHECKING:
     from atoll.simulations.populations.report import ClientSummary, Report
@@ -104,7 +105,10 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
 
 
 def _say(report: "Report", num_rows: int) -> None:
-    say(f"{report.kind}: {report.num_clients} clients, {report.examples} examples to train on, seed {report.seed}")
+    say(
+        f"{report.kind}: {count_of(report.num_clients, 'client')}, "
+        f"{count_of(report.examples, 'example')} to train on, seed {report.seed}"
+    )
     say(
         f"examples of a client: {report.examples_min} to {report.examples_max}, median {report.examples_median:g}, "
         f"mean {report.examples_mean:.1f}"

@@ -13,7 +13,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say, seconds
+from atoll.cli.printing import as_json, note, say, say_settings, seconds
 from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
@@ -151,6 +151,8 @@ def _judge_histories(
     mistakes = []
     if refused:
         mistakes.append(f"--faults trains no task: leave out {', '.join(refused)}")
+    if seed is not None and seed < 0:
+        mistakes.append(f"--seed {seed}: allowed: at least 0")
     if seed is not None and seeds is not None:
         mistakes.append("--seed shows one history, --seeds judges many: leave one of them out")
     if seed is not None and jobs is not None:
@@ -192,7 +194,7 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     if request.check:
         with task_failures_in_one_line():
             setting_of(file, task)
-        say(effective(file).rstrip("\n"))
+        say_settings(effective(file), json=request.json)
         return
     folder = request.out or Path(f"atoll-sim-{file.name}")
     logs = [_tensorboard(folder / "tensorboard")] if request.tensorboard else []
@@ -293,7 +295,7 @@ def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
         f"{seconds(result['real_s'])}"
     )
     say(
-        f"{result['trainings']} trainings by the {result['engine']} engine; "
+        f"{count_of(result['trainings'], 'training')} by the {result['engine']} engine; "
         f"{printable_size(result['bytes_down'])} down, {printable_size(result['bytes_up'])} up"
     )
     if account := result.get("invitations"):

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from atoll.cli.printing import seconds
+from atoll.protocol.printable import count_of
 
 EVERY_S = 1.0
 """Least seconds between two lines, where the output is not a terminal."""
@@ -86,8 +87,7 @@ class RoundProgress:
         count, most, reason = self._failures.most_frequent
         if not count:
             return ""
-        number = "1 failure" if count == 1 else f"{count} failures"
-        return f"{number} of clients: {'' if most == count else f'{most} x '}{reason}"
+        return f"{count_of(count, 'failure')} of clients: {'' if most == count else f'{most} x '}{reason}"
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from atoll.cli.printing import seconds
+from atoll.protocol.printable import count_of
 from atoll.simulations.experiments.grid import Grid
 from atoll.simulations.experiments.report import RunReport
 from atoll.simulations.experiments.requested_metric import RequestedMetric
@@ -47,7 +48,7 @@ class SweepProgress:
         if not self._shown:
             self._finished_before = sweep.count("finished")
             if self._finished_before:
-                self._print(f"{self._finished_before} of {len(self._names)} cells are finished already")
+                self._print(f"finished already: {self._finished_before} of {count_of(len(self._names), 'cell')}")
         for folder, state in sweep.states.items():
             before = self._shown.get(folder)
             if before != state and state in ("finished", "failed") and before is not None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,8 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
-from atoll.protocol.printable import count_of, printable
+from atoll.cli.waiting import waiting_for
+from atoll.protocol.printable import count_of, instead_of, printable, printable_size
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
@@ -76,7 +77,7 @@ def verify(
     from atoll.server.audit.reading import verify as verify_source
 
     expected = _checkpoints(known)
-    with _source(files, key, state) as source:
+    with _source(files, key, state) as source, _reading(source):
         found = verify_source(source, expected)
     if json:
         repairs = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
@@ -100,8 +101,10 @@ def show(
     """Show the newest events, and the newest checkpoint, to store elsewhere. `atoll audit verify` checks them."""
     from atoll.server.audit.reading import last_checkpoint, last_events
 
-    with _source(files, None, state) as source:
+    with _source(files, None, state) as source, _reading(source):
         lines = last_events(source, last, action=action, actor=actor)
+        if not lines and action:
+            _check_action(action)
         newest = last_checkpoint(source)
     if json:
         as_json({"events": [_event(line) for line in lines], "checkpoint": str(newest) if newest else None})
@@ -131,7 +134,7 @@ def export(
                 sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
             return
-        with out.open("xb") as file:
+        with out.open("xb") as file, _reading(source):
             file.writelines(lines)
 
 
@@ -152,8 +155,28 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
             admin.fetch_audit_log(state, folder)
             source = Source.of_state(copy)
         else:
-            source = Source.of_state(state)
+            with waiting_for(f"the lock of the audit log {audit_folder(state)}", "until its holder has written"):
+                source = Source.of_state(state)
         yield source.with_key(key) if key is not None else source
+
+
+def _reading(source: "Source") -> AbstractContextManager[None]:
+    """Print, when the block takes long, that the log is being read."""
+    num_bytes = sum(size for _, size in source.files)
+    return waiting_for("the end of the audit log", f"its {printable_size(num_bytes)} are read from the beginning")
+
+
+def _check_action(action: str) -> None:
+    """Refuse an action that no event can have; a log of a later Atoll may have others, so it is searched first.
+
+    Raises:
+        CommandError: the action is unknown.
+    """
+    from atoll.server.audit.actions import Action
+
+    known = {str(each) for each in Action} | {str(each).partition(".")[0] for each in Action}
+    if action not in known:
+        raise CommandError(f"--action {action!r} is no action{instead_of(action, sorted(known))}")
 
 
 def _checkpoints(texts: Sequence[str]) -> "list[Checkpoint]":
@@ -230,13 +253,16 @@ def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
         say(f"... and {found.num_faults - len(found.faults)} more")
     what = _summary(found)
     lines = "" if found.first is None else f", lines {what['first']} to {what['last']}"
-    say(f"{what['events']} events and {what['checkpoints']} checkpoints{lines}")
+    say(f"{count_of(what['events'], 'event')} and {count_of(what['checkpoints'], 'checkpoint')}{lines}")
     if what["first"]:
         say(f"a log begins at line 0, these files at line {what['first']}")
     if what["checkpoint"]:
         say(f"last checkpoint {what['checkpoint']} of {what['checkpoint_time']}, signed by {what['key']}")
     if what["unsigned"]:
-        say(f"{what['unsigned']} events at the end are not signed by a checkpoint yet")
+        say(
+            f"{count_of(what['unsigned'], 'event at the end is', 'events at the end are')} not "
+            "signed by a checkpoint yet"
+        )
     say(f"FAULTY: {count_of(found.num_faults, 'fault')}" if found.num_faults else _soundness(what["first"]))
 
 

@@ -68,11 +68,12 @@ Admin = Annotated[
 def init(
     folder: Folder,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the authority, for people.")] = "Atoll",
+    json: options.Json = False,
 ) -> None:
     """Make an authority. Its key is needed only to enrol and to renew; a holder of the key can make any certificate."""
     from atoll.server.identity.authority import Authority
 
-    _print(Authority.create(folder, name), folder, json=False)
+    _print(Authority.create(folder, name), folder, json=json)
 
 
 @app.command("show")
@@ -82,19 +83,28 @@ def show(folder: Folder, json: options.Json = False) -> None:
 
 
 @app.command("request")
-def request(folder: Credential, out: RequestOut) -> None:
+def request(folder: Credential, out: RequestOut, json: options.Json = False) -> None:
     """Make a key in a folder, and a request for a certificate to carry to the authority. The request has no secret."""
     from atoll.protocol.identity.certificates import make_request
     from atoll.protocol.identity.enrolling import key_in
 
     out.write_bytes(make_request(key_in(folder)))
+    if json:
+        as_json({"folder": folder, "request": out})
+        return
     note(f"sign {out} with: atoll authority issue DIR NAME --role ROLE --request {out.name} --out ANSWER")
     note(f"then install the answer with: atoll authority install {folder} ANSWER")
 
 
 @app.command("issue")
 def issue(
-    folder: Folder, name: Name, out: Out, role: As = Role.CLIENT, request: Request = None, days: Days = 30.0
+    folder: Folder,
+    name: Name,
+    out: Out,
+    role: As = Role.CLIENT,
+    request: Request = None,
+    days: Days = 30.0,
+    json: options.Json = False,
 ) -> None:
     """Sign a request, or make a key with its certificate: enrolment by hand.
 
@@ -106,9 +116,10 @@ def issue(
         key_to_pem,
         make_request,
         new_key,
+        read_leaf,
     )
     from atoll.protocol.identity.credential import Credential
-    from atoll.server.identity.authority_server import AuthorityServer
+    from atoll.server.identity.authority_server import BY_HAND, AuthorityServer
 
     authority = _open(folder, days)
     identity, server = _identity(role, name), AuthorityServer(authority, folder)
@@ -116,19 +127,23 @@ def issue(
         _spare_others(out, identity)
     try:
         if request is not None:
-            answer = server.issue(request.read_bytes(), identity, "by hand")
+            answer = server.issue(request.read_bytes(), identity, BY_HAND)
             out.write_bytes(answer + authority.ca_pem)
         else:
             key = new_key()
-            answer = server.issue(make_request(key), identity, "by hand")
+            answer = server.issue(make_request(key), identity, BY_HAND)
             Credential(key_to_pem(key), answer, authority.ca_pem).store(out)
     except (CertificateError, ValueError) as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(f"{request}: {error}" if request is not None else str(error)) from error
+    if json:
+        expires_at = read_leaf(answer).expires_at
+        as_json({"role": identity.role, "name": identity.name, "out": out, "expires_at": expires_at})
+        return
     note(f"{identity}: {out}")
 
 
 @app.command("install")
-def install(folder: Credential, answer: Answer, admin: Admin = None) -> None:
+def install(folder: Credential, answer: Answer, admin: Admin = None, json: options.Json = False) -> None:
     """Install the authority's answer to a request, which completes the credential in the folder.
 
     Owners, operators and auditors add --admin; a site passes the coordinator's address to its agent.
@@ -155,6 +170,12 @@ def install(folder: Credential, answer: Answer, admin: Admin = None) -> None:
     (folder / ENROLLING).unlink()
     if admin is not None:
         Place(address="", admin_address=admin, invitation="").store(folder)
+    if json:
+        member, expires_at = credential.identity, credential.leaf.expires_at
+        as_json(
+            {"role": member.role, "name": member.name, "folder": folder, "coordinator": admin, "expires_at": expires_at}
+        )
+        return
     note(f"{folder} holds the credential of {credential.identity}")
 
 
@@ -185,6 +206,8 @@ def serve(
         raise CommandError(f"--coordinator {coordinator!r} is no address; allowed: HOST:PORT, with a port in 1..65535")
     server = AuthorityServer(_open(folder, days), folder, HttpProxy.of(os.environ))
     log.configure()
+
+    note(f"atoll authority in {folder}, dialling the coordinator at {coordinator}")
 
     async def until_stopped() -> None:
         serving = asyncio.current_task()

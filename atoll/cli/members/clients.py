@@ -1,16 +1,17 @@
 """`atoll client ...`: the clients of a run, and the members of a coordinator: invite, list, revoke."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import Commands
+from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.names import Role
+from atoll.protocol.printable import instead_of
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="List the clients of a run; invite, list and revoke members."
@@ -35,6 +36,13 @@ Hours = Annotated[
         metavar="H",
         help="Hours for which the join code is valid, at most 720.",
         callback=options.between(0.001, 720),
+    ),
+]
+MadeByHand = Annotated[
+    bool,
+    typer.Option(
+        "--made-by-hand",
+        help="Revoke a name that is in no list here, as its certificate was made by `atoll authority issue`.",
     ),
 ]
 
@@ -101,68 +109,91 @@ def invite(
 
 @app.command("revoke")
 def revoke(
-    name: Name, role: RoleOfName = Role.CLIENT, state: options.State = options.STATE, json: options.Json = False
+    name: Name,
+    role: RoleOfName = Role.CLIENT,
+    made_by_hand: MadeByHand = False,
+    state: options.State = options.STATE,
+    json: options.Json = False,
 ) -> None:
     """Revoke a member: its certificates and join codes become invalid, and its open calls end within seconds.
 
-    Its runs go on without it. A new join code for the same name makes it a member again.
+    Its runs go on without it. A new join code for the same name makes it a member again. A name that is not in `atoll
+    client members` is refused, unless --made-by-hand says that it has a certificate all the same.
     """
     from atoll.cli.runs import admin
 
     admin.check_member(role, name)
-    known = {row.name: row.standing for row in admin.members(state).members if row.role == role}
+    members = admin.members(state).members
+    is_known = any((row.role, row.name) == (role, name) for row in members)
+    if not is_known and not made_by_hand:
+        raise CommandError(*unknown_member(role, name, {(Role(row.role), row.name): row.standing for row in members}))
     admin.revoke(state, role, name)
     if json:
-        answer = {"role": role, "name": name, "standing": "revoked"}
-        as_json(answer | {"was_known": name in known, "alike": similar_names(name, known)})
+        as_json({"role": role, "name": name, "standing": "revoked", "was_known": is_known})
         return
     note(f"{role} {name} is revoked")
-    if name not in known:
-        note(unknown_name(role, name, known))
 
 
-def similar_names(name: str, known: Mapping[str, str]) -> list[str]:
-    """Return up to three names, not revoked, that an unknown name may stand for; `known` maps names to standings."""
-    not_revoked = [other for other, standing in known.items() if standing != "revoked"]
-    return [] if name in known else get_close_matches(name, not_revoked)
+def unknown_member(role: Role, name: str, standings: Mapping[tuple[Role, str], str]) -> tuple[str, str]:
+    """Return the refusal to revoke a name that no member has, with the names that it may stand for.
 
-
-def unknown_name(role: Role, name: str, known: Mapping[str, str]) -> str:
-    """Return the note that a revoked name was unknown to the coordinator, with similar names."""
-    similar = similar_names(name, known)
-    hint = f" Did you mean {' or '.join(similar)}, which is not revoked?" if similar else ""
+    Args:
+        role: the role of the name.
+        name: the name.
+        standings: the standing of each member.
+    """
+    others = [other for other, known in standings if known == name and other is not role]
+    names = sorted(known for (other, known), standing in standings.items() if other is role and standing != "revoked")
+    elsewhere = f"; {name} is {' and '.join(others)} here (--role ROLE)" if others else ""
     return (
-        f"but no {role} of this name was invited or enrolled here: the only certificates that become invalid are those "
-        f"made for it by hand.{hint}"
+        f"no {role} {name!r} was invited or enrolled here, so nothing is revoked{elsewhere}{instead_of(name, names)}",
+        "a certificate that was made by hand (`atoll authority issue`) may be listed nowhere: add --made-by-hand",
     )
 
 
 @app.command("members")
 def members(state: options.State = options.STATE, json: options.Json = False) -> None:
-    """List the members and the standing of each.
+    """List the members and the standing of each, also while the coordinator is stopped.
 
-    Standings: invited; member; lapsed, when the certificate has expired; revoked; void, when wrong secrets were tried
-    with the join code. Lapsed and void names need a new join code.
+    Standings: invited; member; by hand, when `atoll authority issue` made the certificate and it was not renewed yet;
+    lapsed, when the certificate has expired; revoked; void, when wrong secrets were tried with the join code. Lapsed
+    and void names need a new join code. A certificate that an authority on another machine made is listed from its
+    first renewal on.
     """
-    from atoll.cli.runs import admin
-
-    found = admin.members(state).members
+    found = _members(state)
     if json:
-        as_json(
-            [
-                {
-                    "role": row.role,
-                    "name": row.name,
-                    "standing": row.standing,
-                    "since": row.since,
-                    "expires_at": row.expires_at or None,
-                }
-                for row in found
-            ]
-        )
+        as_json(found)
         return
     table(
         ["role", "name", "standing", "since", "expires"],
-        [(row.role, row.name, row.standing, clock(row.since), clock(row.expires_at or None)) for row in found],
+        [
+            (*(row[name] for name in ("role", "name", "standing")), clock(row["since"]), clock(row["expires_at"]))
+            for row in found
+        ],
         empty="no member yet; invite one: atoll client invite NAME",
     )
+
+
+def _members(state: Path) -> list[dict[str, Any]]:
+    """Return the members that the coordinator lists or, where none listens, those that the state directory has."""
+    from atoll.cli.runs import admin
+    from atoll.cli.runs.views import reading
+    from atoll.server.identity.roster import stored_members
+    from atoll.server.identity.setup import AUTHORITY, identity_folder
+
+    if admin.is_elsewhere(state) or admin.is_listening(state):
+        return [
+            _row(row.role, row.name, row.standing, row.since, row.expires_at or None)
+            for row in admin.members(state).members
+        ]
+    with reading(state):
+        stored = stored_members(state, identity_folder(state) / AUTHORITY)
+    note(f"no coordinator listens at {state}: these are the members in its database; none can be connected now")
+    return [
+        _row(found.identity.role, found.identity.name, found.standing, found.since, found.expires_at)
+        for found in stored
+    ]
+
+
+def _row(role: str, name: str, standing: str, since: float, expires_at: float | None) -> dict[str, Any]:
+    return {"role": role, "name": name, "standing": standing, "since": since, "expires_at": expires_at}

@@ -11,6 +11,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, say
+from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
     from atoll.protocol.identity.join_code import JoinCode
@@ -41,7 +42,8 @@ def join(code: Code, identity: Folder = None, json: options.Json = False) -> Non
     if not is_enrolled(folder, parsed, time.time()):
         wanted = _wanted(folder)
         try:
-            asyncio.run(enrol(parsed, folder, wanted))
+            with waiting_for(f"the coordinator at {' or '.join(parsed.addresses)}", "up to 30 s for each address"):
+                asyncio.run(enrol(parsed, folder, wanted))
         except EnrolmentFailed as error:
             if wanted.name and f"not for {wanted}" in str(error):
                 hint = f"{folder} holds the credential of {wanted}: name another folder with --identity"

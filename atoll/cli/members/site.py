@@ -1,7 +1,8 @@
 """`atoll site ...`: a site's decisions about the runs that ask to train on its data."""
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,8 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, table
+from atoll.cli.waiting import waiting_for
+from atoll.protocol.printable import instead_of
 
 if TYPE_CHECKING:
     from atoll.client.policy.decide import Standing
@@ -119,8 +122,8 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
     try:
         memory = Memory(directory.seen)
         if not memory.forget(RunId(run)):
-            known = ", ".join(sorted(filter(None, memory.runs()))) or "none"
-            raise CommandError(f"this site has seen nothing of run {run!r} (seen: {known})")
+            known = sorted(filter(None, memory.runs()))
+            raise CommandError(f"this site has seen nothing of run {run!r}{instead_of(run, known)}")
     finally:
         directory.close()
     if json:
@@ -158,13 +161,20 @@ def _codec(algorithm: str, codec: str) -> str:
 def _known(history: "PolicyHistory", run: str) -> None:
     known = [terms.run_id for terms in history.runs()]
     if run not in known:
-        raise CommandError(f"run {run!r} has not asked here (known: {', '.join(known) or 'none'})")
+        raise CommandError(f"run {run!r} has not asked here{instead_of(run, known)}")
 
 
-def _history(state: Path | None) -> "closing[PolicyHistory]":
-    from atoll.client.policy.history import PolicyHistory
+@contextmanager
+def _history(state: Path | None) -> "Iterator[PolicyHistory]":
+    """Open the agent's record of the runs; its agent may hold the lock of the file for a moment."""
+    from atoll.client.policy.history import BUSY_S, NAME, PolicyHistory
 
-    return closing(PolicyHistory(_folder(state)))
+    folder = _folder(state)
+    with (
+        waiting_for(f"the lock of {folder / NAME}", f"up to {BUSY_S:g} s for each reading and writing"),
+        closing(PolicyHistory(folder)) as history,
+    ):
+        yield history
 
 
 def _folder(state: Path | None) -> Path:

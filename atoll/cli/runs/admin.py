@@ -6,12 +6,10 @@ machine at which `atoll join` has enrolled this person.
 
 import asyncio
 import json
-import math
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import grpc
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.options import STATE, identity_folder
 from atoll.cli.printing import note
+from atoll.cli.waiting import waiting_for
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.audit.files import FILE_BYTES, is_log_file
@@ -32,24 +31,29 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
 from atoll.server.identity.setup import owner_folder
-from atoll.server.journal.state_directory import is_held, running_coordinator
+from atoll.server.journal.state_directory import RunningCoordinator, is_held, running_coordinator
 
 STARTING_S = 30.0
 """Seconds in which a coordinator that is starting locks its state directory."""
 
-SAY_S = 1.0
-"""Seconds of waiting for a coordinator that is starting after which the person reads so."""
+RECOVERY_S = 660.0
+"""Longest wait in seconds for a coordinator that holds its state directory to listen: it recovers its runs first."""
 
-QUIET_S = 5.0
-"""Seconds without an answer after which the person reads that the coordinator has not answered yet."""
+CONNECT_S = 60.0
+"""Seconds in which a coordinator that lives must take a connection: a stopped or overloaded process takes none."""
 
 TIMEOUT_S = 660.0
 """Timeout of a call in seconds, longer than the ten minutes in which the coordinator loads a run's task and makes its
 version 0.
 """
 
-MEMBERS_TIMEOUT_S = 30.0
-"""Timeout in seconds of a call about members, which waits for nothing but the database."""
+MEMBERS_TIMEOUT_S = 120.0
+"""Timeout in seconds of a call about members, which waits for nothing but the database and a busy machine."""
+
+POLL_S = 0.05
+
+_NOT_IN_TIME = ("timed out", "timeout", "endpoint closing", "shutting down endpoint", "deadline")
+"""Words of gRPC about a connection that was begun and not completed in time."""
 
 _BY_HAND = "begin with `atoll authority request {0} --out FILE` (docs/identity.md)"
 
@@ -91,6 +95,11 @@ def is_elsewhere(state: Path) -> bool:
         return False
 
 
+def is_listening(state: Path) -> bool:
+    """Return whether a coordinator holds `state` and answers at its address."""
+    return running_coordinator(state) is not None
+
+
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:
     """Return the answer of the coordinator that holds `state`, or of the joined one.
 
@@ -105,20 +114,40 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
     """
     if is_elsewhere(state):
         return _ask_elsewhere(state, request)
-    until, say_at = time.monotonic() + patience_s, time.monotonic() + SAY_S
-    while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
-        if is_held(state):  # a coordinator recovers its runs before it listens
-            until = time.monotonic() + patience_s
-        if time.monotonic() >= say_at:
-            say_at = math.inf
-            note(f"no coordinator holds {state} yet: waiting up to {patience_s:g} s for one that is starting")
-        time.sleep(0.05)
+    running = _listening(state, patience_s)
     if running is not None:
-        return _ask(dialer(state), running.admin_address, request)
+        return _ask(dialer(state), running.admin_address, request, is_alive=lambda: is_held(state))
+    if is_held(state):
+        raise CommandError(
+            f"the coordinator that holds {state} does not listen after {RECOVERY_S:g} s: see its log, and try again"
+        )
     raise CommandError(
         f"no coordinator holds {state}: name another directory with --state, or start one with "
         f"`atoll coordinator --state {state}`"
     )
+
+
+def _listening(state: Path, patience_s: float) -> RunningCoordinator | None:
+    """Return the coordinator that holds `state`, after waiting for one that is starting; None: there is none.
+
+    Args:
+        state: the coordinator's state directory.
+        patience_s: seconds to wait for a process that holds the directory; once one holds it, the wait ends with it.
+    """
+    if (running := running_coordinator(state)) is not None or not (patience_s or is_held(state)):
+        return running
+    begun = time.monotonic()
+    what, limit = f"a coordinator that holds {state}", f"up to {patience_s:g} s, as one may be starting"
+    if is_held(state):
+        what, limit = f"the coordinator that holds {state} to listen", "it recovers its runs first"
+    with waiting_for(what, limit):
+        while running is None:
+            waited, is_starting = time.monotonic() - begun, is_held(state)
+            if waited > RECOVERY_S or (waited > patience_s and not is_starting):
+                return None
+            time.sleep(POLL_S)
+            running = running_coordinator(state)
+    return running
 
 
 def elsewhere() -> tuple[Dialer, Place]:
@@ -134,7 +163,11 @@ def elsewhere() -> tuple[Dialer, Place]:
     keeper.check()
     dialer = through_proxy(MutualDialer(keeper), os.environ)
     if _is_due(keeper):
-        with suppress(NotRenewed), alone_with(folder) as is_alone:  # it is still valid: a later command tries again
+        with (
+            waiting_for(f"a renewed certificate from {place.admin_address}", "the command goes on without one"),
+            suppress(NotRenewed),
+            alone_with(folder) as is_alone,
+        ):  # it is still valid: a later command tries again
             if is_alone:
                 _renew(keeper, lambda: dialer.channel(place.admin_address, COORDINATOR))
     return dialer, place
@@ -163,31 +196,48 @@ def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> An
         raise CommandError(*error.faults, hint) from None
 
 
-def _ask(dialer: Dialer, address: str, request: "Callable[[rpc.AdminStub], Any]") -> Any:
-    with dialer.blocking_channel(address, COORDINATOR) as channel, _noting_silence(address):
-        try:
-            return request(rpc.AdminStub(channel))
-        except grpc.RpcError as error:
-            raise _refusal(error, address) from error
+def _ask(
+    dialer: Dialer,
+    address: str,
+    request: "Callable[[rpc.AdminStub], Any]",
+    *,
+    is_alive: Callable[[], bool] = lambda: True,
+) -> Any:
+    """Return the answer of the server at an address, which has `CONNECT_S` to take a connection.
+
+    A process that is stopped, or starved by a busy machine, lets connections time out: they are tried again. A refused
+    connection is final, as nothing listens there, and so is a call that the server may have received.
+    """
+    begun = time.monotonic()
+    limit = f"up to {CONNECT_S:g} s for a connection; it finishes a call that it has received, also if you do not wait"
+    with waiting_for(f"the coordinator at {address}", limit):
+        while True:
+            with dialer.blocking_channel(address, COORDINATOR) as channel:
+                try:
+                    return request(rpc.AdminStub(channel))
+                except grpc.RpcError as error:
+                    waited = time.monotonic() - begun
+                    if waited >= CONNECT_S or not is_unheard(error) or not is_alive():
+                        raise _refusal(error, address, waited) from error
+            time.sleep(POLL_S)
 
 
-@contextmanager
-def _noting_silence(address: str) -> Iterator[None]:
-    """Note after `QUIET_S` that the coordinator has not answered yet."""
-    what = f"the coordinator at {address} has not answered yet; it finishes the call whether or not you wait"
-    timer = threading.Timer(QUIET_S, note, [what])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def is_unheard(error: Any) -> bool:
+    """Return whether a call failed because a connection was not completed in time: the server has received nothing."""
+    details = error.details() or ""
+    return (
+        error.code() is grpc.StatusCode.UNAVAILABLE
+        and details.startswith("failed to connect to all addresses")
+        and any(words in details.lower() for words in _NOT_IN_TIME)
+    )
 
 
-def _refusal(error: Any, address: str) -> CommandError:
+def _refusal(error: Any, address: str, waited: float) -> CommandError:
     """Return the error with the coordinator's message; `error` is also a grpc.Call, which grpc's types do not state."""
     details = error.details() or str(error.code())
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return NoAnswer(f"the coordinator at {address} does not answer: {with_clock_hint(details)}")
+        within = f" within {waited:.0f} s" if waited >= 1 else ""
+        return NoAnswer(f"the coordinator at {address} does not answer{within}: {with_clock_hint(details)}")
     return CommandError(*without_frames(details))
 
 

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,7 @@ from atoll.cli import local_audit
 from atoll.cli.faults import CommandError
 from atoll.cli.runs import admin
 from atoll.cli.runs.views import read_view
+from atoll.cli.waiting import waiting_for
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
@@ -107,10 +109,16 @@ def export_remote(state: Path, run: str, version: int | None, out: Path) -> Expo
     ranks = [row.address for row in admin.ranks(state).ranks]  # a coordinator with ranks serves no version itself
     fetching = _fetch(dialer, place.address, ranks, run_id, digest, gathered, seen["metadata"])
     try:
-        _copy(gathered, asyncio.run(fetching), out)
+        with copying(out):
+            _copy(gathered, asyncio.run(fetching), out)
     finally:
         gathered.unlink(missing_ok=True)
     return Exported(run_id, chosen, digest, out, out.stat().st_size)
+
+
+def copying(out: Path) -> AbstractContextManager[None]:
+    """Print, when the block takes long, that a version is being copied."""
+    return waiting_for(f"the bytes of {out}", "every tensor is read, checked and written")
 
 
 class _LocalRun:

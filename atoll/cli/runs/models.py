@@ -69,7 +69,7 @@ def export(
     if not database and admin.is_elsewhere(state):
         done = model_export.export_remote(state, run, version, out)
     else:
-        with open_history(state, database) as history:
+        with open_history(state, database) as history, model_export.copying(out):
             done = model_export.export_local(history, run, version, out)
     if json:
         as_json(done)

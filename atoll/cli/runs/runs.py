@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.faults import Commands
+from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, shortened, table
 from atoll.cli.runs.views import read_view
+from atoll.protocol.printable import instead_of
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
@@ -104,6 +105,9 @@ def delete(
     """Delete an ended run with its records and all versions of its model. Its id is never used again."""
     from atoll.cli.runs import admin
 
+    known = [row["run"] for row in read_view("runs", state)]
+    if run not in known:
+        raise CommandError(f"there is no run {run!r}{instead_of(run, known)}")
     if not yes:
         where = "the joined coordinator" if admin.is_elsewhere(state) else state
         typer.confirm(f"delete {run} with all versions of its model from {where}?", abort=True, err=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.faults import CommandError
+from atoll.cli.waiting import waiting_for
 from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:
@@ -35,8 +36,16 @@ def read_view(view: str, state: Path, database: str = "", *, run: str = "", numb
         return admin.read_view(state, view, run, number)
     from atoll.server.views import views
 
-    with open_history(state, database) as history:
+    with open_history(state, database) as history, reading(state, database):
         return views.look(history, views.View(view), run, number)
+
+
+@contextmanager
+def reading(state: Path, database: str = "") -> Iterator[None]:
+    """Print, when the block takes long, that a state directory's database is being read."""
+    where = f"the database {without_password(database)}" if database else f"the database of {state}"
+    with waiting_for(where, "it is read, and a long journal takes seconds"):
+        yield
 
 
 @contextmanager
@@ -55,7 +64,9 @@ def open_history(state: Path, database: str = "") -> "Iterator[History]":
     except ValueError as error:
         raise CommandError(f"--database: got {without_password(database)!r}: {error}") from error
     try:
-        yield History(state, url)
+        with reading(state, url):
+            history = History(state, url)
+        yield history
     except LookupError as error:
         if type(error) is not LookupError:
             raise  # a KeyError or an IndexError is a bug of Atoll's

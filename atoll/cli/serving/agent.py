@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.printing import note, say
+from atoll.cli.printing import note, say_settings
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig
@@ -66,6 +66,7 @@ def agent(
     config: Config = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
+    json: options.CheckJson = False,
 ) -> None:
     """Run the agent of a site: train on its data when invited, and send the update. Needs outbound connections only.
 
@@ -74,18 +75,21 @@ def agent(
     """
     from atoll.cli.files import overriding
 
+    options.json_only_with(check, json)
     place = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
     settings, named = _checked(config, overriding(overrides, site=site, state=state, policy=policy, **place), tasks)
     if check:
-        _print_effective(settings, tasks)
+        _print_effective(settings, tasks, json)
         return
     from atoll.cli import log
+    from atoll.cli.serving.dialled import dialled
     from atoll.client.process import run_agent
     from atoll.protocol.wire.allocator import keep_freed_memory
 
     log.configure(settings.site)
     keep_freed_memory()
-    note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}")
+    where = dialled(settings.coordinator, settings.join, settings.state / "identity")
+    note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}; dialling {where}")
     raise typer.Exit(asyncio.run(run_agent(settings, named)))
 
 
@@ -132,10 +136,11 @@ def _faults_of_policy(path: Path | None) -> Sequence[str]:
     return ()
 
 
-def _print_effective(settings: "AgentConfig", references: Sequence[str]) -> None:
-    from atoll.cli.files import load_user_task
+def _print_effective(settings: "AgentConfig", references: Sequence[str], json: bool) -> None:
+    from atoll.cli.files import check_folder, load_user_task
     from atoll.protocol.settings import effective
 
+    check_folder("state", settings.state)
     for reference in references:
         load_user_task(reference)
-    say(effective(settings).rstrip("\n"))
+    say_settings(effective(settings), json=json)

@@ -8,7 +8,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import note, say
+from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
 
 Coordinator = Annotated[
@@ -65,6 +65,7 @@ def aggregator(
     config: Config = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
+    json: options.CheckJson = False,
     with_parent: WithParent = False,
 ) -> None:
     """Run one aggregation rank: receive the updates of its clients, store its part of the model, fold with the other
@@ -74,23 +75,28 @@ def aggregator(
     your own supervisor; the coordinator then needs `coordinator.start_aggregators=false`. A rank may be restarted at
     any time: every update that it has acknowledged is in its directory.
     """
-    from atoll.cli.files import overriding
+    from atoll.cli.files import check_folder, overriding
     from atoll.protocol.settings import effective, load
     from atoll.server.config.process import AggregatorConfig
 
+    options.json_only_with(check, json)
     place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state}
     given = overriding(
         overrides, coordinator=coordinator, join=options.read_join_code(join), insecure=insecure, **place
     )
     settings = load(AggregatorConfig, config, given)
+    check_folder("state", settings.state)
     if check:
-        say(effective(settings).rstrip("\n"))
+        say_settings(effective(settings), json=json)
         return
     from atoll.cli import log
+    from atoll.cli.serving.dialled import dialled
     from atoll.server.errors import OperatorError
     from atoll.server.ranks.process import host_rank
 
     log.configure()
+    where = dialled(settings.coordinator, settings.join, settings.state / "identity")
+    note(f"aggregation rank {settings.rank} of {settings.ranks} dials {where}")
 
     def ready(address: str) -> None:
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")

@@ -8,6 +8,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, clock, note, say
+from atoll.cli.waiting import waiting_for
 from atoll.protocol.printable import printable_size
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     from atoll.server.backup.contents import BackupFailed
 
     try:
-        with recorded(state, Action.STATE_BACKUP, str(out.absolute())):
+        copying = waiting_for(f"the backup of {state}", "its files are copied and checked")
+        with recorded(state, Action.STATE_BACKUP, str(out.absolute())), copying:
             made = back_up(state, out, keys=not without_keys)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
@@ -65,7 +67,8 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     from atoll.server.backup.restore import restore as restore_from
 
     try:
-        made = restore_from(source, state)
+        with waiting_for(f"the files of {source}", "they are copied and checked"):
+            made = restore_from(source, state)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
     record_local_action(state, Action.STATE_RESTORE, str(source.absolute()))

@@ -1,6 +1,7 @@
 """`atoll coordinator`: host runs in this process until they have ended."""
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,8 +9,9 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.printing import note, say
+from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
+from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
@@ -63,6 +65,7 @@ def coordinator(
     again: Again = False,
     stay: Stay = False,
     check: options.Check = False,
+    json: options.CheckJson = False,
 ) -> None:
     """Host runs: invite clients, collect their updates, aggregate them, commit the new version.
 
@@ -73,10 +76,11 @@ def coordinator(
     from atoll.cli.files import load_host, overriding
     from atoll.server.config.run import RunFile
 
+    options.json_only_with(check, json)
     given = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
     file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in given.items()}))
     if check:
-        _check(file)
+        _check(file, json)
         return
     from atoll.cli import log
 
@@ -85,14 +89,16 @@ def coordinator(
     raise typer.Exit(_host(file, again=again, stay=stay or run is None))
 
 
-def _check(file: "HostFile | RunFile") -> None:
+def _check(file: "HostFile | RunFile", json: bool) -> None:
     """Check the settings and, for a run, its task, and print the effective settings."""
+    from atoll.cli.files import check_folder
     from atoll.protocol.settings import effective
     from atoll.server.config.run import RunFile
 
+    check_folder("coordinator.state", file.coordinator.state)
     if isinstance(file, RunFile):
         _check_task(file)
-    say(effective(file).rstrip("\n"))
+    say_settings(effective(file), json=json)
 
 
 def _check_task(file: "RunFile") -> None:
@@ -125,7 +131,10 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.errors import OperatorError
     from atoll.server.process import host
 
+    starting = ExitStack()
+
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:
+        starting.close()
         note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
         if ports.enrolment is not None:
             note(f"invite a site: atoll client invite NAME --state {file.coordinator.state}")
@@ -135,7 +144,13 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
             note(f"no run yet: atoll run start RUN.toml --state {file.coordinator.state}")
 
     run = file.run if isinstance(file, RunFile) else None
+    where = file.coordinator.state
+    starting.enter_context(
+        waiting_for(f"the state in {where} and its tasks", "the coordinator listens once they are loaded")
+    )
     try:
         return asyncio.run(host(file.coordinator, run, again=again, stay=stay, on_ready=ready, on_end=end_in_time))
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error
+    finally:
+        starting.close()

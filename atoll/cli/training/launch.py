@@ -14,6 +14,7 @@ from atoll.cli.training.control import INTERRUPTED, Control, Fault
 from atoll.cli.training.folder import folder_lock
 from atoll.cli.training.request import Request
 from atoll.parallel.trainer.run import RESULT, Result
+from atoll.protocol.printable import count_of
 
 POLL_S = 0.1
 """Seconds between two looks for a fault of a rank."""
@@ -68,7 +69,11 @@ def _launch(request: Request, max_restarts: int) -> Result | Fault:
     if signals:
         return Fault(INTERRUPTED, ("atoll: the training ended before it was saved",))
     return Fault(
-        1, (f"atoll: ranks have died more than {max_restarts} times (--max-restarts); see their output above",)
+        1,
+        (
+            f"atoll: ranks have died more than {count_of(max_restarts, 'time')} "
+            f"(--max-restarts); see their output above",
+        ),
     )
 
 

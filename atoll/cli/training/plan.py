@@ -11,7 +11,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
-from atoll.protocol.printable import printable_size
+from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate
@@ -101,7 +101,9 @@ def plan(
     from atoll.parallel.planner.search import search, why
 
     given = {"batch": batch, "precision": precision, "optimizer": optimizer, "counted": count}
-    shape, machines, wanted = parse_arguments(model, cluster, {name: value for name, value in given.items() if value})
+    shape, machines, wanted = parse_arguments(
+        model, cluster, {name: value for name, value in given.items() if value is not None}
+    )
     ranks = _ranks(dry_run, machines.world)
     try:
         only = None if mesh is None else _mesh(mesh)
@@ -208,10 +210,13 @@ def _ranks(text: str, world: int) -> list[int]:
 
 def _say_arguments(name: str, shape: "ModelShape", cluster: "Cluster", wanted: "Wanted") -> None:
     say(
-        f"{name}: {shape.parameters / 1e9:.4g} B parameters, {shape.layers} blocks of width {shape.hidden}\n"
-        f"{cluster.world} devices ({cluster.nodes} x {cluster.per_node}) of {printable_size(round(cluster.memory))}, "
+        f"{name}: {shape.parameters / 1e9:.4g} B parameters, {count_of(shape.layers, 'block')} "
+        f"of width {shape.hidden}\n"
+        f"{count_of(cluster.world, 'device')} ({cluster.nodes} x {cluster.per_node}) of "
+        f"{printable_size(round(cluster.memory))}, "
         f"{cluster.usable:.0%} of it for the plan\n"
-        f"{wanted.batch} sequences of {shape.sequence} tokens in a step, {wanted.precision}, {wanted.optimizer}\n"
+        f"{count_of(wanted.batch, 'sequence')} of {count_of(shape.sequence, 'token')} in a step, "
+        f"{wanted.precision}, {wanted.optimizer}\n"
     )
 
 
@@ -230,7 +235,7 @@ def _say_ranked(found: "Found", top: int) -> None:
         for number, one in enumerate(found.ranked[1:top], 2):
             say(f"  {number}: {lost(one, best)}")
     if len(found.ranked) > top:
-        say(f"  and {len(found.ranked) - top} more meshes that fit (--top)")
+        say(f"  and {count_of(len(found.ranked) - top, 'more mesh that fits', 'more meshes that fit')} (--top)")
     for kind, count, example in found.refused:
         say(f"  {count} {'mesh is' if count == 1 else 'meshes are'} impossible: {kind} ({example})")
 
@@ -257,7 +262,8 @@ def _in_words(candidate: "Candidate") -> str:
         else "no sharding over data-parallel ranks"
     )
     return (
-        f"{plan.mesh}: {data_parallelism}, {pipeline}{plan.microbatches} micro-batches of {candidate.microbatch}, "
+        f"{plan.mesh}: {data_parallelism}, "
+        f"{pipeline}{count_of(plan.microbatches, 'micro-batch', 'micro-batches')} of {candidate.microbatch}, "
         f"recomputes {plan.recompute}."
     )
 

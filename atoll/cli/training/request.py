@@ -18,6 +18,7 @@ from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.world import read_world
+from atoll.protocol.printable import count_of
 
 SECTIONS = ("local", "train", "plan")
 """The first parts of the keys that --set takes."""
@@ -108,7 +109,10 @@ def check_place(request: Request) -> None:
         faults.append(f"--device: must be auto, cpu or cuda, got {request.device!r}")
     elif device_of(request) == "cuda" and torch.cuda.device_count() < (request.nproc or 1):
         num_ranks = request.nproc or 1
-        faults.append(f"--device: {num_ranks} ranks need {num_ranks} GPUs, there are {torch.cuda.device_count()}")
+        faults.append(
+            f"--device: {count_of(num_ranks, 'rank needs', 'ranks need')} as many GPUs, and this "
+            f"machine has {torch.cuda.device_count()}"
+        )
     if request.is_fresh and request.folder.exists() and any(path.name != LOCK for path in request.folder.iterdir()):
         faults.append(f"--fresh: {request.folder} is not empty; delete it, or choose another folder with --out")
     if faults:

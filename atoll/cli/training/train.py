@@ -7,6 +7,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.printing import as_json, note, say, seconds
+from atoll.protocol.printable import count_of
 
 if TYPE_CHECKING:
     from atoll.cli.training.control import Fault
@@ -120,7 +121,7 @@ def _report(outcome: "Result | Fault", folder: Path, json: bool) -> int:
             as_json(outcome)
         else:
             say(
-                f"{outcome.task}: {outcome.why} after {outcome.steps} steps ({outcome.epochs:.4g} epochs, "
+                f"{outcome.task}: {outcome.why} after {count_of(outcome.steps, 'step')} ({outcome.epochs:.4g} epochs, "
                 f"{seconds(outcome.seconds)}) on {outcome.mesh}, {outcome.device}"
             )
             if outcome.metrics:

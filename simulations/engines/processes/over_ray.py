@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from atoll.parallel.task.arrays import Arrays, check_like
+from atoll.protocol.printable import count_of
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.processes.processes import WorkerDied
@@ -75,7 +76,7 @@ class OverRay:
         files, pickled_plan = sources(), self._ray.put(self._ray.cloudpickle.dumps(plan))
         self._actors = [actor.remote(files, pickled_plan, self._form) for _ in range(count)]
         kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
-        self.name = on_device(f"{kind}ray with {count} workers", training)
+        self.name = on_device(f"{kind}ray with {count_of(count, 'worker')}", training)
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
         """Train the clients, as `Engine.train`."""
@@ -120,8 +121,9 @@ class OverRay:
                 int(of().get("CPU", 0)) for of in (self._ray.available_resources, self._ray.cluster_resources)
             )
             raise WorkerDied(
-                f"{len(missing)} of {len(begun)} actors of Ray were not ready after {START_TIMEOUT_S:g} s; "
-                f"{free} of the cluster's {total} processors are free"
+                f"of {count_of(len(begun), 'actor')} of Ray, {len(missing)} did not get ready "
+                f"after {START_TIMEOUT_S:g} s; "
+                f"free are {free} of the cluster's {count_of(total, 'processor')}"
             )
         self._get(ready)
 

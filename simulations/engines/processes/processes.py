@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from atoll.parallel.task.arrays import Arrays, check_like
+from atoll.protocol.printable import count_of
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.processes.user_files import Parcel
@@ -68,7 +69,7 @@ class Processes:
         count = workers or len(os.sched_getaffinity(0))
         plan, self._planner = plan_of(training, batched, at_once, threads=threads)
         kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
-        self.name = on_device(f"{kind}{count} processes", training)
+        self.name = on_device(f"{kind}{count_of(count, 'process', 'processes')}", training)
         self._form = self._planner.form
         self._plan, self._count = plan, count
         self._workers: list[_Worker] = []

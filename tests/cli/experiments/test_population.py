@@ -7,7 +7,7 @@ import pytest
 
 from atoll.protocol.settings import load_text
 from atoll.simulations.federation.config import SimulationFile
-from tests.cli.invoking import TINY, invoke, refused, said, shown
+from tests.cli.invoking import TINY, invoke, refused, said, shown, told
 
 ROOT = Path(__file__).parents[3]
 DIGITS = f"{ROOT}/examples/digits.py:task"
@@ -34,7 +34,7 @@ def test_a_script_gets_every_client() -> None:
 def test_a_long_table_is_cut_and_says_so() -> None:
     result = invoke("population", DIGITS, *SHARDS, "--rows", 2)
     assert len(result.stdout.split("\n\n")[1].splitlines()) == 3
-    assert result.stderr == "and 28 more: --rows 30, or --json\n"
+    assert told(result.stderr) == ["and 28 more: --rows 30, or --json"]
 
 
 def test_settings_come_from_a_run_s_toml_which_may_have_the_task(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_mistakes_are_refused_one_a_line(tmp_path: Path) -> None:
         "population: dirichlet needs alpha, clients",
     ]
     assert refused("population", DIGITS, *SHARDS, "--set", "population.clients=2000") == [
-        "population: 2000 clients need 2000 examples, and there are 1299"
+        "population: 2000 clients: 2000 examples needed, and the task has 1299"
     ]
     assert refused("population", f"{TINY}:task") == [
         f"{TINY}:task is an ArrayTask, which reads its data itself; only the data of a Task is split"

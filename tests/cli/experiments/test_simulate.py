@@ -111,7 +111,7 @@ def test_damaged_data_is_the_operator_s_to_mend(folder: Path, command: str) -> N
     ("attack", "fault"),
     [
         (("label_flip", "num_labels=1"), "attack.num_labels: got 1; allowed: integer >= 2"),
-        (("label_flip", "malicious=9"), "attack.malicious: got 9; there are 4 clients"),
+        (("label_flip", "malicious=9"), "attack.malicious: got 9; the run has 4 clients"),
         (("backdoor", "target=99"), "attack.target: got 99; allowed: a label of the data, 0 to 1"),
     ],
 )

@@ -232,4 +232,4 @@ def test_time_left_is_of_the_cells_that_ended_here() -> None:
     now[0] = 110.0
     watching.see(sweep.Progress(states | {cells[1].folder: "finished"}))  # type: ignore[arg-type]
     assert watching.seconds_left(2) == 30.0
-    assert said == ["1 of 5 cells are finished already", "k 1: finished"]
+    assert said == ["finished already: 1 of 5 cells", "k 1: finished"]

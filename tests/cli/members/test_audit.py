@@ -66,7 +66,7 @@ def test_a_line_torn_by_a_crash_is_reported_and_no_fault(state: Path) -> None:
     assert (code, found["num_faults"], found["cut_files"]) == (0, 0, ["cut-000000000020.bin"])
     assert [(line["seq"], line["action"]) for line in found["mended"]] == [(20, "audit.repair")]
     assert said("audit", "verify", "--state", state).splitlines()[:2] == [
-        "line 20 of 2026-02-01T12:00:00.000000Z: audit.repair: line 20: 17 bytes of unfinished lines were cut off",
+        "line 20 of 2026-02-01T12:00:00.000000Z: audit.repair: line 20: 17 bytes of unfinished lines cut off",
         "cut-000000000020.bin: the bytes that were cut off, beside the log",
     ]
 
@@ -132,7 +132,10 @@ def test_the_newest_events_are_shown(state: Path) -> None:
         "run-8"
     ]
     assert len(shown("audit", "show", "--action", "run", "--state", state)["events"]) == 10
-    assert shown("audit", "show", "--action", "runs", "--state", state)["events"] == []
+    assert shown("audit", "show", "--action", "run.resume", "--state", state)["events"] == []
+    assert refused("audit", "show", "--action", "runs", "--state", state)[0].startswith(
+        "--action 'runs' is no action: did you mean run"
+    )
 
 
 def test_no_name_steers_the_terminal(state: Path) -> None:
@@ -151,7 +154,7 @@ def test_a_period_is_exported_as_it_stands_and_can_be_verified_alone(state: Path
     assert (code, found["first"], found["events"]) == (0, 4, 3)
     whole = said("audit", "export", "--state", state)
     assert whole == "".join(path.read_text() for path in log_files(audit_folder(state)))
-    assert "File exists" in refused("audit", "export", "--state", state, "--out", out)[0]
+    assert "exists already" in refused("audit", "export", "--state", state, "--out", out)[0]
 
 
 def test_another_key_s_log_is_not_this_one_s(state: Path, tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_another_key_s_log_is_not_this_one_s(state: Path, tmp_path: Path) -> Non
         (["verify"], "holds no audit log"),
         (["show"], "holds no audit log"),
         (["verify", "--checkpoint", "17"], "allowed is SEQ:DIGEST"),
-        (["verify", "nowhere.jsonl"], "No such file"),
+        (["verify", "nowhere.jsonl"], "there is no nowhere.jsonl"),
         (["export", "--since", "yesterday"], "allowed: a time such as"),
         (
             ["export", "--since", "2026-02-01", "--until", "2026-01-01"],

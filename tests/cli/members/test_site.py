@@ -84,7 +84,7 @@ def test_the_agents_directory_need_not_be_named_when_there_is_one(state: Path, m
 
 def test_a_mistake_is_refused_and_creates_no_file(state: Path) -> None:
     assert refused("site", "approve", "digits-2", "--state", state) == [
-        "run 'digits-2' has not asked here (known: digits-1)"
+        "run 'digits-2' has not asked here: did you mean digits-1? (known: digits-1)"
     ]
     missing = state.parent / "nowhere"
     assert refused("site", "list", "--state", missing) == [
@@ -140,5 +140,7 @@ def test_a_run_may_go_back_once_when_its_site_says_so(state: Path) -> None:
     assert "in use by another agent" in refused(*command)[0]
     held.close()
     assert said(*command) == "the next round and version of run digits-1 are accepted as its newest\n"
-    assert refused(*command) == ["this site has seen nothing of run 'digits-1' (seen: digits-2)"]
+    assert refused(*command) == [
+        "this site has seen nothing of run 'digits-1': did you mean digits-2? (known: digits-2)"
+    ]
     assert Memory(held.seen).runs() == {"digits-2": Seen(7, RoundId(3))}

@@ -76,13 +76,13 @@ def test_what_there_is_not_is_named_as_it_is_here(it: Federation) -> None:
     runs, rounds, versions = ("run", "show"), ("round", "show", "77", "--run", "done"), ("model", "list", "--run")
     for view in ((*runs, "gone"), (*runs, ""), rounds, (*versions, "gone")):
         assert refused(*view) == refused(*view, "--state", it.state)
-    assert refused("run", "show", "gone") == ["there is no run 'gone' (known: done-1, open-1)"]
+    assert refused("run", "show", "gone") == ["there is no run 'gone': did you mean done-1? (known: done-1, open-1)"]
 
 
 @pytest.mark.usefixtures("hugo")
 def test_what_cannot_be_asked_for_is_refused() -> None:
     assert refused("run", "show", "\udcff")[0].startswith("run '\\udcff', round 0: ")
-    assert "got 1e+23; allowed: at least 1, at most 2.14748e+09" in invoke("round", "show", "9" * 23).stderr
+    assert "got 99999999999999999999999; allowed:" in invoke("round", "show", "9" * 23).stderr
 
 
 @pytest.mark.usefixtures("hugo")

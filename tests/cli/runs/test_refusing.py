@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli import waiting
 from atoll.cli.runs import admin
 from atoll.protocol.identity.names import Role
 from tests.cli.invoking import refused
@@ -32,8 +33,8 @@ def test_a_name_that_no_member_can_have_is_refused_at_once(
 def test_a_wait_for_a_coordinator_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(admin, "SAY_S", 0.0)
+    monkeypatch.setattr(waiting, "SAY_S", 0.0)
     monkeypatch.setattr(admin, "STARTING_S", 0.2)
     with pytest.raises(admin.CommandError, match="no coordinator holds"):
         admin.invite(tmp_path, Role.CLIENT, "north", 3600.0)
-    assert capsys.readouterr().err.count("waiting up to 0.2 s for one that is starting") == 1
+    assert capsys.readouterr().err.count("(up to 0.2 s, as one may be starting)") == 1

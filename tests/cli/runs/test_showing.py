@@ -82,7 +82,7 @@ def test_the_open_round_of_a_run_is_explained_too(it: Federation) -> None:
     text = said("round", "show", "1", "--run", "open", "--state", it.state)
     assert "waiting for clients: 9 must be connected" in text
     assert refused("round", "show", "7", "--run", "open", "--state", it.state) == [
-        "run open-1 has no record of a round 7"
+        "run open-1 has no record of a round 7 (known: 1)"
     ]
     assert refused("round", "show", "--state", it.state) == ["run queued-1 has had no round yet"]
 

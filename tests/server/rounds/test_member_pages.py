@@ -117,7 +117,7 @@ def test_a_page_that_is_missing_is_missed(state: StateDirectory) -> None:
     journal.commit(batch_of(ledger, 1))
     with state.database.transaction() as connection:
         connection.execute(text("DELETE FROM members WHERE page = 1"))
-    with pytest.raises(StoreCorrupted, match="700 of its 1200 members are there"):
+    with pytest.raises(StoreCorrupted, match="it has 700 of 1200 members"):
         journal.load(RUN)
 
 

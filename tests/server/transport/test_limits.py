@@ -17,7 +17,7 @@ def test_open_calls_are_limited_for_each_caller():
     callers = Callers(3)
     assert [callers.begin("client north", 0.0) for _ in range(3)] == ["", "", ""]
     assert callers.begin("client north", 0.0) == (
-        "3 calls of client north are open; allowed: 3 at once, wait for one to end"
+        "client north has 3 open calls; allowed: 3 at once, wait for one to end"
     )
     assert callers.begin("client south", 0.0) == ""
     callers.end("client north")

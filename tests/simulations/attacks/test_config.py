@@ -35,7 +35,7 @@ def test_without_an_attack_no_client_is_malicious() -> None:
 
 
 def test_more_malicious_clients_than_there_are_is_a_fault() -> None:
-    with pytest.raises(ConfigError, match=r"attack.malicious: got 21; there are 20 clients"):
+    with pytest.raises(ConfigError, match=r"attack.malicious: got 21; the run has 20 clients"):
         adversary_of(AttackConfig(kind="ipm", malicious=21), NAMES, 1)
 
 

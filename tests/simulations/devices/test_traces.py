@@ -63,7 +63,7 @@ def test_kinds_of_devices_are_dealt_out_by_weight(tmp_path: Path) -> None:
         (HEADER + "a,1,,1,1\n", ["line 2, column down_mbps: is empty; allowed: a number > 0"]),
         (
             HEADER + ",1,1,1,1\n",
-            ["line 2, column client: is empty; allowed: a name", "1 of the 1 clients have no line: 'a'"],
+            ["line 2, column client: is empty; allowed: a name", "no line for 1 of 1 client: 'a'"],
         ),
         (HEADER + "a,0,1,1,1\n", ["line 2, column examples_per_s: got '0'; allowed: a number > 0"]),
         (HEADER + "a,1,1,-3,1\n", ["line 2, column up_mbps: got '-3'; allowed: a number > 0"]),
@@ -73,7 +73,7 @@ def test_kinds_of_devices_are_dealt_out_by_weight(tmp_path: Path) -> None:
             ["line 2, column examples_per_s: got 'fast'", "line 2, column latency_ms: got 'nan'"],
         ),
         (HEADER + "a,1,1,1,1\n\na,2,2,2,2\n", ["line 4, column client: 'a' stands on line 2 already"]),
-        (HEADER + "b,1,1,1,1\n", ["1 of the 1 clients have no line: 'a'"]),
+        (HEADER + "b,1,1,1,1\n", ["no line for 1 of 1 client: 'a'"]),
     ],
 )
 def test_a_hole_in_a_trace_of_devices_is_named(tmp_path: Path, text: str, expected: list[str]) -> None:
@@ -99,7 +99,7 @@ def test_a_hole_in_a_trace_of_devices_is_named(tmp_path: Path, text: str, expect
             "client,from_s,to_s,period_s\na,0,5,10\na,6,8,12\n",
             "line 3, column period_s: got 12; allowed: 10, as on line 2",
         ),
-        ("client,from_s,to_s\nb,5,9\n", "1 of the 1 clients have no line: 'a'"),
+        ("client,from_s,to_s\nb,5,9\n", "no line for 1 of 1 client: 'a'"),
     ],
 )
 def test_a_hole_in_a_trace_of_intervals_is_named(tmp_path: Path, text: str, expected: str) -> None:
@@ -124,7 +124,7 @@ def test_faults_of_cells_of_intervals_and_of_the_whole_file_are_said_together(tm
         "line 5, column to_s: got 12",
         "line 6, column from_s: is empty",
         "line 7, column from_s: got 'x'",
-        "1 of the 4 clients have no line: 'd'",
+        "no line for 1 of 4 clients: 'd'",
     ]
 
 
@@ -136,10 +136,10 @@ def test_wrong_cells_hide_neither_a_line_twice_nor_a_client_without_one(tmp_path
         "line 4, column client: 'a' stands on line 2 already",
         "line 5, column client: is empty; allowed: a name",
         "line 6, column client: is empty; allowed: a name",
-        "1 of the 3 clients have no line: 'c'",
+        "no line for 1 of 3 clients: 'c'",
     ]
     many = faults(tmp_path, HEADER + "a,0,1,1,1\n" * 30, "a", "b")
-    assert many[-2:] == ["and 39 more faults", "1 of the 2 clients have no line: 'b'"]
+    assert many[-2:] == ["and 39 more faults", "no line for 1 of 2 clients: 'b'"]
 
 
 def test_the_faults_of_both_traces_are_said_together(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_the_faults_of_both_traces_are_said_together(tmp_path: Path) -> None:
 
 def test_missing_clients_are_counted_and_some_are_named(tmp_path: Path) -> None:
     [found] = faults(tmp_path, HEADER + "c3,1,1,1,1\n", *(f"c{n}" for n in range(9)))
-    assert found == "8 of the 9 clients have no line: 'c0', 'c1', 'c2', 'c4', 'c5', ..."
+    assert found == "no line for 8 of 9 clients: 'c0', 'c1', 'c2', 'c4', 'c5', ..."
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -234,9 +234,9 @@ def flip(path):
         (
             "rounds.jsonl",
             lambda path: path.unlink(),
-            "rounds.jsonl: has the lines of 0 of the 3 rounds that have ended",
+            "rounds.jsonl: has the lines of 0 of 3 rounds that ended",
         ),
-        ("rounds.jsonl", lambda path: path.write_bytes(b"\xff\xfe\n"), "rounds.jsonl: has the lines of 0 of the 3"),
+        ("rounds.jsonl", lambda path: path.write_bytes(b"\xff\xfe\n"), "rounds.jsonl: has the lines of 0 of 3"),
     ],
 )
 def test_damage_is_told_before_anything_is_trained(tmp_path, name, damage, told):

@@ -245,12 +245,12 @@ def test_settings_that_contradict_each_other_are_refused(settings_: dict[str, An
 
 def test_what_these_data_cannot_give_is_said_with_the_numbers_at_fault() -> None:
     small = task_of({"a": labelled([0, 1, 2, 3, 4, 5])})
-    assert faults(config_of("iid", 7), small) == "population: 7 clients need 7 examples, and there are 6"
+    assert faults(config_of("iid", 7), small) == "population: 7 clients: 7 examples needed, and the task has 6"
     assert faults(config_of("iid", 3, min_examples=4), small) == (
-        "population: 3 clients with min_examples 4 need 12 examples, and there are 6"
+        "population: 3 clients with min_examples 4: 12 examples needed, and the task has 6"
     )
     assert faults(config_of("shards", 4), small) == (
-        "population: 4 clients with 3 shards each need 12 examples, and there are 6"
+        "population: 4 clients with 3 shards each: 12 examples needed, and the task has 6"
     )
     few = task_of({"a": labelled([0] * 50 + [1] * 50)})
     assert "had 0 examples or fewer, and min_examples is 1" in faults(config_of("dirichlet", 40, alpha=0.01), few)
@@ -263,7 +263,7 @@ def test_natural_sites_without_data_are_all_named() -> None:
         "population: site 'c' has 0 examples to train on, and min_examples is 1",
     ]
     assert faults(config_of("iid", 2), task_of({"b": labelled([])})) == (
-        "population: 2 clients need 2 examples, and there are 0"
+        "population: 2 clients: 2 examples needed, and the task has 0"
     )
     assert "the task has no sites" in faults(config_of("iid", 2), task_of({}))
 

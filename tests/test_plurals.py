@@ -1,0 +1,92 @@
+"""Numbers with their nouns: one of a thing is in the singular, in every message of the rooms above the ground.
+
+A number in an f-string with a plural behind it, `f"{number} rounds"`, says `1 rounds` one day: `count_of` is for it.
+"""
+
+import ast
+import re
+from itertools import pairwise
+
+import pytest
+
+from tests.house.tree import ROOT
+
+ROOMS = ("atoll", "client", "protocol", "server", "simulations")
+"""The rooms that may import `protocol.printable`; those on the ground say what is wrong with tensors and meshes."""
+
+_WORDS = """
+    actions actors addresses aggregators attempts axes batches bits blocks boxes bytes calls candidates cells
+    certificates characters checkpoints clients columns commands connections cores days devices digits dimensions
+    elements entries epochs events examples failures faults files groups histories hours invitations items labels
+    layers lines machines members meshes messages metrics micro-batches minutes nodes pairs parameters parts pieces
+    places processes processors ranks readings records requests restarts rounds rows runs samples seconds sequences
+    shards signatures sites stages steps sums tasks tensors times tokens trainings transactions tries updates users
+    values versions words workers
+"""
+PLURALS = frozenset(_WORDS.split())
+"""The plurals of what Atoll counts."""
+
+_BEHIND = re.compile(r" ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?")
+_NO_ADJECTIVE = {"and", "are", "at", "for", "has", "in", "is", "lets", "needs", "of", "or", "stay", "there", "with"}
+_CONSTANT = re.compile(r"[A-Z_0-9 */]+")
+
+ALLOWED = {
+    "atoll/cli/runs/models.py: version['parts']": "more than one, as one part is another branch",
+    "atoll/cli/training/plan.py: plan.stages": "more than one, by the condition of the line",
+    "atoll/cli/training/progress.py: event['tokens_per_s']": "a rate",
+    "atoll/cli/training/request.py: read_world().size": "more than one, by the condition above",
+    "atoll/cli/training/train.py: outcome.epochs": "a fraction",
+    "protocol/settings.py: value.bit_length()": "more than 10 000",
+    "server/rounds/policy.py: self.num_wanted": "more than one, by the condition of the line",
+    "server/rounds/waiting.py: trouble.failures": "more than one, by the condition of the line",
+    "server/transfers/timeouts.py: patience.floor": "a rate",
+    "server/views/sentences.py: number": "more than two, as once and twice are words",
+    "simulations/histories/buffer_referee.py: age": "more than the allowed staleness, in an assertion of ours",
+    "simulations/histories/round_referee.py: staleness": "more than the allowed staleness, in an assertion of ours",
+    "simulations/histories/soak.py: median(self.num_rounds)": "a median",
+    "simulations/histories/soak.py: median(self.num_events)": "a median",
+    "simulations/histories/world.py: sequence": "more than ACTIONS_MAX",
+    "simulations/populations/plot.py: report.examples_max": "the end of a range",
+}
+"""The numbers that may stand before a plural, each with the reason."""
+
+
+def numbers_before_plurals(source: str) -> list[str]:
+    """Return the expressions in the f-strings of a source that a plural follows, except constants and `count_of`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        parts = node.values if isinstance(node, ast.JoinedStr) else []
+        for number, text in pairwise(parts):
+            if isinstance(number, ast.FormattedValue) and isinstance(text, ast.Constant):
+                expression = ast.unparse(number.value)
+                if _begins_with_a_plural(str(text.value)) and not _is_counted(expression):
+                    found.append(expression)
+    return found
+
+
+def _begins_with_a_plural(text: str) -> bool:
+    """Return whether a text begins with a plural, or with an adjective and a plural."""
+    if (behind := _BEHIND.match(text)) is None:
+        return False
+    first, second = behind.groups()
+    return first in PLURALS or (first not in _NO_ADJECTIVE and second in PLURALS)
+
+
+def _is_counted(expression: str) -> bool:
+    is_constant = _CONSTANT.fullmatch(expression.rpartition(".")[2]) is not None
+    return is_constant or expression.startswith(("count_of(", "_count(", "printable_size("))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_number_stands_before_a_plural(room: str) -> None:
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in (ROOT / room).rglob("*.py")}
+    found = {f"{path}: {number}" for path, source in sources.items() for number in numbers_before_plurals(source)}
+    assert found == {known for known in ALLOWED if known.startswith(f"{room}/")}
+
+
+def test_the_check_finds_a_number_before_a_plural() -> None:
+    source = """
+one = f"{rounds} rounds are over"
+two = f"{len(bad)} late updates, {MOST} rounds, {count_of(n, 'round')} of rounds"
+"""
+    assert numbers_before_plurals(source) == ["rounds", "len(bad)"]
