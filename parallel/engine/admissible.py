@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.parameters import overlaps_itself
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -52,6 +53,8 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
                 "nn.Parameter, or clone() one of them"
             )
     if plan.is_sharded:
+        if empty := [name for name, tensor in model.named_parameters() if tensor.numel() == 0]:
+            yield f"{_listed(empty)}: no elements, which {where} cannot shard; leave it out, or use dp_replicate"
         yield from _mixed(model, groups)
 
 
@@ -88,22 +91,6 @@ def fit(part: nn.Module, plan: Plan) -> None:
         for parameter in part.parameters():
             if not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()
-
-
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a tensor share a place in memory.
-
-    With ascending strides s_i of the dimensions with more than one of n_i elements there is no overlap if each
-    s_i > sum over j < i of (n_j - 1) s_j.
-    """
-    if tensor.layout != torch.strided or tensor.numel() == 0:
-        return False
-    reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
-        if stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
 
 
 def _sharing(model: nn.Module) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.blueprint import Styles, blueprint_of
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.plan import Plan
@@ -179,7 +180,16 @@ def _precision(plan: Plan) -> MixedPrecisionPolicy:
     )
 
 
+def _as_results(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+    """Return outputs in which a parameter, such as a weight of the loss, is a result of the pass.
+
+    DDP follows results back to the parameters that a pass has used; a parameter itself would seem unused.
+    """
+    return map_tensors(lambda tensor: tensor.view_as(tensor) if isinstance(tensor, nn.Parameter) else tensor, outputs)
+
+
 def _ddp(part: nn.Module, axes: Axes) -> DistributedDataParallel:
+    part.register_forward_hook(_as_results)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the later name of broadcast_buffers is not in torch 2.11
         return DistributedDataParallel(

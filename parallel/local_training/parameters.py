@@ -41,9 +41,6 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {}
     seen, faults = set(), []
     for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, torch.Tensor):
-            faults.append(f"{name} is a {type(tensor).__name__}, and only tensors can travel")
-            continue
         if name.startswith(CONTROL):
             faults.append(f"{name}: names that begin with {CONTROL} are reserved for control variates")
             continue
@@ -59,8 +56,10 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-def travel_fault(name: str, tensor: torch.Tensor) -> str | None:
-    """Return the reason why a tensor cannot travel, with the way out; None if it can."""
+def travel_fault(name: str, tensor: Any) -> str | None:
+    """Return the reason why an entry of a state_dict cannot travel, with the way out; None if it can."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"{name} is a {type(tensor).__name__}, and only tensors can travel"
     if is_lazy(tensor):
         return f"{name} has no shape yet: call the lazy module with an example in task.model(), before it is returned"
     if tensor.layout != torch.strided:
@@ -77,8 +76,23 @@ def travel_fault(name: str, tensor: torch.Tensor) -> str | None:
 def travel_faults(model: torch.nn.Module) -> list[str]:
     """Return the reasons why tensors of a model, which may be on the meta device, cannot be in a model's file."""
     state = model.state_dict().items()
-    found = (travel_fault(name, tensor) for name, tensor in state if isinstance(tensor, torch.Tensor))
-    return [fault for fault in found if fault]
+    return [fault for name, tensor in state if (fault := travel_fault(name, tensor))]
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Return whether elements of a tensor share a place in memory.
+
+    With ascending strides s_i of the dimensions with more than one of n_i elements there is no overlap if each
+    s_i > sum over j < i of (n_j - 1) s_j.
+    """
+    if tensor.layout != torch.strided or tensor.numel() == 0:
+        return False
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def value_faults(model: torch.nn.Module) -> list[str]:
@@ -106,9 +120,25 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
     """
     model = build_model(task, seed)
     arrays = parameters_of(model)
-    if faults := value_faults(model):
+    faults = value_faults(model)
+    if task.fit is None:
+        faults += training_faults(model)
+    if faults:
         raise TaskBroken("; ".join(faults))
     return arrays
+
+
+def training_faults(model: torch.nn.Module) -> list[str]:
+    """Return the reasons why no optimizer can train a model."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not trained:
+        return [f"{type(model).__name__} has no parameter to train"]
+    return [
+        f"{name}: several elements share one place in memory (expand), which no optimizer can step; keep the small "
+        "tensor as the parameter and expand it in forward, or clone() it"
+        for name, parameter in trained
+        if overlaps_itself(parameter)
+    ]
 
 
 def buffers_of(model: torch.nn.Module) -> list[str]:
@@ -133,6 +163,10 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
         model = task.model()
     if not isinstance(model, torch.nn.Module):
         raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
+    for module in model.modules():  # what arrives is copied into each element
+        for name, buffer in module._buffers.items():
+            if buffer is not None and overlaps_itself(buffer):
+                module._buffers[name] = buffer.contiguous()
     return model
 
 

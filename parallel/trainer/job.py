@@ -72,6 +72,8 @@ def check_job(job: Job, world_size: int) -> None:
         )
     try:
         model = model_on_meta(task)
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
         faults += travel_faults(model)
         check_model(model, plan, batch_size=batch)
     except ValueError as error:

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.engine.admissible import fit, overlaps_itself
+from atoll.parallel.engine.admissible import fit
 from atoll.parallel.engine.assemble import assemble, check_model
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.parameters import overlaps_itself
 from tests.parallel.engine import odd_models, reference
 from tests.parallel.engine.cases import mine, mlp, plan, tied_blocks
 

@@ -1,0 +1,75 @@
+"""The table of all odd tasks in all ways, by the commands as a user types them: `python -m tests.odd_tasks [TASK...]`.
+
+It prints each cell as it is known, then the sentences of the refusals, and ends with 1 if a cell is wrong.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from tests.federation.processes import ATOLL, federation
+from tests.odd_tasks import plain
+from tests.odd_tasks.cells import WAYS, Answer, Verdict, cell, judge
+from tests.odd_tasks.table import TASKS, is_compared, wrong
+
+LIMIT_S = 300
+SITES = ("a", "b", "c")
+
+
+def run(*arguments: object) -> Answer:
+    done = subprocess.run(
+        [ATOLL, *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL
+    )
+    return done.returncode, done.stderr
+
+
+def by_agents(name: str, folder: Path) -> Verdict:
+    """Run a task with a coordinator and three agents as processes."""
+    reference, task = TASKS[name]
+    folder.mkdir()
+    with federation(folder, task=reference) as run:
+        settings = {"rounds": plain.ROUNDS, "round__cohort_size": 3, "round__retry": 0, "round__deadline": 120}
+        run.coordinator(**settings)
+        for site in SITES:
+            run.agent(site)
+        code = run.wait_for_end(timeout=LIMIT_S)
+        answer = (0 if code == 0 else 2, "\n".join(run.log(who) for who in ("coordinator", *SITES)))
+    if answer[0]:  # the coordinator's own refusal, or the failure that each agent reports
+        return Verdict("refused", answer[1]) if "Traceback" not in answer[1] else Verdict("WRONG", answer[1][-300:])
+    return judge(task, "agents", answer, run.state, f"**/{plain.ROUNDS:06d}.safetensors")
+
+
+def main(names: list[str]) -> int:
+    """Print the table; return the exit code."""
+    faults: list[str] = []
+    sentences: dict[str, list[str]] = defaultdict(list)
+    print(f"{'':20}" + "".join(f"{way:>12}" for way in (*WAYS, "agents")))
+    for name in names or TASKS:
+        reference, task = TASKS[name]
+        print(f"{name:20}", end="", flush=True)
+        for way in (*WAYS, "agents"):
+            if not is_compared(name, way):
+                print(f"{'by pass':>12}", end="", flush=True)
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                here = Path(folder) / "cell"
+                verdict = by_agents(name, here) if way == "agents" else cell(task, reference, way, here, run)
+            fault = wrong(name, way, verdict)
+            if fault is not None:
+                faults.append(f"{name}, {way}: {fault}")
+            elif verdict.word == "refused" and way != "agents":
+                sentences[verdict.sentence].append(f"{name} ({way})")
+            print(f"{verdict.word if fault is None else 'WRONG':>12}", end="", flush=True)
+        print(flush=True)
+    for sentence, cells in sentences.items():
+        print(f"\n{', '.join(cells)}:\n    {sentence}")
+    for fault in faults:
+        print(f"\nWRONG {fault}")
+    print(f"\n{len(names or TASKS)} tasks in {len(WAYS) + 1} ways: {len(faults)} wrong")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

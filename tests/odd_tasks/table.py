@@ -1,0 +1,88 @@
+"""The odd tasks by name, and the ways in which they are refused, with a word of the sentence."""
+
+from types import ModuleType
+from typing import Any
+
+from atoll import Task
+from tests.odd_tasks.cells import CENTRAL, WAYS, Verdict, has_chain
+from tests.odd_tasks.tasks import data, losses, models, tensors
+
+EVERYWHERE = (*WAYS, "agents")
+SHARED = ("zero=3", "pp=2")
+SIMULATED = ("sequential", "processes", "batched", "agents")
+
+
+def _tasks(module: ModuleType) -> dict[str, tuple[str, Any]]:
+    return {
+        name: (f"{module.__name__}:{name}", value)
+        for name, value in vars(module).items()
+        if isinstance(value, Task | data.Means) and name != "plain"
+    }
+
+
+TASKS: dict[str, tuple[str, Any]] = {
+    **_tasks(tensors),
+    **_tasks(models),
+    **_tasks(losses),
+    **_tasks(data),
+}
+"""Reference and task by name."""
+
+REFUSED: dict[str, dict[tuple[str, ...], str]] = {
+    "complex_buffer": {EVERYWHERE: "buffer is torch.complex64"},
+    "float8_buffer": {EVERYWHERE: "buffer is torch.float8_e4m3fn"},
+    "infinite_mask": {EVERYWHERE: "persistent=False"},
+    "beyond_float32": {EVERYWHERE: "persistent=False"},
+    "extra_state": {EVERYWHERE: "only tensors can travel"},
+    "shared_elements": {EVERYWHERE: "several elements share one place in memory"},
+    "lazy_layer": {EVERYWHERE: "has no shape yet"},
+    "bounded_embedding": {("dp=2", *SHARED): "max_norm=0.5 changes the weight"},
+    "clamped": {("zero=3",): "forward changes them in place"},
+    "tied_by_views": {SHARED: "are views of one memory"},
+    "odd_parameters": {("zero=3",): "nothing: no elements"},
+    "all_frozen": {EVERYWHERE: "has no parameter to train"},
+    "no_module": {EVERYWHERE: "must return a torch.nn.Module, got int"},
+    "loss_and_weight": {EVERYWHERE: "a single number"},
+    "loss_of_each": {EVERYWHERE: "a single number"},
+    "loss_number": {EVERYWHERE: "a single number"},
+    "loss_detached": {EVERYWHERE: "has no gradient"},
+    "dict_rows_bare": {EVERYWHERE: "Task(collate=...)"},
+    "triple_rows_bare": {EVERYWHERE: "Task(collate=...)"},
+    "ragged_rows_bare": {EVERYWHERE: "Task(collate=...)"},
+    "stream": {EVERYWHERE: "which has no"},
+    "no_row": {SIMULATED: "site 'a' has 0 examples"},
+    "arrays": {CENTRAL: "an ArrayTask, which trains with its own code"},
+}
+"""Words of the refusals by task and ways."""
+
+
+DIVIDED = ("accumulate", "dp=2", "zero=3", "pp=2")
+"""Ways in which a step is several forward passes, each of a part of the batch."""
+
+BY_PASS = ("batch_norm", "spectral_norm", "byte_counter", "short_counter", "long_counter")
+"""Tasks whose forward pass depends on the whole batch, or counts passes: not compared where a batch is divided."""
+
+
+def is_compared(name: str, way: str) -> bool:
+    """Return whether the plain loop is the right value of a cell."""
+    return not (name in BY_PASS and way in DIVIDED)
+
+
+def refusal(name: str, way: str) -> str | None:
+    """Return a word of the sentence with which a task is refused in a way; None: it must be equal."""
+    for ways, word in REFUSED.get(name, {}).items():
+        if way in ways:
+            return word
+    if way == "pp=2" and not has_chain(TASKS[name][1]):
+        return "a pipeline needs a chain"
+    return None
+
+
+def wrong(name: str, way: str, verdict: Verdict) -> str | None:
+    """Return what is wrong with a verdict, beside what the table expects; None: nothing."""
+    word = refusal(name, way)
+    if verdict.word == "refused" and word is not None:
+        return None if word in verdict.sentence else f"refused for another reason: {verdict.sentence}"
+    if verdict.word == "equal":
+        return None if word is None else f"not refused, where the table says so ({word})"
+    return verdict.sentence if verdict.word == "WRONG" else f"refused: {verdict.sentence}"

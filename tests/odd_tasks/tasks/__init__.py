@@ -1,0 +1,1 @@
+"""The odd tasks, as a user would write them, by kind."""

@@ -1,0 +1,40 @@
+"""The part of the table that is quick: odd tasks trained in this process, and a few on ranks and in processes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoking import invoke
+from tests.odd_tasks.cells import Answer, cell
+from tests.odd_tasks.table import TASKS, is_compared, wrong
+
+ON_RANKS = ("routed_experts", "called_again", "borrowed_weights", "masked_targets", "ragged_rows", "odd_parameters")
+
+
+def run(*arguments: object) -> Answer:
+    result = invoke(*arguments)
+    return result.exit_code, result.stderr
+
+
+def check(name: str, way: str, folder: Path) -> None:
+    reference, task = TASKS[name]
+    assert wrong(name, way, cell(task, reference, way, folder, run)) is None
+
+
+def test_there_are_as_many_odd_tasks_as_promised() -> None:
+    assert len(TASKS) >= 40
+
+
+CELLS = [(name, way) for name in TASKS for way in ("train", "accumulate", "sequential", "batched")]
+
+
+@pytest.mark.parametrize(("name", "way"), [cell for cell in CELLS if is_compared(*cell)])
+def test_an_odd_task_is_equal_to_a_plain_loop_or_refused(name: str, way: str, tmp_path: Path) -> None:
+    check(name, way, tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("way", ["dp=2", "zero=3", "processes"])
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_an_odd_task_on_ranks_and_in_processes_is_equal_or_refused(name: str, way: str, tmp_path: Path) -> None:
+    check(name, way, tmp_path)
