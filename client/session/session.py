@@ -133,7 +133,7 @@ class Session:
         self.waiting: dict[RunId, Waiting] = {}  # until the worker is free; the first one is the next
         self.outgoing = {key: Outgoing(digest) for key, digest in (spooled or {}).items()}
         self.is_connected = False
-        self.upload_seconds = 0.0  # moving average of what an upload takes
+        self.upload_seconds: float | None = None  # moving average of what an upload takes; None: not measured yet
         self._rng = rng
         self._num_dials = 0
 
@@ -287,7 +287,7 @@ class Session:
         left = job.deadline - now
         if isinstance(job.request, EvaluationRequest):
             return left
-        reserve = max(1.5 * self.upload_seconds, 0.05 * left) if self.upload_seconds else 0.1 * left
+        reserve = 0.1 * left if self.upload_seconds is None else max(1.5 * self.upload_seconds, 0.05 * left)
         return max(left - reserve, 0.5 * left)
 
     def _job_advanced(self, event: ModelReady | Trained | Evaluated | JobFailed, now: float) -> Effects:
@@ -385,12 +385,17 @@ class Session:
         del self.outgoing[event.key]
         effects: list[Effect] = [Discard(event.key, outgoing.digest, event.accepted, is_answered=True)]
         if event.accepted:
-            self.upload_seconds = 0.5 * self.upload_seconds + 0.5 * (now - outgoing.begun_at)
+            self.upload_seconds = mean_upload_seconds(self.upload_seconds, now - outgoing.begun_at)
         elif event.resend:
             detail = f"damaged on the way {count_of(outgoing.num_resends + 1, 'time')}: {RejectReason.DIGEST_MISMATCH}"
             _, run_id, round_id = event.key
             effects.append(ReportFailure(run_id, RoundId(round_id), FailureReason.UPLOAD_FAILED, detail))
         return tuple(effects)
+
+
+def mean_upload_seconds(before: float | None, seconds: float) -> float:
+    """Return the moving average of the durations of uploads after one more: the first, then half old and half new."""
+    return seconds if before is None else 0.5 * before + 0.5 * seconds
 
 
 def _evaluation_report(

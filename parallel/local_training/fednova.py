@@ -10,8 +10,9 @@ For plain SGD that is τ; with momentum sum_k (1 - ρ^(τ-k)) / (1 - ρ); with a
 Weight decay and clipping change the gradients, not their weights.
 
 Source: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS
-2020, section 4. With momentum and a proximal term together the authors' code has another recurrence, because there the
-term is no part of the gradient that the momentum accumulates; here it is.
+2020, section 4. With momentum and a proximal term together the authors' code (JYWa/FedNova) has another recurrence,
+a <- (1 - ημ) (a + c) + 1 with c <- ρ c + 1, which is not the norm of the weights in its own steps: these are the ones
+above, because its momentum buffer accumulates the term, too.
 """
 
 import math

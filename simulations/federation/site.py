@@ -35,7 +35,7 @@ from atoll.client.session.events import (
     Upload,
     Work,
 )
-from atoll.client.session.session import Session, SessionRules
+from atoll.client.session.session import Session, SessionRules, mean_upload_seconds
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.rounds.events import Update
@@ -94,8 +94,9 @@ class Site:
         """The version that was downloaded last; None: none was."""
         self.spool: dict[Key, Update] = {}
         """Finished updates until the coordinator's answer."""
-        self.upload_seconds = 0.0
-        """Mean duration of an upload before a resumed run was interrupted, until there is a session to ask."""
+        self.upload_seconds: float | None = None
+        """Mean duration of an upload before a resumed run was interrupted, until there is a session to ask; None: not
+        measured."""
         self._download_s = 0.0
         self._forget()
 
@@ -134,14 +135,17 @@ class Site:
         self.env.service.left(self)
 
     @property
-    def seconds_of_uploads(self) -> float:
-        """The expected duration of the next upload, once the session has heard of all accepted updates."""
+    def seconds_of_uploads(self) -> float | None:
+        """The expected duration of the next upload, once the session has heard of all accepted updates.
+
+        None: not measured yet.
+        """
         if self.session is None:
             return self.upload_seconds
         seconds = self.session.upload_seconds
         for key, at in self._accepted_at.items():
             if key in self.session.outgoing:
-                seconds = 0.5 * seconds + 0.5 * (at - self.session.outgoing[key].begun_at)
+                seconds = mean_upload_seconds(seconds, at - self.session.outgoing[key].begun_at)
         return seconds
 
     @property

@@ -25,8 +25,9 @@ class Snapshot:
 
     ledger: Ledger
     totals: Mapping[str, Any]
-    sites: Mapping[str, tuple[float, str, int]]
-    """Expected duration of an upload [s], digest of the downloaded version and number of connections, by client."""
+    sites: Mapping[str, tuple[float | None, str, int]]
+    """Expected duration of an upload [s] (None: not measured), digest of the downloaded version and number of
+    connections, by client."""
     engine: str
     """Kind of the engine with which the run began."""
     round_due: float | None = None

@@ -117,10 +117,23 @@ def test_the_budget_leaves_time_for_an_upload_as_long_as_the_last_ones() -> None
     drive = Drive()
     drive.training()
     drive.trained(at=10)
-    drive.do(answered(), at=18)  # 8 s; the average with nothing before is 4 s
+    drive.do(answered(), at=18)  # 8 s
     asked = invitation(2)
     drive.do(Asked(asked), at=20)
-    assert drive.do(ModelReady(key(2)), at=20) == [Work(asked, budget=60 - 1.5 * 4)]
+    assert drive.do(ModelReady(key(2)), at=20) == [Work(asked, budget=60 - 1.5 * 8)]
+
+
+def test_the_reserve_follows_the_mean_of_the_last_upload_and_those_before() -> None:
+    drive = Drive()
+    drive.training()
+    drive.trained(at=10)
+    drive.do(answered(), at=18)  # 8 s
+    drive.do(Asked(invitation(2)), at=20)
+    drive.do(ModelReady(key(2)), at=20)
+    drive.trained(2, at=30)
+    drive.do(answered(2), at=34)  # 4 s
+    drive.do(Asked(invitation(3)), at=40)
+    assert drive.do(ModelReady(key(3)), at=40) == [Work(invitation(3), budget=60 - 1.5 * 6)]
 
 
 def test_the_budget_leaves_a_twentieth_when_uploads_take_no_time() -> None:
