@@ -5,7 +5,7 @@ server's test set; the rest is split among five sites, each digit by a Dirichlet
 back a tenth of its examples as a test split. The split is the same on every machine.
 
     atoll coordinator examples/digits.toml
-    atoll agent examples/digits.py:task --site north --join CODE      and the same at the other four sites
+    atoll agent examples/digits.py:task --site north --join CODE      # and the same at the other four sites
 
 To make a site a straggler, start its agent with the environment variable ATOLL_DEMO_SLOW_S=0.5: every batch then takes
 half a second to read, as from a slow disk.

@@ -1,6 +1,7 @@
 """Data-parallel training in the style of Horovod: the loop of one process, and five lines that make it parallel.
 
-    torchrun --nproc-per-node 2 -m examples.horovod_style       or     python -m examples.horovod_style
+    torchrun --nproc-per-node 2 -m examples.horovod_style
+    python -m examples.horovod_style       # the same on one rank
 
 Each rank takes its share of every batch, so the accuracy is the same for any number of ranks that divides the batch.
 """

@@ -4,7 +4,7 @@ Each site's scanner has its own contrast and brightness. The features of digits 
 of a page is a site's: with `local.keep = "batchnorm"` the batch norms stay at the sites.
 
     atoll coordinator examples/fedbn.toml
-    atoll agent examples/scanners.py:task --site north --join CODE      and the same at the other four sites
+    atoll agent examples/scanners.py:task --site north --join CODE      # and the same at the other four sites
 """
 
 import digits
