@@ -131,7 +131,7 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
 def training_faults(model: torch.nn.Module) -> list[str]:
     """Return the reasons why no optimizer can train a model."""
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if not trained:
+    if not trained and any(True for _ in model.parameters()):
         return [f"{type(model).__name__} has no parameter to train"]
     return [
         f"{name}: several elements share one place in memory (expand), which no optimizer can step; keep the small "
