@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,16 @@ def no_log_to_a_closed_stream() -> Iterator[None]:
     _forget_closed_streams()
     yield
     _forget_closed_streams()
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_left() -> Iterator[None]:
+    """Refuse a test that leaves torch's default process group behind: the next test would use it instead of its own."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("this test left a process group behind")
 
 
 def _forget_closed_streams() -> None:

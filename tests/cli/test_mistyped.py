@@ -256,7 +256,7 @@ def test_a_mistyped_command_line_is_refused_with_its_wrong_value(line: str, fold
     assert "Traceback" not in result.output
     assert "Errno" not in result.output.replace("cannot be read: [Errno", "").replace("in PEM: [Errno", "")
     assert _named(wrong) in " ".join(result.stderr.split()), result.stderr
-    assert set(os.listdir(folder)) - set(before) <= {"x", "r", "cred2", "atoll-agent-a"}
+    assert set(os.listdir(folder)) - set(before) <= {"x", "r", "cred2", "atoll-agent-a", "__pycache__"}
 
 
 def _named(wrong: str) -> str:

@@ -31,7 +31,7 @@ def test_what_a_site_does_not_allow_is_refused_on_the_record_and_the_rounds_go_o
         assert len(begun) == 1
         refused = [r.clients["c"] for r in rounds if "c" in r.clients and r.clients["c"].reason]
         assert {client.reason for client in refused} == {"policy_refused"}
-        assert refused[0].detail == "rounds_per_day: 1 rounds were begun today; allowed: 1"
+        assert refused[0].detail == "rounds_per_day: 1 round was begun today; allowed: 1"
         assert "its site's own policy does not allow it" in str(it.show("round", "show", str(max(begun) + 1)))
 
 
