@@ -101,6 +101,7 @@ class Agent:
         self._num_examples = 0
         self._has_run_ended = False
         self._has_declined = False  # the policy may allow later what it declined
+        self._process, self._folder_id = secrets.token_hex(8), state.folder_id
         self._stores = Stores.open(state, spool_max_bytes=config.spool_max_bytes)
         self.session = Session(self._session_rules(), self._rng, self._stores.spool.entries())
         self._connection = self._make_connection()
@@ -135,7 +136,7 @@ class Agent:
             self._membership.address,
             self._membership.dialer,
             handlers,
-            replaced_wait=self._config.reconnect_max,
+            displaced_wait=self._config.reconnect_max,
             spawn=self._spawn,
             verifier=self._verifier,
         )
@@ -237,6 +238,8 @@ class Agent:
             label=self._config.label,
             working_on=self.session.working_on,
             software=f"atoll {__version__}",
+            process=self._process,
+            folder=self._folder_id,
         )
 
     def _on_connected(self, welcome: pb.Welcome) -> None:

@@ -5,6 +5,7 @@ spool/        finished updates that the coordinator has not answered (`spool`)
 models/       versions of the global model (`model_cache`)
 kept/         residuals of error feedback that one update leaves for the next (`residual_store`)
 personal/     client state that stays at the site between the rounds of a run (`client_state`)
+folder_id     random id, which a restart keeps (`protocol/folder_id`)
 identity/     credential: the agent's key and certificate (`protocol/identity/credential`)
 seen          newest round and version of each run that the coordinator has shown (`seen_store`)
 work/         output files of the worker; emptied when an agent starts
@@ -17,6 +18,7 @@ import os
 from pathlib import Path
 
 from atoll.protocol.file_lock import Locked, lock_file
+from atoll.protocol.folder_id import folder_id
 from atoll.protocol.settings import ConfigError
 
 SERVER_FILES = "state.db", "database.json", "rank.json"
@@ -41,6 +43,7 @@ class StateDirectory:
             for folder in (self.spool, self.models, self.work, self.residuals, self.client_state):
                 folder.mkdir(exist_ok=True)
             self._lock = lock_file(path / "lock", f"{os.getpid()}\n")
+            self.folder_id = folder_id(path)
         except Locked as error:
             owner = error.owner or "unknown"
             raise ConfigError(

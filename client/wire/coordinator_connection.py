@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import math
+import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from atoll.client.disk.verifier import Verifier
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.ranks import Ranks
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.displaced import Displaced
 from atoll.protocol.identity.clock_hint import with_clock_hint
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.renewal import MembershipEnded
@@ -50,7 +53,7 @@ class CoordinatorConnection:
         address: of the coordinator.
         dialer: opens the channels, to the coordinator and its ranks.
         handlers: the agent's side.
-        replaced_wait: seconds before dialling again after another agent has taken this client's name.
+        displaced_wait: the first wait before dialling again while another agent has this client's name [s].
         spawn: runs a coroutine whose failure ends the agent.
         verifier: checks the coordinator's signatures; None: the connection is `--insecure`, and nothing is signed.
     """
@@ -61,19 +64,20 @@ class CoordinatorConnection:
         dialer: Dialer,
         handlers: ConnectionHandlers,
         *,
-        replaced_wait: float,
+        displaced_wait: float,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         verifier: Verifier | None,
     ) -> None:
         self._address, self._dialer, self._handlers = address, dialer, handlers
-        self._replaced_wait, self._spawn, self._verifier = replaced_wait, spawn, verifier
+        self._spawn, self._verifier = spawn, verifier
         self.ranks = Ranks(dialer, spawn)
         self._link: Link | None = None
         self._is_up = asyncio.Event()
         self._session: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: deque[pb.ClientMessage] = deque(maxlen=UNSENT_MAX)
-        self._is_replaced = self._is_hanging_up = False
+        self._is_hanging_up = False
+        self._displaced, self._displaced_wait = Displaced(displaced_wait, random.SystemRandom()), 0.0
         self._complaint = ""
 
     @property
@@ -89,8 +93,7 @@ class CoordinatorConnection:
 
     def dial(self, delay: float) -> None:
         """Open a session after `delay` seconds."""
-        if self._is_replaced:
-            delay, self._is_replaced = max(delay, self._replaced_wait), False
+        delay, self._displaced_wait = max(delay, self._displaced_wait), 0.0
         self._timer = asyncio.get_running_loop().call_later(delay, self._begin)
 
     def send(self, message: pb.ClientMessage) -> None:
@@ -124,14 +127,14 @@ class CoordinatorConnection:
     async def _run_session(self) -> None:
         """Run one session, from Hello to its end."""
         link = Link(self._dialer, self._address)
-        rotating = None
+        rotating, clock, held_since = None, asyncio.get_running_loop().time, math.inf
         end = StreamBroken(grpc.StatusCode.OK, "the coordinator has ended the stream")
         try:
             first = await link.open(self._handlers.hello())
             if self._verifier is not None:
                 self._verifier.welcome(first)
             welcome = first.welcome
-            self._link, self._complaint = link, ""
+            self._link, self._complaint, held_since = link, "", clock()
             rotating = self._spawn(link.connection.keep_fresh())
             self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
@@ -149,6 +152,7 @@ class CoordinatorConnection:
             end = StreamBroken(grpc.StatusCode.UNAUTHENTICATED, f"the coordinator's Welcome is not trusted: {error}")
             await link.decline(str(error))  # or it would wait for work of this client
         finally:
+            self._displaced.held_for(clock() - held_since)
             self._link = None
             self._is_up.clear()
             if rotating is not None:
@@ -168,11 +172,10 @@ class CoordinatorConnection:
 
     def _explain(self, end: StreamBroken) -> None:
         """Log why the session ended, as a warning once for each cause in a row."""
-        self._is_replaced = end.is_replaced
-        if end.is_replaced:
-            logger.warning(
-                "another agent uses this site's name: %s; trying again in %g s", end.detail, self._replaced_wait
-            )
+        if end.is_displaced:
+            wait = self._displaced_wait = self._displaced.next_wait()
+            level = logging.WARNING if self._displaced.is_news else logging.DEBUG
+            logger.log(level, "another agent uses this site's name: %s; trying again in %.1f s", end.detail, wait)
             return
         complaint = cause_of(end)
         level = logging.DEBUG if complaint == self._complaint else logging.WARNING

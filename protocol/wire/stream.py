@@ -24,9 +24,10 @@ class StreamBroken(ConnectionError):
         super().__init__(f"{code.name}: {detail}" if detail else code.name)
 
     @property
-    def is_replaced(self) -> bool:
-        """Return whether a newer stream of the same client has replaced this one."""
-        return self.code is grpc.StatusCode.ABORTED and "replaced" in self.detail
+    def is_displaced(self) -> bool:
+        """Return whether another process has the place of this one's name: it took the place, or keeps it."""
+        is_replaced = self.code is grpc.StatusCode.ABORTED and "replaced" in self.detail
+        return is_replaced or self.code is grpc.StatusCode.ALREADY_EXISTS
 
     @property
     def is_revoked(self) -> bool:

@@ -18,6 +18,7 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting import messages
 from atoll.server.hosting.control_streams import Connection, Hub
 from atoll.server.hosting.run_driver import RunDriver
+from atoll.server.names.places import CLIENT, Places
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import ClientDisconnected, ClientJoined, ClientLost
 from atoll.server.rounds.leases import Leases
@@ -35,6 +36,7 @@ class Attendance:
         ranks: the aggregation ranks; None: there are none.
         spawn: starts a background task.
         audit: the audit log of joins and departures.
+        places: the places of the clients' names.
     """
 
     def __init__(
@@ -45,17 +47,24 @@ class Attendance:
         ranks: Ranks | None,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         audit: AuditLog,
+        places: Places,
     ) -> None:
         self.hub = Hub()
         self._config, self._runs, self._clock, self._ranks, self._spawn = config, runs, clock, ranks, spawn
         self._leases = Leases(config.lease)
-        self._audit = audit
+        self._audit, self._places = audit, places
 
     # ------------------------------------------------------------ joining
 
     def has_room_for(self, client_id: ClientId) -> bool:
         """Return True while one more client may connect; a connected client may always replace its own stream."""
         return client_id in self.hub or len(self.hub) < self._config.max_connections
+
+    def refusal_of(self, connection: Connection) -> str:
+        """Return the reason for which a process does not have the place of its name; empty: it may `join`."""
+        client_id = connection.client_id
+        holder, heard_at = self.hub.holder(client_id), self._leases.heard_at(client_id)
+        return self._places.enter(CLIENT, client_id, connection.claimant, holder, heard_at)
 
     def join(self, connection: Connection, hello: pb.Hello) -> None:
         """Register a new control stream, send Welcome, and tell the runs that the client is here."""
@@ -138,6 +147,7 @@ class Attendance:
     def leave(self, connection: Connection) -> None:
         """Handle the end of a control stream; the client may reconnect until its lease expires."""
         if self.hub.remove(connection):
+            self._places.leave(CLIENT, connection.client_id)
             logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub))
             self._record(Action.CLIENT_LEAVE, connection.client_id)
             for run in self._open_with(connection.client_id):
@@ -152,6 +162,7 @@ class Attendance:
         """
         for client_id in clients:
             self._leases.forget(client_id)
+            self._places.leave(CLIENT, client_id, for_good=True)
             why = f" ({failure}: {detail})" if failure is not None else ""
             logger.info("%s is lost: %s%s", client_id, reason, why)
             self._record(Action.CLIENT_LOST, client_id, reason)

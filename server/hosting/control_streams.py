@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import ClientId
+from atoll.server.names.conflicts import Claimant
 from atoll.server.rounds.events import Profile
 
 OUTBOX_MAX = 256
@@ -26,6 +27,7 @@ class Connection:
     profile: Profile
     codecs: frozenset[str] = frozenset()  # those that the client supports
     software: str = ""  # of its agent
+    claimant: Claimant = Claimant("an unknown address")  # its process, with the address
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""
@@ -73,9 +75,15 @@ class Hub:
         """Register a connection and close the client's older one, which may be half dead and must not keep the name."""
         older = self._connections.get(connection.client_id)
         if older is not None:
-            older.close(f"replaced by a newer connection of {connection.client_id}")
+            here = connection.claimant.address
+            older.close(f"replaced by a newer connection of {connection.client_id}, from {here}")
         self._connections[connection.client_id] = connection
         self._is_empty.clear()
+
+    def holder(self, client_id: ClientId) -> Claimant | None:
+        """Return the process whose stream is the client's; None when the client is not connected."""
+        connection = self._connections.get(client_id)
+        return None if connection is None or connection.is_closing else connection.claimant
 
     async def empty(self) -> None:
         """Wait until no client is connected."""

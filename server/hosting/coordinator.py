@@ -41,6 +41,7 @@ from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.names.places import Places
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import (
     CoordinatorStarted,
@@ -98,8 +99,10 @@ class Coordinator:
         self._folding = FairExecutor(1, "fold")  # apart from inspections of late updates; one at a time saves memory
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.ranks = Ranks(config.aggregators, self._ranks_changed) if config.aggregators else None
-        self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit)
+        places = Places(state.path, self.clock.now)
+        ranks_changed = lambda: self.attendance.send_ranks()  # noqa: E731 - it comes later
+        self.ranks = Ranks(config.aggregators, ranks_changed, places) if config.aggregators else None
+        self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit, places)
         self.uploads = Uploads(
             self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute.of, floor=config.upload_floor
         )
@@ -186,9 +189,6 @@ class Coordinator:
             except OSError as error:
                 logger.warning("cannot note that this process is alive: %s", error)
             await asyncio.sleep(ALIVE_S)
-
-    def _ranks_changed(self) -> None:
-        self.attendance.send_ranks()
 
     # ------------------------------------------------------------ runs
 

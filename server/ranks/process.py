@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import os
+import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,7 +14,9 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
+from atoll.protocol.displaced import Displaced
 from atoll.protocol.durable import write_atomically
+from atoll.protocol.folder_id import folder_id
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
@@ -39,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 DIAL_S = 0.5
 """The wait between two attempts to reach the coordinator [s]."""
+
+DISPLACED_S = 10.0
+"""The first wait while another process has the place of this rank [s]."""
 
 CALLS_PER_CLIENT = 16
 EXIT_OK = 0
@@ -81,7 +88,8 @@ async def host_rank(
             return EXIT_OK
         channels = [membership.dialer.channel(membership.address, COORDINATOR)]
         try:
-            rank = Rank(RankPlace(config.rank, config.ranks, config.interface), config.state, channels[0])
+            place = RankPlace(config.rank, config.ranks, config.interface, folder_id(config.state))
+            rank = Rank(place, config.state, channels[0])
 
             def renewed(_: Credential) -> None:  # calls that are under way continue on the older channel
                 channels.append(membership.dialer.channel(membership.address, COORDINATOR))
@@ -170,8 +178,9 @@ async def _keep_connected(rank: Rank, address: str, coordinator: str) -> None:
         OperatorError: the coordinator has no such rank.
         MembershipEnded: this rank's membership was revoked.
     """
-    last_logged = ""
+    last_logged, displaced = "", Displaced(DISPLACED_S, random.SystemRandom())
     while True:
+        begun_at = time.monotonic()
         try:
             await _follow_orders(rank, address)
             last_logged = ""
@@ -183,6 +192,12 @@ async def _keep_connected(rank: Rank, address: str, coordinator: str) -> None:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 what = f"{coordinator} is no coordinator with aggregation ranks"
                 raise OperatorError(f"{what}: name another address, or start it with --aggregators N") from None
+            if error.is_displaced:
+                displaced.held_for(time.monotonic() - begun_at)
+                wait, level = displaced.next_wait(), logging.WARNING if displaced.is_news else logging.DEBUG
+                logger.log(level, "another process is rank %d: %s; trying again in %.1f s", rank.place.rank, error.detail, wait)
+                await asyncio.sleep(wait)
+                continue
             level = logging.DEBUG if last_logged == error.code.name else logging.WARNING
             last_logged = error.code.name
             logger.log(level, "no connection to the coordinator on %s: %s; trying again", coordinator, error)
@@ -199,6 +214,8 @@ async def _follow_orders(rank: Rank, address: str) -> None:
         num_ranks=place.num_ranks,
         address=address,
         store_address=rank.meeting_point.address,
+        process=place.process,
+        folder=place.folder_id,
     )
     orders = _Orders(rank, stream)
     try:

@@ -61,6 +61,10 @@ class RankPlace:
     num_ranks: int
     interface: str
     """The network interface over which the ranks exchange sums."""
+    folder_id: str = ""
+    """The id of its state directory (`protocol/folder_id`)."""
+    process: str = field(default_factory=lambda: secrets.token_hex(8))
+    """The random id of its process."""
 
 
 class RemoteJudge:

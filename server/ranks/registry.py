@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES
+from atoll.server.names.conflicts import Claimant
+from atoll.server.names.places import RANK, Places
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +43,17 @@ class RankConnection:
     store_address: str
     outbox: "asyncio.Queue[pb.RankOrder | None]" = field(default_factory=asyncio.Queue)
     done: pb.RankStatus = field(default_factory=pb.RankStatus)
+    claimant: Claimant = Claimant("an unknown address")  # its process
+    heard_at: float = 0.0  # its last message [s since the epoch]
+    why: str = ""  # its end, if that is the coordinator's doing
 
     def send(self, order: pb.RankOrder) -> None:
         """Queue an order."""
         self.outbox.put_nowait(order)
 
-    def close(self) -> None:
+    def close(self, why: str = "") -> None:
         """End the stream after the orders that are queued."""
+        self.why = self.why or why
         self.outbox.put_nowait(None)
 
 
@@ -57,10 +63,11 @@ class Ranks:
     Args:
         num_ranks: the number of ranks.
         on_change: called when a rank has come or gone.
+        places: the places of the ranks.
     """
 
-    def __init__(self, num_ranks: int, on_change: Callable[[], None]) -> None:
-        self.num_ranks, self._on_change = num_ranks, on_change
+    def __init__(self, num_ranks: int, on_change: Callable[[], None], places: Places) -> None:
+        self.num_ranks, self._on_change, self._places = num_ranks, on_change, places
         self._present: dict[int, RankConnection] = {}
         self._changed = asyncio.Event()
         self._next_rank = 0
@@ -80,8 +87,9 @@ class Ranks:
         return [self._row(rank) for rank in range(self.num_ranks)]
 
     def _row(self, rank: int) -> pb.RankRow:
+        conflict = self._places.sentence(RANK, str(rank))
         if (here := self._present.get(rank)) is None:
-            return pb.RankRow(rank=rank)
+            return pb.RankRow(rank=rank, conflict=conflict)
         done = here.done
         return pb.RankRow(
             rank=rank,
@@ -89,6 +97,7 @@ class Ranks:
             received_bytes=done.received_bytes,
             sent_bytes=done.sent_bytes,
             exchanged_bytes=done.exchanged_bytes,
+            conflict=conflict,
         )
 
     def assign(self) -> int:
@@ -98,10 +107,16 @@ class Ranks:
         self._next_rank = (rank + 1) % self.num_ranks
         return rank
 
+    def refusal_of(self, connection: RankConnection) -> str:
+        """Return the reason for which a process does not have the place of its rank; empty: it may `join`."""
+        older = self._present.get(connection.rank)
+        holder, heard_at = (None, 0.0) if older is None else (older.claimant, older.heard_at)
+        return self._places.enter(RANK, str(connection.rank), connection.claimant, holder, heard_at)
+
     def join(self, connection: RankConnection) -> None:
         """Register the stream of a rank; an older stream of the same rank is closed."""
         if (older := self._present.get(connection.rank)) is not None:
-            older.close()
+            older.close(f"replaced by a newer connection of rank {older.rank}, from {connection.claimant.address}")
             self._gone(older)
         self._present[connection.rank] = connection
         connection.send(pb.RankOrder(welcome=pb.RankWelcome(status_s=STATUS_S)))
@@ -114,6 +129,7 @@ class Ranks:
         """Remove the stream of a rank that has ended."""
         if self._present.get(connection.rank) is connection:
             del self._present[connection.rank]
+            self._places.leave(RANK, str(connection.rank))
             self._gone(connection)
             logger.warning("aggregation rank %d is away", connection.rank)
             self._notify()
@@ -191,6 +207,7 @@ class Ranks:
 
     def heard(self, connection: RankConnection, message: pb.RankMessage) -> None:
         """Handle a message of a rank."""
+        connection.heard_at = self._places.now()
         match message.WhichOneof("message"):
             case "status":
                 connection.done = message.status

@@ -25,6 +25,10 @@ class Leases:
             heapq.heappush(self._due, (now + self.lease_s, client_id))
         self._heard[client_id] = now
 
+    def heard_at(self, client_id: ClientId) -> float:
+        """Return the instant of the client's last sign of life [s since the epoch]; 0: it has no lease."""
+        return self._heard.get(client_id, 0.0)
+
     def forget(self, client_id: ClientId) -> None:
         """End the client's lease without a loss, after it has left."""
         self._heard.pop(client_id, None)

@@ -21,10 +21,12 @@ from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.update_judge import Judge
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
+from atoll.server.names.conflicts import Claimant
 from atoll.server.ranks.registry import RankConnection, Ranks
 from atoll.server.transfers.timeouts import Silent, first_of
 from atoll.server.transfers.verdicts import refused
 from atoll.server.transport.interceptor import Context
+from atoll.server.transport.peer import address_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +53,17 @@ class AggregationService(rpc.AggregationServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, fault or "the first message must be RankHello")
             return
         hello = first.hello
-        connection = RankConnection(hello.rank, hello.address, hello.store_address)
+        claimant = Claimant(address_of(context.peer()), hello.process[:NAME_MAX], hello.folder[:NAME_MAX])
+        connection = RankConnection(hello.rank, hello.address, hello.store_address, claimant=claimant)
+        if refusal := self._ranks.refusal_of(connection):
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
         self._ranks.join(connection)
         reader = self._coordinator.spawn(self._read(requests, connection))
         try:
             while (order := await connection.outbox.get()) is not None:
                 yield order
+            if connection.why:
+                await context.abort(grpc.StatusCode.ABORTED, connection.why)
         finally:
             reader.cancel()
             self._ranks.leave(connection)

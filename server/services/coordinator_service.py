@@ -26,6 +26,7 @@ from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.messages import NAME_MAX, sums_of
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.membership_services import MembersAdmin
+from atoll.server.names.conflicts import Claimant
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.rounds.relevance import is_asked, is_failure_news
 from atoll.server.services.reading_service import ReadingAdmin
@@ -33,6 +34,7 @@ from atoll.server.transfers.downloads import BadRequest, NotHeld, send_version
 from atoll.server.transfers.timeouts import Silent, first_of, opening
 from atoll.server.transport.interceptor import Context
 from atoll.server.transport.limits import MESSAGES_BURST, MESSAGES_PER_S
+from atoll.server.transport.peer import address_of
 from atoll.server.transport.token_bucket import Bucket
 from atoll.server.views.view_process import Viewer
 
@@ -67,12 +69,14 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return
         if (fault := _fault_of_hello(first)) is not None:
             await context.abort(*fault)
-        connection = _connection(first.hello)
+        connection = _connection(first.hello, address_of(context.peer()))
         connection.handler = asyncio.current_task()
         if not self._coordinator.attendance.has_room_for(connection.client_id):
             most = self._coordinator.config.max_connections
             what = f"{count_of(most, 'client is', 'clients are')} connected (max_connections): try again later"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        if refusal := self._coordinator.attendance.refusal_of(connection):
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
         self._coordinator.attendance.join(connection, first.hello)
         del first  # a Hello can be large, and the connection lasts
         reader = self._coordinator.spawn(self._read(requests, connection))
@@ -277,6 +281,8 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
         return grpc.StatusCode.INVALID_ARGUMENT, f"client_id must have 1 to {NAME_MAX} printable characters"
     if not 1 <= len(hello.session) <= NAME_MAX or len(hello.label) > NAME_MAX:
         return grpc.StatusCode.INVALID_ARGUMENT, f"session and label have at most {NAME_MAX} characters"
+    if max(len(hello.process), len(hello.folder)) > NAME_MAX:
+        return grpc.StatusCode.INVALID_ARGUMENT, f"process and folder have at most {NAME_MAX} characters"
     if any(len(task) > NAME_MAX for task in hello.tasks):
         return grpc.StatusCode.INVALID_ARGUMENT, f"a task's name has at most {NAME_MAX} characters"
     if len(hello.tasks) > TASKS_MAX or len(hello.working_on) > WORKING_ON_MAX:
@@ -284,8 +290,10 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
     return None
 
 
-def _connection(hello: pb.Hello) -> Connection:
+def _connection(hello: pb.Hello, address: str) -> Connection:
     profile = Profile(min(hello.num_examples, 2**53), hello.label)
     codecs = frozenset(hello.codecs).intersection(FAMILIES)
     software = printable(hello.software[:SOFTWARE_MAX])
-    return Connection(ClientId(hello.client_id), hello.session, frozenset(hello.tasks), profile, codecs, software)
+    name, tasks = ClientId(hello.client_id), frozenset(hello.tasks)
+    claimant = Claimant(address, hello.process, hello.folder)
+    return Connection(name, hello.session, tasks, profile, codecs, software, claimant)

@@ -1,7 +1,9 @@
 """The caller of a call: the identity in the certificate that its TLS handshake has proven."""
 
 import math
+import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from atoll.protocol.identity.certificates import CertificateError, read_leaf
 from atoll.protocol.identity.names import Identity
@@ -17,6 +19,14 @@ class Peer:
     """The serial number of its certificate, for revocation."""
     expires_at: float = math.inf
     """The expiry of its certificate [s since the epoch]; TLS checks it only when a connection is opened."""
+
+
+def address_of(peer: str) -> str:
+    """Return the address of a caller as host:port, of gRPC's text for it ("ipv4:127.0.0.1:4711").
+
+    Behind a proxy or a NAT the host is that of the proxy or the router.
+    """
+    return re.sub(r"^ipv[46]:", "", unquote(peer))
 
 
 def peer_of(context: Context) -> Peer | None:

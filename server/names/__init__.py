@@ -1,0 +1,4 @@
+"""The names of clients and ranks that two processes use at once: which of the two has the place, and how long it lasts.
+
+Imports: `protocol`.
+"""

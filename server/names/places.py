@@ -1,0 +1,94 @@
+"""The places of names with the coordinator's clock and log, and the file that shows the conflicts to commands.
+
+    conflicts.json    in the coordinator's state directory: the names that two processes use at once. It says how things
+                      are at this moment, so it is neither synced nor part of a backup
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from atoll.protocol.durable import write_atomically
+from atoll.server.names.conflicts import Claimant, NameConflicts
+
+logger = logging.getLogger(__name__)
+
+FILE = "conflicts.json"
+CLIENT, RANK = "client", "rank"
+
+Rows = list[dict[str, Any]]
+
+
+class Places:
+    """The places of all clients and ranks of a coordinator.
+
+    Args:
+        folder: the state directory; None: nothing is shown to commands.
+        now: the clock [s since the epoch].
+    """
+
+    def __init__(self, folder: Path | None, now: Callable[[], float]) -> None:
+        self._folder, self.now = folder, now
+        self._kinds = {
+            CLIENT: NameConflicts(
+                CLIENT, "stop one of the two, or give it a name and a credential of its own (atoll client invite NAME)"
+            ),
+            RANK: NameConflicts(RANK, "stop one of the two, or start it as another rank"),
+        }
+        self._shown: Rows = []
+        if folder is not None:
+            (folder / FILE).unlink(missing_ok=True)  # of an earlier process
+
+    def enter(self, kind: str, name: str, claimant: Claimant, holder: Claimant | None, heard_at: float) -> str:
+        """Return the reason for which a process does not have the place of a name; empty: it has.
+
+        Args:
+            kind: CLIENT or RANK.
+            name: the name; of a rank its number.
+            claimant: the process that has connected.
+            holder: the process that has the place now, if one has.
+            heard_at: the instant of the holder's last message [s since the epoch].
+        """
+        entry = self._kinds[kind].enter(name, claimant, holder, heard_at=heard_at, now=self.now())
+        if entry.line:
+            logger.warning("%s", entry.line)
+        self._show()
+        return entry.refusal
+
+    def leave(self, kind: str, name: str, *, for_good: bool = False) -> None:
+        """Note the end of the stream of a place; `for_good`: its process has said goodbye."""
+        self._kinds[kind].leave(name, self.now(), for_good=for_good)
+        self._show()
+
+    def sentence(self, kind: str, name: str) -> str:
+        """Return the conflict about a name in words; empty: there is none."""
+        found = self._kinds[kind].current(self.now())
+        return next((conflict.sentence for conflict in found if conflict.name == name), "")
+
+    def _show(self) -> None:
+        now = self.now()
+        rows: Rows = [{"kind": kind, **asdict(c)} for kind, names in self._kinds.items() for c in names.current(now)]
+        if rows == self._shown or self._folder is None:
+            return
+        try:
+            write_atomically(self._folder / FILE, json.dumps(rows).encode(), is_durable=False)
+            self._shown = rows
+        except OSError as error:
+            logger.warning("the names that are used twice cannot be shown: %s", error)
+
+
+def conflicts_shown(folder: Path, now: float) -> Rows:
+    """Return the conflicts that the running coordinator shows; an absent or illegible file has none.
+
+    Args:
+        folder: its state directory.
+        now: the time [s since the epoch].
+    """
+    try:
+        rows = json.loads((folder / FILE).read_text())
+        return [row for row in rows if row["until"] > now]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
