@@ -230,7 +230,7 @@ class Agent:
         self._receive(TimePassed())
 
     def _hello(self) -> pb.Hello:
-        return messages.hello(
+        hello = messages.hello(
             site=self._config.site,
             session=secrets.token_hex(8),
             tasks=self._tasks,
@@ -238,9 +238,9 @@ class Agent:
             label=self._config.label,
             working_on=self.session.working_on,
             software=f"atoll {__version__}",
-            process=self._process,
-            folder=self._folder_id,
         )
+        hello.process, hello.folder = self._process, self._folder_id
+        return hello
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
         logger.info("connected to %s as %s", self._membership.address, self._config.site)

@@ -34,5 +34,5 @@ class Displaced:
 
     @property
     def is_news(self) -> bool:
-        """Whether the last time is worth a warning: the first, the second, the fourth, ... in a row."""
+        """Relevance of the last time for the log: the first, the second, the fourth, ... in a row."""
         return self.count & (self.count - 1) == 0

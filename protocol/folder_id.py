@@ -1,6 +1,6 @@
 """The random id of a state directory: a restart keeps it, another directory has another one.
 
-    folder_id    in the directory: 32 hexadecimal digits
+folder_id    in the directory: 32 hexadecimal digits
 """
 
 import re

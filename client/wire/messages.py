@@ -44,8 +44,6 @@ def hello(
     label: str,
     working_on: Iterable[tuple[RunId, RoundId]],
     software: str,
-    process: str = "",
-    folder: str = "",
     codecs: Iterable[str] = FAMILIES,
 ) -> pb.Hello:
     """Make the first message of a session.
@@ -58,8 +56,6 @@ def hello(
         label: stratum of the client.
         working_on: rounds that it trains for or has an unanswered update of.
         software: name and version of this program.
-        process: random id of this process.
-        folder: random id of its state directory.
         codecs: families of codecs that its updates may use.
     """
     return pb.Hello(
@@ -71,8 +67,6 @@ def hello(
         label=label,
         working_on=[pb.Work(run_id=run_id, round_id=round_id) for run_id, round_id in working_on],
         software=software,
-        process=process,
-        folder=folder,
         codecs=codecs,
     )
 

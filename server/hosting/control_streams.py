@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import ClientId
-from atoll.server.names.conflicts import Claimant
+from atoll.server.names.conflicts import UNKNOWN, Claimant
 from atoll.server.rounds.events import Profile
 
 OUTBOX_MAX = 256
@@ -27,7 +27,7 @@ class Connection:
     profile: Profile
     codecs: frozenset[str] = frozenset()  # those that the client supports
     software: str = ""  # of its agent
-    claimant: Claimant = Claimant("an unknown address")  # its process, with the address
+    claimant: Claimant = UNKNOWN  # its process, with the address
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""

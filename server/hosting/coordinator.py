@@ -99,10 +99,10 @@ class Coordinator:
         self._folding = FairExecutor(1, "fold")  # apart from inspections of late updates; one at a time saves memory
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._tasks: set[asyncio.Task[Any]] = set()
-        places = Places(state.path, self.clock.now)
-        ranks_changed = lambda: self.attendance.send_ranks()  # noqa: E731 - it comes later
-        self.ranks = Ranks(config.aggregators, ranks_changed, places) if config.aggregators else None
-        self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit, places)
+        places, spawn = Places(state.path, self.clock.now), self.spawn
+        ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places)
+        self.ranks = ranks if config.aggregators else None
+        self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.uploads = Uploads(
             self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute.of, floor=config.upload_floor
         )

@@ -18,6 +18,7 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.backoff import delay
+from atoll.protocol.displaced import Displaced
 from atoll.protocol.identity.certificates import (
     CertificateError,
     check_consent,
@@ -123,13 +124,22 @@ class AuthorityServer:
     async def serve(self, coordinator: str) -> None:
         """Dial a coordinator and answer its orders; reconnect whenever the stream ends, until cancelled."""
         attempt, complaint, rng = 0, "", random.Random()
+        displaced = Displaced(RECONNECT_S[1], rng)
         while True:
+            begun_at = time.monotonic()
             try:
                 await self._connection(coordinator)
                 attempt, complaint = 0, ""
             except StreamBroken as error:
                 if self._was_welcomed:
                     attempt, complaint = 0, ""
+                    displaced.held_for(time.monotonic() - begun_at)
+                if error.is_displaced:
+                    wait, level = displaced.next_wait(), logging.WARNING if displaced.is_news else logging.DEBUG
+                    what = f"another authority serves {coordinator}: {error.detail}; run it on one machine"
+                    logger.log(level, "%s; trying again in %.1f s", what, wait)
+                    await asyncio.sleep(wait)
+                    continue
                 if error.code.name != complaint:
                     logger.warning("no connection to %s: %s; trying again", coordinator, error)
                 complaint = error.code.name

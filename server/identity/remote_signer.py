@@ -6,6 +6,7 @@ So that machine needs no open port. While it is away, enrolments and renewals wa
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -16,7 +17,9 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, check_issued, read_leaf, read_request
 from atoll.protocol.identity.names import Identity
 from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal
+from atoll.server.names.conflicts import UNKNOWN, Claimant, NameConflicts
 from atoll.server.transport.interceptor import Context
+from atoll.server.transport.peer import address_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +37,12 @@ class _AuthorityStream:
 
     outbox: "asyncio.Queue[pb.SignOrder | None]" = field(default_factory=asyncio.Queue)
     pending: "dict[int, asyncio.Future[bytes]]" = field(default_factory=dict)
+    address: str = UNKNOWN.address
+    why: str = "the stream has ended"
 
-    def close(self) -> None:
+    def close(self, why: str = "") -> None:
         """End the stream, and fail the signatures that are waited for."""
+        self.why = why or self.why
         self.outbox.put_nowait(None)
         for answer in self.pending.values():
             if not answer.done():
@@ -56,6 +62,7 @@ class RemoteSigner:
         self._stream: _AuthorityStream | None = None
         self._is_here = asyncio.Event()
         self._numbers, self._num_waiting = itertools.count(1), 0
+        self._conflicts = NameConflicts("authority", "run `atoll authority run` on one machine")
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
         """Ask the authority to sign; see `Signer`."""
@@ -93,11 +100,15 @@ class RemoteSigner:
         finally:
             del stream.pending[number]
 
-    def connect(self) -> _AuthorityStream:
-        """Register the stream of an authority; an older stream is closed."""
-        if self._stream is not None:
-            self._stream.close()
-        self._stream = _AuthorityStream()
+    def connect(self, address: str = UNKNOWN.address) -> _AuthorityStream:
+        """Register the stream of an authority; an older stream is closed, and streams that alternate are logged."""
+        older, self._stream = self._stream, _AuthorityStream(address=address)
+        if older is not None:
+            older.close(f"replaced by a newer stream of an authority, from {address}")
+            holder, now = Claimant(older.address), time.monotonic()
+            entry = self._conflicts.enter("main", Claimant(address), holder, heard_at=now, now=now)
+            if entry.line:
+                logger.warning("%s", entry.line)
         self._is_here.set()
         logger.info("the authority is connected")
         return self._stream
@@ -130,13 +141,13 @@ class SigningService(rpc.SigningServicer):
 
     async def Serve(self, requests: AsyncIterator[pb.SignAnswer], context: Context) -> AsyncIterator[pb.SignOrder]:
         """Send orders until the authority leaves."""
-        stream = self._signer.connect()
+        stream = self._signer.connect(address_of(context.peer()))
         reader = asyncio.get_running_loop().create_task(self._read(requests, stream))
         try:
             yield pb.SignOrder()  # number 0: the welcome
             while (order := await stream.outbox.get()) is not None:
                 yield order
-            await context.abort(grpc.StatusCode.ABORTED, "replaced by a newer stream of an authority, or ended")
+            await context.abort(grpc.StatusCode.ABORTED, stream.why)
         finally:
             reader.cancel()
             self._signer.disconnect(stream)

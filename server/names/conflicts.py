@@ -52,6 +52,10 @@ class Claimant:
     """Random id of its state directory."""
 
 
+UNKNOWN = Claimant("an unknown address")
+"""A process of which nothing is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The answer to a claimant."""
@@ -72,7 +76,7 @@ class Conflict:
     other: str
     """Address of the other one."""
     count: int
-    """How often the other one has asked for the place, or has taken it."""
+    """Number of times that the other one has asked for the place."""
     since: float
     """Its first sign [s]."""
     until: float

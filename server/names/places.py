@@ -1,7 +1,7 @@
 """The places of names with the coordinator's clock and log, and the file that shows the conflicts to commands.
 
-    conflicts.json    in the coordinator's state directory: the names that two processes use at once. It says how things
-                      are at this moment, so it is neither synced nor part of a backup
+conflicts.json    in the coordinator's state directory: the names that two processes use at once. It says how things
+                  are at this moment, so it is neither synced nor part of a backup
 """
 
 import json

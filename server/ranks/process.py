@@ -192,10 +192,12 @@ async def _keep_connected(rank: Rank, address: str, coordinator: str) -> None:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 what = f"{coordinator} is no coordinator with aggregation ranks"
                 raise OperatorError(f"{what}: name another address, or start it with --aggregators N") from None
+            displaced.held_for(time.monotonic() - begun_at)
             if error.is_displaced:
-                displaced.held_for(time.monotonic() - begun_at)
                 wait, level = displaced.next_wait(), logging.WARNING if displaced.is_news else logging.DEBUG
-                logger.log(level, "another process is rank %d: %s; trying again in %.1f s", rank.place.rank, error.detail, wait)
+                logger.log(
+                    level, "another process is rank %d: %s; trying again in %.1f s", rank.place.rank, error.detail, wait
+                )
                 await asyncio.sleep(wait)
                 continue
             level = logging.DEBUG if last_logged == error.code.name else logging.WARNING

@@ -6,11 +6,12 @@ While it is away, clients are asked to try again. Between folds the ranks do not
 
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES
-from atoll.server.names.conflicts import Claimant
+from atoll.server.names.conflicts import UNKNOWN, Claimant
 from atoll.server.names.places import RANK, Places
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class RankConnection:
     store_address: str
     outbox: "asyncio.Queue[pb.RankOrder | None]" = field(default_factory=asyncio.Queue)
     done: pb.RankStatus = field(default_factory=pb.RankStatus)
-    claimant: Claimant = Claimant("an unknown address")  # its process
+    claimant: Claimant = UNKNOWN  # its process
     heard_at: float = 0.0  # its last message [s since the epoch]
     why: str = ""  # its end, if that is the coordinator's doing
 

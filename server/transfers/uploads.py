@@ -269,7 +269,10 @@ class _Upload:
     async def take(
         self, file: Incoming, requests: AsyncIterator[UploadMessage], floor: float, waiting_max: Callable[[], int]
     ) -> AsyncGenerator[tuple[int, int], None]:
-        """Take the chunks, each of which must begin where the last one ended; yield its end and its size [bytes].
+        """Take the chunks, each of which must begin where the last one ended; yield its end and its new bytes.
+
+        The first one may begin at 0 although bytes are here: the client then did not wait for the position, because it
+        has never sent this update. Another process of its name did, or the client has lost its spool and trained again.
 
         A background writer appends and inspects large updates; it has finished when this generator ends. The bytes
         that wait for it are in memory, confirmed or not.
@@ -281,6 +284,7 @@ class _Upload:
             waiting_max: returns the bytes that may wait for the writer now; less while many uploads are under way.
         """
         position, total, patience = file.position, self.manifest.num_bytes, patience_of(floor)
+        begin: int | None = None  # of the next chunk
         behind = Behind(partial(self._append, file), self._compute)
         try:
             while position < total:
@@ -290,16 +294,19 @@ class _Upload:
                 if not isinstance(request, Chunk):
                     raise BadRequest("every message after UploadOpen must be a chunk")
                 size = len(request.data)
-                if request.position != position or not 1 <= size <= min(CHUNK_BYTES, total - position):
+                if begin is None:
+                    begin = 0 if request.position == 0 else position
+                if request.position != begin or not 1 <= size <= min(CHUNK_BYTES, total - begin):
                     got = f"a chunk of {count_of(size, 'byte')} at {request.position}"
-                    raise BadRequest(f"{got} does not continue {position} of {total}")
+                    raise BadRequest(f"{got} does not continue {begin} of {total}")
                 patience.received(size, waited)
-                position += size
+                fresh, begin = memoryview(request.data)[max(0, position - begin) :], begin + size
+                position += len(fresh)
                 if file.is_small:
-                    self._append(file, [request.data])
-                else:
-                    await behind.put(request.data, waiting_max())
-                yield position, size
+                    self._append(file, [fresh])
+                elif fresh:
+                    await behind.put(fresh, waiting_max())
+                yield position, len(fresh)
         finally:
             await behind.finish()
 

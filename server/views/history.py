@@ -4,6 +4,7 @@ It reads the disk alone, changes nothing and takes no lock, so it works beside a
 The open round is in no table: its record comes from a replay of the last snapshot and the journal's entries since.
 """
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow, run_
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
+from atoll.server.names.places import conflicts_shown
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
@@ -50,6 +52,10 @@ class History:
     def coordinator(self) -> RunningCoordinator | None:
         """Return the process that holds the directory now; None: there is none."""
         return running_coordinator(self.path)
+
+    def conflicts(self) -> list[dict[str, Any]]:
+        """Return the names that two processes use at this moment, see `names/places`; without a coordinator none."""
+        return [] if self.coordinator() is None else conflicts_shown(self.path, time.time())
 
     def runs(self) -> list[RunRow]:
         """Return every run, in the order of the queue."""

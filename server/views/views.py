@@ -14,6 +14,7 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow
 from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.state_directory import run_folder
+from atoll.server.names.places import CLIENT
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
@@ -130,12 +131,24 @@ def _whole_run(history: History, row: RunRow) -> Document:
         "unmeasured": unmeasured(evaluations),
         "pausing": what_a_pause_waits_for(machine := history.machine(row.run_id)),
         "waiting": _wait(history, machine),
+        "name_conflicts": _conflicts(history, machine),
         "settings": row.config.model_dump(mode="json"),
     }
 
 
+def _conflicts(history: History, machine: RunMachine) -> list[Document]:
+    """Return the names of the run's clients, and the ranks, that two processes use at this moment."""
+    members = machine.ledger.membership.members
+    return [row for row in history.conflicts() if row["kind"] != CLIENT or row["name"] in members]
+
+
 def _wait(history: History, machine: RunMachine) -> str:
-    """Return for whom or what a run waits; empty: it does not."""
+    """Return for whom or what a run waits, and the names that are used twice; empty: it does not wait."""
+    wait = _plain_wait(history, machine)
+    return "; ".join([wait, *(row["sentence"] for row in _conflicts(history, machine))]) if wait else ""
+
+
+def _plain_wait(history: History, machine: RunMachine) -> str:
     if machine.ledger.state is RunState.RUNNING and history.coordinator() is None:
         return "no coordinator holds the state directory: start it, and the run goes on"
     return what_a_run_waits_for(machine)
@@ -166,10 +179,12 @@ def _record(history: History, run_id: RunId, number: int) -> RoundRecord:
 
 def _clients(history: History, run_id: RunId) -> list[Document]:
     membership, rounds = history.membership(run_id), history.rounds(run_id)
+    conflicts = {row["name"]: row["sentence"] for row in history.conflicts() if row["kind"] == CLIENT}
     invited = Counter(client_id for record in rounds for client_id in record.clients)
     used = Counter(c for record in rounds for c, client in record.clients.items() if client.used_in is not None)
     return [
-        _client(client_id, membership) | {"invited": invited[client_id], "used": used[client_id]}
+        _client(client_id, membership)
+        | {"invited": invited[client_id], "used": used[client_id], "name_conflict": conflicts.get(client_id, "")}
         for client_id in sorted(membership.members)
     ]
 

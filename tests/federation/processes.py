@@ -48,12 +48,13 @@ class Federation:
             **dict(environment),
         )
 
-    def agent(self, site, *, tasks=None, environment=(), **settings):
+    def agent(self, site, *, name="", tasks=None, environment=(), **settings):
         keys = {"exit_when_done": True, "reconnect_max": 0.5, **settings}
         overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]
         command = ("agent", *(tasks or [self.task]), "--site", site, "--coordinator", self.address)
-        equip(self.state, self.folder / site, Identity(Role.CLIENT, site))
-        return self.start(site, *command, "--state", self.folder / site, *overrides, **dict(environment))
+        name = name or site  # of the process and its folder: two may have one site
+        equip(self.state, self.folder / name, Identity(Role.CLIENT, site))
+        return self.start(name, *command, "--state", self.folder / name, *overrides, **dict(environment))
 
     def kill(self, name):
         self.running[name].send_signal(signal.SIGKILL)

@@ -61,7 +61,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "secrets.py",
             "threads.py",
         ),
-        ("strict_json.py", "value_type.py", "variants.py", "vocabulary.py"),
+        ("displaced.py", "folder_id.py", "strict_json.py", "value_type.py", "variants.py", "vocabulary.py"),
         ("audit", "settings.py"),
         ("reference.py", "wire"),
         ("identity", "manifest.py"),
@@ -69,7 +69,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "server": (
         ("clock.py", "errors.py", "process_tuning.py"),
         ("rounds",),
-        ("selection", "transport"),
+        ("names", "selection", "transport"),
         ("audit", "config"),
         ("journal",),
         ("files", "identity"),

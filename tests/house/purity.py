@@ -22,6 +22,7 @@ NOTHING: frozenset[str] = frozenset()
 PURE: dict[str, frozenset[str]] = {
     "aggregation/fold/weights.py": NOTHING,
     "protocol/backoff.py": NOTHING,
+    "protocol/displaced.py": NOTHING,
     "client/policy/content.py": frozenset({"json"}),
     "client/policy/disclosure.py": NOTHING,
     "client/session": NOTHING,
@@ -32,6 +33,7 @@ PURE: dict[str, frozenset[str]] = {
     "protocol/vocabulary.py": NOTHING,
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/identity/rules.py": NOTHING,
+    "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
     "server/selection": NOTHING,

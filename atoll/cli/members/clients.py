@@ -56,7 +56,8 @@ def list_clients(
 ) -> None:
     """List the clients that ever joined a run: whether each can be invited and why not, its work, its last failure.
 
-    `seen` is the newest event of a connection; a connected client is seen all the time.
+    `seen` is the newest event of a connection; a connected client is seen all the time. A name that two agents use at
+    once is reported below the table, with both addresses (--json: `name_conflict`).
     """
     seen = read_view("clients", state, database, run=run)
     if json:
@@ -79,6 +80,9 @@ def list_clients(
         ],
         empty=f"no client has joined run {seen['run']} yet",
     )
+    for client in seen["rows"]:
+        if client["name_conflict"]:
+            note(client["name_conflict"])
 
 
 def _last_failure(failure: Mapping[str, Any] | None) -> str:

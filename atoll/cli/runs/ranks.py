@@ -29,6 +29,7 @@ def list_ranks(state: options.State = options.STATE, json: options.Json = False)
             "received_bytes": row.received_bytes,
             "sent_bytes": row.sent_bytes,
             "exchanged_bytes": row.exchanged_bytes,
+            "conflict": row.conflict,
         }
         for row in reply.ranks
     ]
@@ -49,4 +50,7 @@ def list_ranks(state: options.State = options.STATE, json: options.Json = False)
         ],
         empty="no aggregation ranks: the coordinator was started without --aggregators, and aggregates itself",
     )
+    for row in rows:
+        if row["conflict"]:
+            note(row["conflict"])
     note(f"the coordinator itself has received {printable_size(reply.received_bytes)} of updates")

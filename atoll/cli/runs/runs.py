@@ -160,6 +160,9 @@ def show(
     say(f"version {found['version']} of {found['rounds']}")
     if found["waiting"]:
         say(found["waiting"])
+    else:
+        for conflict in found["name_conflicts"]:
+            say(conflict["sentence"])
     for version, measured in sorted(found["metrics"].items(), key=lambda item: int(item[0]))[-5:]:
         say(f"version {version}: {metrics_text(measured)}")
     for missing in found["unmeasured"][-1:]:

@@ -62,7 +62,7 @@ class Dialling:
             hello=pb.Hello, on_connected=lambda _: None, on_message=lambda _: None, on_lost=self._again
         )
         self._connection = CoordinatorConnection(
-            address, dialer, handlers, replaced_wait=1.0, spawn=asyncio.ensure_future, verifier=None
+            address, dialer, handlers, displaced_wait=1.0, spawn=asyncio.ensure_future, verifier=None
         )
 
     def _again(self):

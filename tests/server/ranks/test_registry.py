@@ -2,11 +2,13 @@
 
 import asyncio
 import functools
+import time
 
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.wire.channel import CHUNK_BYTES, MESSAGE_BYTES_MAX
+from atoll.server.names.places import Places
 from atoll.server.ranks import registry as ranks_module
 from atoll.server.ranks.registry import FoldRefused, RankConnection, Ranks, RanksAway
 from tests.waiting import BOUND_S
@@ -36,7 +38,7 @@ class Fold:
 
     def __init__(self, num_ranks=2, plan=b"plan", patience=5.0):
         self.changes = 0
-        self.ranks = Ranks(num_ranks, self.changed)
+        self.ranks = Ranks(num_ranks, self.changed, Places(None, time.time))
         self.plan, self.patience = plan, patience
         self.here = [self.join(rank) for rank in range(num_ranks)]
 
@@ -91,7 +93,7 @@ async def test_clients_are_spread_over_the_ranks_that_are_here_and_over_all_when
     assert [fold.ranks.assign() for _ in range(4)] == [2, 0, 2, 0]
     assert list(fold.ranks.addresses().addresses) == ["127.0.0.1:7000", "", "127.0.0.1:7002"]
     assert [row.address for row in fold.ranks.rows()] == ["127.0.0.1:7000", "", "127.0.0.1:7002"]
-    nobody = Ranks(3, lambda: None)
+    nobody = Ranks(3, lambda: None, Places(None, time.time))
     assert [nobody.assign() for _ in range(4)] == [0, 1, 2, 0]
 
 
