@@ -188,10 +188,25 @@ async def test_replaced_agent_waits_and_says_why(tmp_path, caplog):
         await coordinator.connected()
         await until(lambda: coordinator.pushes is not None)
         coordinator.pushes.put_nowait((grpc.StatusCode.ABORTED, "replaced by a newer connection of north"))
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.25)  # the first wait is 0.3 s to 0.6 s
         assert len(coordinator.hellos) == 1
         await coordinator.connected(2)
     assert "another agent uses this site's name" in caplog.text
+
+
+@live
+async def test_a_refused_agent_waits_ever_longer_and_tells_fewer_of_the_times(tmp_path, caplog):
+    async with lagoon() as coordinator:
+        why = "the process at 10.0.0.1:4711 has the place of client north"
+        coordinator.session_status = (grpc.StatusCode.ALREADY_EXISTS, why)
+        async with agent(coordinator, tmp_path, reconnect_min=0.01, reconnect_max=0.05):
+            await coordinator.connected(3)
+            assert len({hello.process for hello in coordinator.hellos}) == 1
+            assert coordinator.hellos[0].folder
+            coordinator.session_status = None
+            await until(lambda: coordinator.pushes is not None)
+    told = [record for record in caplog.records if why in record.getMessage() and record.levelno == logging.WARNING]
+    assert len(told) == 2, "the first time and the second, not the third"
 
 
 @live

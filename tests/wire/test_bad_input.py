@@ -222,6 +222,34 @@ def test_chunk_that_does_not_continue_is_a_protocol_error(tmp_path, position, si
     check(tmp_path)
 
 
+@pytest.mark.parametrize("inline", [False, True], ids=["in a chunk", "with the manifest"])
+@pytest.mark.parametrize("num_here", [1, 8, 23])
+def test_a_client_that_begins_at_0_goes_on_behind_the_bytes_that_are_here(tmp_path, monkeypatch, num_here, inline):
+    """Another process of its name has sent them, or it has lost its spool and has trained again."""
+    monkeypatch.setattr("atoll.server.files.incoming.SMALL_BYTES", 0)
+
+    @live
+    async def check(tmp_path):
+        async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b"):
+            manifest, data = await a.train(await a.next("invite"))
+            assert len(data) == 24
+            opened = pb.UploadOpen(manifest=manifest.encode())
+            first = a.stub.Upload()
+            await first.write(pb.UploadRequest(open=opened))
+            assert (await first.read()).position == 0
+            await first.write(pb.UploadRequest(chunk=pb.Chunk(position=0, data=data[:num_here])))
+            assert (await first.read()).position == num_here
+            call = a.stub.Upload()
+            opened.data = data if inline else b""
+            await call.write(pb.UploadRequest(open=opened))
+            if not inline:
+                await call.write(pb.UploadRequest(chunk=pb.Chunk(position=0, data=data)))
+                assert (await call.read()).position == num_here
+            assert (await call.read()).verdict.accepted
+
+    check(tmp_path)
+
+
 @pytest.mark.parametrize(
     "boxes",
     [

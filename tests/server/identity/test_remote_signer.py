@@ -22,7 +22,7 @@ from atoll.server.identity.authority_server import LOG, AuthorityServer
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from tests.client.connect_proxy import connect_proxy
-from tests.client.fake_coordinator import live
+from tests.client.fake_coordinator import live, until
 
 NORTH, ANN = Identity(Role.CLIENT, "north"), Identity(Role.OWNER, "ann")
 
@@ -63,6 +63,24 @@ async def test_an_authority_server_elsewhere_signs_over_the_stream_that_it_opens
         serving.cancel()
     entries = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
     assert [entry["why"] for entry in entries] == ["by itself"] * 20 + ["renewal"]
+
+
+@pytest.mark.real
+@live
+async def test_two_authority_servers_wait_for_each_other_ever_longer_and_both_sides_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(authority_server, "RECONNECT_S", (0.01, 0.02))
+    authority = Authority.create(tmp_path, "test")
+    signer = RemoteSigner(authority.ca_pem)
+    async with listening(authority, signer) as address:
+        both = [asyncio.create_task(AuthorityServer(authority, tmp_path).serve(address)) for _ in range(2)]
+        await until(lambda: "authority main may be used twice: its connection from 127.0.0.1:" in caplog.text)
+        replaced = f"another authority serves {address}: replaced by a newer stream of an authority, from 127.0.0.1:"
+        await until(lambda: replaced in caplog.text)
+        assert read_leaf(await signer.sign(make_request(new_key()), NORTH)).identity == NORTH
+        for serving in both:
+            serving.cancel()
 
 
 @pytest.mark.real
