@@ -60,7 +60,8 @@ class AgentConfig(BaseModel):
     """Seconds before the first attempt to reconnect; they double with each further attempt, with jitter."""
 
     reconnect_max: Seconds = 15.0
-    """Longest wait between two attempts to reconnect [s]."""
+    """Longest wait between two attempts to reconnect [s]. While another agent has this site's name, the first wait,
+    which grows to 120 s."""
 
     upload_limit: int = Field(default=0, ge=0, le=2**40)
     """Rate of all uploads together [bytes/s]; 0: no limit."""

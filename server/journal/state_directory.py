@@ -5,6 +5,7 @@ database.json                         instead of state.db: the database of a ser
 lock                                  locked while a coordinator runs; its process id and start time
 coordinator.json                      the addresses of the coordinator
 alive                                 the last time at which it was alive
+conflicts.json                        the names that two processes use at this moment, see `names/places`
 runs/<run_id>/versions|updates|incoming   see `run_store`
 """
 

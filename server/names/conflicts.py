@@ -219,7 +219,7 @@ class NameConflicts:
         if not is_certain:
             return (
                 f"{name} may be used twice: its connection from {conflict.other} was replaced by one from "
-                f"{conflict.keeper}, {OLDER_PROGRAMS - 1 + conflict.count} times in a row; if it is, {self._way_out}"
+                f"{conflict.keeper}, {count_of(OLDER_PROGRAMS - 1 + conflict.count, 'time')} in a row; if it is, {self._way_out}"
             )
         return (
             f"{name} is used twice: the process at {conflict.keeper} has the place, and the one at {conflict.other} "
