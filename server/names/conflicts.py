@@ -214,12 +214,13 @@ class NameConflicts:
         return newest.sentence
 
     def _sentence(self, conflict: Conflict, *, is_certain: bool) -> str:
-        name, times = f"{self._what} {conflict.name}", count_of(conflict.count, "time")
+        name = f"{self._what} {conflict.name}"
         seconds = conflict.until - LASTS_S - conflict.since
+        times = count_of(conflict.count + (0 if is_certain else OLDER_PROGRAMS - 1), "time")
         if not is_certain:
             return (
                 f"{name} may be used twice: its connection from {conflict.other} was replaced by one from "
-                f"{conflict.keeper}, {count_of(OLDER_PROGRAMS - 1 + conflict.count, 'time')} in a row; if it is, {self._way_out}"
+                f"{conflict.keeper}, {times} in a row; if it is, {self._way_out}"
             )
         return (
             f"{name} is used twice: the process at {conflict.keeper} has the place, and the one at {conflict.other} "

@@ -133,6 +133,7 @@ def test_older_programs_have_the_place_as_ever_and_are_reported_when_they_altern
     assert not door.lines
     assert door.knocks(OLD_2)
     assert "may be used twice" in door.lines[0]
+    assert "3 times in a row" in door.lines[0]
     assert OLD_1.address in door.lines[0]
     assert OLD_2.address in door.lines[0]
 
