@@ -34,12 +34,25 @@ Set = Annotated[
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
 CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the effective settings as JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+DropEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--drop-empty",
+        help="Leave out clients without any training example, instead of refusing them; short for "
+        "population.drop_empty.",
+    ),
+]
 Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),
 ]
 Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest run.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]
+
+
+def dropping_empty(overrides: list[str], is_wanted: bool) -> list[str]:
+    """Append the setting of --drop-empty to the overrides, if it is wanted."""
+    return [*overrides, *(["population.drop_empty=true"] if is_wanted else [])]
 
 
 def json_only_with(check: bool, json: bool) -> None:

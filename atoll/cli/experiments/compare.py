@@ -67,6 +67,7 @@ def compare(
     what: What,
     rounds: Rounds = None,
     clients: Clients = None,
+    drop_empty: options.DropEmpty = False,
     epochs: Epochs = None,
     metric: Metric = None,
     target: Target = None,
@@ -86,7 +87,8 @@ def compare(
     from atoll.simulations.experiments.plots import main_metric
 
     central = [override for override in overrides if override.startswith(("train.", "plan."))]
-    file, task = _load(what, rounds, clients, [override for override in overrides if override not in central])
+    federated_overrides = [override for override in overrides if override not in central]
+    file, task = _load(what, rounds, clients, options.dropping_empty(federated_overrides, drop_empty))
     _check_metric(metric, file, task)
     folder = out or Path(f"atoll-compare-{file.name}")
     local = [f"local.{key}={_text(value)}" for key, value in file.local.items()]
@@ -171,7 +173,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport"
     with (
         task_failures_in_one_line(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        opened(file, task, folder, on_round=progress.round, is_fresh=False) as federation,
+        opened(file, task, folder, on_round=progress.round, is_fresh=False, tell=note) as federation,
         with_signals(federation),
     ):
         result = federation.run()

@@ -94,6 +94,7 @@ def simulate(
     what: What = None,
     rounds: Rounds = None,
     clients: Clients = None,
+    drop_empty: options.DropEmpty = False,
     engine: Engine = None,
     out: Out = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
@@ -117,6 +118,7 @@ def simulate(
             what or "": what is not None,
             "--rounds": rounds is not None,
             "--clients": clients is not None,
+            "--drop-empty": drop_empty,
             "--engine": engine is not None,
             "--out": out is not None,
             "--set": bool(overrides),
@@ -133,7 +135,7 @@ def simulate(
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
     _simulate(
         what,
-        [*overrides, *([f"seed={seed}"] if seed is not None else [])],
+        options.dropping_empty([*overrides, *([f"seed={seed}"] if seed is not None else [])], drop_empty),
         Request(rounds, clients, engine, out, fresh=fresh, tensorboard=tensorboard, check=check, json=json),
     )
 
@@ -193,7 +195,9 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     task = load_user_task(file.task)
     if request.check:
         with task_failures_in_one_line():
-            setting_of(file, task)
+            setting = setting_of(file, task)
+        for line in setting.notes:
+            note(line)
         say_settings(effective(file), json=request.json)
         return
     folder = request.out or Path(f"atoll-sim-{file.name}")

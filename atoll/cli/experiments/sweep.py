@@ -13,6 +13,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
+from atoll.protocol.printable import count_of
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from atoll.simulations.experiments.requested_metric import RequestedMetric
     from atoll.simulations.experiments.sweep import Progress, State
     from atoll.simulations.experiments.table import Row
+
+NOTES_MAX = 5
+"""Most different notes on the populations of the cells that are printed."""
 
 What = Annotated[
     Path, typer.Argument(metavar="GRID", help="A run's TOML with a table \\[grid]; docs/experiments.md has an example.")
@@ -68,6 +72,7 @@ def sweep(
     metric: Metric = None,
     target: Target = None,
     columns: Columns = None,
+    drop_empty: options.DropEmpty = False,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     show: Show = False,
     check: Check = False,
@@ -84,7 +89,7 @@ def sweep(
     from atoll.simulations.experiments.sweep import Progress
     from atoll.simulations.experiments.table import Objective, chosen, rows
 
-    grid = read_grid(grid_file, overrides)
+    grid = read_grid(grid_file, options.dropping_empty(overrides, drop_empty))
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
     wanted = target if target is not None else grid.sweep.target
     names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
@@ -223,7 +228,7 @@ def _task_of(grid: "Grid") -> "Task | ArrayTask":
 
 
 def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") -> None:
-    """Check the cells as `atoll simulate --check` does, from the grid's folder.
+    """Check the cells as `atoll simulate --check` does, from the grid's folder; print the notes on populations.
 
     Raises:
         ConfigError: all mistakes of all cells.
@@ -231,19 +236,27 @@ def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") 
     from atoll.cli.experiments.simulate import load_simulation
     from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.protocol.settings import ConfigError
-    from atoll.simulations.experiments.sweep import check_cells, overrides
+    from atoll.simulations.experiments.sweep import check_cells, first_of, overrides
     from atoll.simulations.federation.setting import setting_of
+
+    notes: dict[str, list[str]] = {}
 
     def check(cell: "Cell") -> None:
         try:
             file = load_simulation(cell.task, overrides(cell), rounds=None, clients=None)
             with task_failures_in_one_line():
-                setting_of(file, task)
+                setting = setting_of(file, task)
+            for line in setting.notes:
+                notes.setdefault(line, []).append(cell.name)
         except CommandError as error:
             raise ConfigError(error.faults) from error
 
     with chdir(grid.folder):
         check_cells(cells, check)
+    for line, names in list(notes.items())[:NOTES_MAX]:
+        note(f"{first_of(names)}: {line}" if len(names) < len(cells) else line)
+    if (more := len(notes) - NOTES_MAX) > 0:
+        note(f"and {count_of(more, 'note')} more, in the population.json of the cells")
 
 
 def _say_cells(grid: "Grid", json: bool) -> None:
