@@ -101,16 +101,17 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "atoll": (
         (
-            *("__init__.py", "cli", "cli/faults.py", "cli/log.py", "cli/printing.py"),
-            "cli/shutdown_deadline.py",
+            *("__init__.py", "cli", "cli/log.py", "cli/printing.py"),
+            *("cli/shutdown_deadline.py", "cli/stopping.py"),
         ),
-        ("cli/waiting.py",),
+        ("cli/faults.py", "cli/waiting.py"),
         ("cli/options.py",),
         ("cli/files.py", "cli/local_audit.py", "cli/new.py", "cli/project", "cli/settings.py", "cli/task_failures.py"),
         ("cli/runs", "cli/serving", "cli/training"),
         ("cli/experiments", "cli/members"),
-        ("cli/main.py",),
-        ("__main__.py", "cli/docs.py"),
+        ("cli/commands.py",),
+        ("cli/docs.py", "cli/main.py"),
+        ("__main__.py",),
     ),
 }
 """The floors of each room, lowest first; folders and files relative to the room."""

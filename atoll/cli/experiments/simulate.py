@@ -14,15 +14,13 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, say_settings, seconds
+from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.simulations.experiments.logs import Log
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
-
-INTERRUPTED = 130
-"""The exit code after a signal."""
 
 OF_A_COORDINATOR = ("coordinator.lease",)
 """The settings of the coordinator that a simulation uses, too."""
@@ -179,6 +177,7 @@ class Request:
 
 
 def _simulate(what: str, overrides: list[str], request: Request) -> None:
+    if_stopped("before a round began; nothing was written")
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.cli.files import load_user_task, note_unused_settings
     from atoll.cli.task_failures import task_failures_in_one_line
@@ -201,6 +200,7 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
         say_settings(effective(file), json=request.json)
         return
     folder = request.out or Path(f"atoll-sim-{file.name}")
+    if_stopped("before a round began; the same command goes on")
     logs = [_tensorboard(folder / "tensorboard")] if request.tensorboard else []
     with (
         task_failures_in_one_line(),
@@ -211,6 +211,7 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
         with_signals(federation),
     ):
         result = federation.run()
+    if_stopped("")
     if request.json:
         as_json(result)
     else:

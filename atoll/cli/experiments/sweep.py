@@ -13,6 +13,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
+from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.protocol.printable import count_of
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def sweep(
     The same command completes an interrupted sweep: finished cells are not run again, interrupted ones resume. Exit
     code 1: a cell has failed; 130: Ctrl-C or SIGTERM.
     """
+    if_stopped("before a cell began; nothing was written")
     from atoll.simulations.experiments.grid import read_grid
     from atoll.simulations.experiments.sweep import Progress
     from atoll.simulations.experiments.table import Objective, chosen, rows
@@ -147,27 +149,29 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked_for: "RequestedMetric | No
             metric_watch.see(progress)
 
     try:
-        with _sigterm_as_interrupt():
+        with _signals_as_interrupt():
             return run_cells(grid, folder, jobs=jobs, watch=watch)
     except KeyboardInterrupt:
         note("interrupted; the same command resumes it")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         shown.close()
+        if_stopped("")
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM into a KeyboardInterrupt, which ends the running cells first."""
+def _signals_as_interrupt() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into a KeyboardInterrupt, which ends the running cells first."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _found(grid: "Grid", folder: Path, states: "Mapping[str, State]") -> "Iterator[tuple[Cell, RunReport | None, str]]":

@@ -11,6 +11,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
+from atoll.cli.stopping import if_stopped
 from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def plan(
 
     Nothing is started, and no GPU is needed. `docs/planning.md` explains every number.
     """
+    if_stopped("before the plan was complete; nothing was written")
     from atoll.parallel.planner.search import search, why
 
     given = {"batch": batch, "precision": precision, "optimizer": optimizer, "counted": count}
