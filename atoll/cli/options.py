@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli.faults import CommandError
 from atoll.cli.waiting import waiting_for
 
@@ -95,7 +96,10 @@ def read_join_code(text: str | None) -> str | None:
     if text != "-":
         return text
     with waiting_for("the join code on standard input", "until its end, Ctrl-D on a terminal"):
-        return sys.stdin.read(TEXT_MAX + 1).strip()
+        try:
+            return text_of(sys.stdin.buffer.read(2 * TEXT_MAX + 4), "standard input").strip()
+        except NotText as error:
+            raise CommandError(str(error)) from error
 
 
 def identity_folder() -> Path:

@@ -25,15 +25,16 @@ SHARED: dict[str, tuple[str, ...]] = {
         "aggregation/codecs/names.py",
         "aggregation/folders.py",
         "aggregation/tensors",
+        "aggregation/text_files.py",
         "aggregation/updates/encoded_writer.py",
     ),
 }
 """Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
-they are encoded there."""
+they are encoded there, and the text that a person writes."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
-        ("file_digest.py", "folders.py", "numba_support.py", "optimizers.py", "ordered_map.py"),
+        ("file_digest.py", "folders.py", "numba_support.py", "optimizers.py", "ordered_map.py", "text_files.py"),
         ("tensors",),
         ("codecs",),
         ("updates",),

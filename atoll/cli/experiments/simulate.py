@@ -255,12 +255,14 @@ def _sets_kind(what: str, overrides: list[str]) -> bool:
     """Return whether the TOML or an override sets population.kind."""
     import tomllib
 
+    from atoll.aggregation.text_files import text_of
+
     if any(override.partition("=")[0].strip() == "population.kind" for override in overrides):
         return True
     if not what.endswith(".toml"):
         return False
     try:
-        return "kind" in tomllib.loads(Path(what).read_text("utf-8-sig")).get("population", {})
+        return "kind" in tomllib.loads(text_of(Path(what).read_bytes(), what)).get("population", {})
     except (OSError, ValueError, RecursionError, AttributeError):
         return False  # loading the file reports it
 
