@@ -102,9 +102,10 @@ def _unblock() -> None:
 
 def _unblock_in_child() -> None:
     """Give a process that the task forks the default handlers: its parent ends it."""
-    for number, default in zip(SIGNALS, (signal.default_int_handler, signal.SIG_DFL), strict=True):
-        if signal.getsignal(number) is _stop:
-            signal.signal(number, default)
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is _stop:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _unblock()
 
 

@@ -30,6 +30,7 @@ FILES: dict[str, str] = {
     "policy.toml": 'label = "a site"\r\n',
     "rank.toml": 'rank = 0\r\nranks = 1\r\ncoordinator = "127.0.0.1:1"\r\nstate = "rank"\r\n',
     "plan.toml": '[model]\r\npreset = "llama-8b"\r\n',
+    "task.py": "\r\n".join(["from tests.wire.tasks.four_numbers_task import *", ""]),
     "trace.csv": "client,start,end\r\nnorth,0,10\r\n",
 }
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -37,6 +38,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "coordinator of a host": ("host.toml", "coordinator", "host.toml", "--check"),
     "run start": ("run.toml", "run", "start", "run.toml"),
     "simulate": ("run.toml", "simulate", "run.toml", "--check"),
+    "simulate of a task": ("task.py", "simulate", "task.py:task", "--check"),
+    "train": ("task.py", "train", "task.py:task"),
+    "agent of a task": ("task.py", "agent", "task.py:task", "--site", "a", "--insecure", "--check"),
     "simulate with clients": ("run.toml", "simulate", "run.toml", "--clients", "2", "--check"),
     "simulate with a trace": (
         *("trace.csv", "simulate", f"{TINY}:task", "--check"),
@@ -161,7 +165,7 @@ def test_a_request_or_an_answer_in_utf_16_is_named(made: str, folder: Path) -> N
 
 
 def _table(path: Path) -> object:
-    return read_table(path, Columns(site="site", target="target")).data.tensors[0].tolist()
+    return read_table(path, Columns(site="site", target="target")).dataset.tensors[0].tolist()
 
 
 def _leaf(path: Path) -> object:
