@@ -40,7 +40,7 @@ def _have(sites: Sequence[str], what: str) -> str:
     """Return `site 'a' has WHAT`, or `7 sites have WHAT ('a', 'b', ...)`."""
     if len(sites) == 1:
         return f"site {sites[0]!r} has {what}"
-    return f"{len(sites)} sites ({_listed(list(map(repr, sites)))}) have {what}"
+    return f"{count_of(len(sites), 'site')} ({_listed(list(map(repr, sites)))}) have {what}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -92,7 +92,7 @@ class Population:
         told = []
         if self.config.kind != "natural" and self.num_owners > 1:
             told.append(
-                f"the data of {self.num_owners} sites are pooled and dealt anew to "
+                f"the data of {count_of(self.num_owners, 'site')} are pooled and dealt anew to "
                 f"{count_of(self.train.num_clients, 'client')} "
                 f'(population.kind = "{self.config.kind}"): the task\'s own sites are not simulated'
             )
