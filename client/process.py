@@ -1,6 +1,7 @@
 """The agent's process: enrolment, state directory, worker and signals around one `Agent`; the names of its tasks."""
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,8 @@ from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.settings import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 async def run_agent(
@@ -72,8 +75,13 @@ async def run_agent(
             authorities = lambda: keeper.current.ca_pem  # noqa: E731
         verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
         agent = Agent(config, tasks, runner, state, gate, membership, verifier)
+
+        def end(number: signal.Signals) -> None:
+            logger.info("stopped by %s: the agent ends, and finished updates wait in its spool", number.name)
+            agent.stop()
+
         for number in handled:
-            loop.add_signal_handler(number, agent.stop)
+            loop.add_signal_handler(number, end, number)
         return await agent.run()
     finally:
         for number in handled:

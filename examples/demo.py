@@ -37,6 +37,7 @@ STRAGGLER, VICTIM, SLOW_LINE = "harbor", "south", "east"
 KILL_AGENT_IN, KILL_COORDINATOR_IN = 3, 6
 UPLOAD_LIMIT = 700_000  # bytes per second of the agent with the slow line
 LIMIT_S = 150.0
+LEGEND = "harbor(35%): the client stopped before the deadline after 35 % of its steps, and sent a partial update"
 
 
 @dataclass
@@ -147,10 +148,7 @@ class Display:
             table.add_column(column, justify="right" if column in ("round", "accuracy", "seconds") else "left")
         for record in self.records:
             table.add_row(*_row(record, self.accuracy))
-        legend = (
-            "harbor(35%): the client stopped before the deadline after 35 % of its steps, and sent a partial update"
-        )
-        return Group(table, Text(legend, style="dim"), *(Text(remark) for remark in self.remarks[-12:]))
+        return Group(table, Text(LEGEND, style="dim"), *(Text(remark) for remark in self.remarks[-12:]))
 
 
 def _row(record: RoundRecord, accuracy: dict[int, float]) -> tuple[str, ...]:
@@ -316,7 +314,8 @@ def conclude(display: Display, console: Console, outage: Outage) -> int:
     if outage.round_id and not broken:
         console.print(
             f"nothing was lost: round {outage.round_id} was committed with the updates of "
-            f"{', '.join(outage.accepted)}, which the coordinator had accepted before it was killed"
+            f"{', '.join(outage.accepted)}, which the coordinator had accepted before it was killed",
+            soft_wrap=True,
         )
     return 1 if broken else 0
 
@@ -347,8 +346,9 @@ def main() -> int:
                 run_federation(display, processes, outage, chaos=not arguments.no_chaos, show=live.update)
                 live.update(display.render())
         else:
-            run_federation(display, processes, outage, chaos=not arguments.no_chaos, show=_Printer(display, console))
-            console.print(display.render())
+            printer = _Printer(display, console)
+            run_federation(display, processes, outage, chaos=not arguments.no_chaos, show=printer)
+            printer.finish()
     finally:
         processes.stop()
     code = conclude(display, console, outage)
@@ -358,7 +358,10 @@ def main() -> int:
 
 @dataclass
 class _Printer:
-    """The output without a terminal: one line for each round that ends, and each remark once."""
+    """The output without a terminal: a line for each remark and each round that has ended, and never a table of both.
+
+    The line of a round waits for its accuracy, which the coordinator measures after the round has ended.
+    """
 
     display: Display
     console: Console
@@ -366,16 +369,30 @@ class _Printer:
     num_remarks: int = 0
 
     def __call__(self, _rendered: Group) -> None:
+        """Print what is new."""
         for remark in self.display.remarks[self.num_remarks :]:
-            self.console.print(remark)
+            self.console.print(remark, soft_wrap=True)
         self.num_remarks = len(self.display.remarks)
-        ended = [r for r in self.display.records if r.ended_at]
-        for record in ended[self.num_rounds :]:
-            number, state, reported, missing, _, seconds = _row(record, self.display.accuracy)
-            self.console.print(
-                f"         round {number} {state} in {seconds} s: {reported}" + f"; {missing}" * bool(missing)
-            )
-        self.num_rounds = len(ended)
+        for record in self.display.records[self.num_rounds :]:
+            is_measured = record.version is None or record.version in self.display.accuracy
+            if not record.ended_at or not is_measured:
+                return
+            self._print_round(record)
+
+    def finish(self) -> None:
+        """Print what is left at the end of the demo, measured or not, and the meaning of a share of the work."""
+        self.display.read()
+        self(self.display.render())
+        for record in self.display.records[self.num_rounds :]:
+            self._print_round(record)
+        self.console.print(LEGEND, soft_wrap=True)
+
+    def _print_round(self, record: RoundRecord) -> None:
+        number, state, reported, missing, share, seconds = _row(record, self.display.accuracy)
+        parts = [f"{state} in {seconds} s" if seconds else state, *([f"accuracy {share}"] if share else [])]
+        line = f"         round {number} {', '.join(parts)}: {reported}" + f"; {missing}" * bool(missing)
+        self.console.print(line, soft_wrap=True)
+        self.num_rounds += 1
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.secrets import without_password
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -88,9 +89,11 @@ def load(model_type: type[Model], path: Path | None, overrides: Sequence[str] = 
     if path is None:
         return load_text(model_type, "", overrides, name="")
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
+        text = text_of(path.read_bytes(), path)
+    except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    except NotText as error:
+        raise ConfigError([str(error)]) from error
     return load_text(model_type, text, overrides, name=str(path))
 
 

@@ -18,7 +18,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import differing_keys
 from atoll.server.errors import OperatorError
 from atoll.server.hosting.coordinator import Coordinator
-from atoll.server.identity.setup import equip_ranks, gate_of, publisher
+from atoll.server.identity.setup import Gate, equip_ranks, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.ports import Ports
 from atoll.server.process_tuning import allow_open_files, collect_seldom
@@ -78,20 +78,10 @@ async def host(
             ports = await Ports.open(coordinator, gate)
             stop, ranks = _stop_on_signals(), None
             try:
-                await coordinator.start()
-                asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
-                await ports.start()  # after the run was added: a client that joins learns of its task
-                stays()
-                if coordinator.ranks is not None and config.start_aggregators:
-                    await equip_ranks(gate, config)
-                    ranks = SpawnedRanks(
-                        config.aggregators,
-                        config.state,
-                        ports.address,
-                        max_connections=config.max_connections,
-                        insecure=config.insecure,
-                    )
-                    ranks.start()
+                starting = asyncio.ensure_future(_start(coordinator, ports, gate, run, again=again, on_open=stays))
+                if await _is_stopped(stop, starting):
+                    return EXIT_OK
+                asked, ranks = starting.result()
                 state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
                 on_ready(coordinator, ports)
                 return await _until_over(coordinator, stop, asked, stay=stay)
@@ -101,6 +91,58 @@ async def host(
                 if ranks is not None:
                     await ranks.stop()
                 await coordinator.stop()
+
+
+async def _start(
+    coordinator: Coordinator,
+    ports: Ports,
+    gate: Gate,
+    run: RunConfig | None,
+    *,
+    again: bool,
+    on_open: Callable[[], None],
+) -> tuple[RunId | None, SpawnedRanks | None]:
+    """Load all runs and their tasks, open the ports, and start the aggregation ranks that the settings ask for.
+
+    Returns:
+        The id of `run`, and the ranks, if there are any.
+    """
+    config = coordinator.config
+    await coordinator.start()
+    asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
+    await ports.start()  # after the run was added: a client that joins learns of its task
+    on_open()
+    if coordinator.ranks is None or not config.start_aggregators:
+        return asked, None
+    await equip_ranks(gate, config)
+    ranks = SpawnedRanks(
+        config.aggregators,
+        config.state,
+        ports.address,
+        max_connections=config.max_connections,
+        insecure=config.insecure,
+    )
+    ranks.start()
+    return asked, ranks
+
+
+async def _is_stopped(stop: asyncio.Event, starting: "asyncio.Future[Any]") -> bool:
+    """Wait until the coordinator has started, or a signal comes, which cancels the start.
+
+    Raises:
+        OperatorError, ConfigError, OSError: the coordinator cannot start.
+    """
+    waiting = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({waiting, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            return False
+        return True
+    finally:
+        waiting.cancel()
+        starting.cancel()
+        await asyncio.wait({starting})
 
 
 @contextmanager
@@ -154,8 +196,13 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
 
 def _stop_on_signals() -> asyncio.Event:
     stop = asyncio.Event()
+
+    def end(number: signal.Signals) -> None:
+        logger.info("stopped by %s: the coordinator ends", number.name)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
     return stop
 
 

@@ -41,7 +41,7 @@ def commands() -> list[tuple[str, Any]]:
     """Return every command with its full name, such as `atoll run start`, in the order of `--help`."""
     from typer.main import get_command
 
-    from atoll.cli.main import app
+    from atoll.cli.commands import app
 
     return list(_leaves("atoll", get_command(app)))
 

@@ -10,6 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from atoll.cli.stopping import check
+
 EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
 """Exit codes. 1: a run failed. 2: an operator's mistake. 70: a bug. 75: the database or a site's data are away, try
 again (EX_TEMPFAIL of sysexits.h). 141: the reader of a pipe has closed it, as a shell reports SIGPIPE.
@@ -70,6 +72,7 @@ class Commands(TyperGroup):
             _discard_output()
             raise typer.Exit(EXIT_PIPE) from error
         except (CommandError, ValueError, OSError) as error:
+            check()
             if (faults := _faults_of(error)) is None:
                 raise
             for fault in faults:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
+from atoll.aggregation.text_files import text_of
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
@@ -121,7 +122,7 @@ def overriding(overrides: Sequence[str], **options: object) -> list[str]:
 
 def _has_only_the_host(path: Path) -> bool:
     try:
-        document = tomllib.loads(path.read_text("utf-8-sig"))
+        document = tomllib.loads(text_of(path.read_bytes(), path))
     except (OSError, ValueError, RecursionError):
         return False  # `load` reports it
     return document.keys() == {"coordinator"}

@@ -1,81 +1,21 @@
-"""The program `atoll`: its commands, and the exit code of a bug."""
+"""The program `atoll`: the handling of signals before anything slow is imported, and the exit code of a bug."""
 
-import traceback
-from typing import Annotated
-
-import typer
-
-from atoll.cli.experiments.compare import compare
-from atoll.cli.experiments.population import population
-from atoll.cli.experiments.simulate import simulate
-from atoll.cli.experiments.sweep import sweep
-from atoll.cli.faults import EXIT_BUG, Commands
-from atoll.cli.log import quiet_grpc
-from atoll.cli.members import audit, authority, clients, site
-from atoll.cli.members.join import join
-from atoll.cli.new import new
-from atoll.cli.runs import models, ranks, rounds, runs
-from atoll.cli.serving.agent import agent
-from atoll.cli.serving.aggregator import aggregator
-from atoll.cli.serving.backups import backup, restore
-from atoll.cli.serving.coordinator import coordinator
-from atoll.cli.settings import settings
+from atoll.cli import stopping
 from atoll.cli.shutdown_deadline import own_process
-from atoll.cli.training.plan import plan
-from atoll.cli.training.train import train
-
-app = typer.Typer(
-    cls=Commands, name="atoll", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from atoll import __version__
-
-        typer.echo(f"atoll {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def atoll(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Federated learning that loses no accepted update: a coordinator, an agent at each site, one task for both."""
-    quiet_grpc()  # before any command imports grpc
-
-
-app.command()(new)
-app.command()(coordinator)
-app.command()(aggregator)
-app.command()(agent)
-app.command()(join)
-app.command()(simulate)
-app.command()(train)
-app.command()(compare)
-app.command()(sweep)
-app.add_typer(runs.app, name="run")
-app.add_typer(rounds.app, name="round")
-app.add_typer(clients.app, name="client")
-app.add_typer(authority.app, name="authority")
-app.add_typer(models.app, name="model")
-app.add_typer(ranks.app, name="rank")
-app.add_typer(site.app, name="site")
-app.add_typer(audit.app, name="audit")
-app.command()(backup)
-app.command()(restore)
-app.command()(plan)
-app.command()(population)
-app.command()(settings)
 
 
 def run() -> None:
     """Run the command line. An unexpected exception is a bug: traceback, exit code 70, recovery by replay."""
-    try:
-        with own_process():
+    with stopping.one_line(), own_process():
+        try:
+            from atoll.cli.commands import app
+
             app()
-    except Exception:
-        traceback.print_exc()
-        raise SystemExit(EXIT_BUG) from None
+        except Exception:
+            stopping.check()
+            import traceback
+
+            from atoll.cli.faults import EXIT_BUG
+
+            traceback.print_exc()
+            raise SystemExit(EXIT_BUG) from None

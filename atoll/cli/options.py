@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli.faults import CommandError
 from atoll.cli.waiting import waiting_for
 
@@ -34,12 +35,25 @@ Set = Annotated[
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
 CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the effective settings as JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+DropEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--drop-empty",
+        help="Leave out clients without any training example, instead of refusing them; short for "
+        "population.drop_empty.",
+    ),
+]
 Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),
 ]
 Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest run.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]
+
+
+def dropping_empty(overrides: list[str], is_wanted: bool) -> list[str]:
+    """Append the setting of --drop-empty to the overrides, if it is wanted."""
+    return [*overrides, *(["population.drop_empty=true"] if is_wanted else [])]
 
 
 def json_only_with(check: bool, json: bool) -> None:
@@ -82,7 +96,10 @@ def read_join_code(text: str | None) -> str | None:
     if text != "-":
         return text
     with waiting_for("the join code on standard input", "until its end, Ctrl-D on a terminal"):
-        return sys.stdin.read(TEXT_MAX + 1).strip()
+        try:
+            return text_of(sys.stdin.buffer.read(2 * TEXT_MAX + 4), "standard input").strip()
+        except NotText as error:
+            raise CommandError(str(error)) from error
 
 
 def identity_folder() -> Path:

@@ -7,6 +7,7 @@ policy from before holds. A file that is missing, unreadable or not valid is nev
 import logging
 from pathlib import Path
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.client.policy.config import SitePolicy, default_policy
 from atoll.protocol.settings import ConfigError, load_text
 
@@ -66,7 +67,7 @@ def _parsed(path: Path | None, content: bytes | str) -> SitePolicy:
     if isinstance(content, str):
         raise ConfigError([f"{path}: cannot be read: {content}"])
     try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+        text = text_of(content, path)
+    except NotText as error:
+        raise ConfigError([str(error)]) from error
     return load_text(SitePolicy, text, name=str(path))

@@ -12,6 +12,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from atoll.parallel.engine.orphans import end_with_the_parent
+
 PRELOAD = [
     "torch",
     "torch.distributed.checkpoint",
@@ -101,6 +103,7 @@ def _rank(
 
     from atoll.parallel.world import World, process_group
 
+    end_with_the_parent()  # a signal may have ended it while it started this process
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
     try:

@@ -28,6 +28,7 @@ from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.forked import PRELOAD, RankFailed
 from atoll.parallel.engine.mesh import AXES, Axes
 from atoll.parallel.engine.optimization import Optimization
+from atoll.parallel.engine.orphans import end_with_the_parent
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.planner.candidate import Candidate, coordinates
@@ -268,6 +269,7 @@ def apart(shape: ModelShape, candidate: Candidate, rank: int = 0, *, timeout_s: 
 
 
 def _answer(sender: Connection, shape: ModelShape, candidate: Candidate, rank: int) -> None:
+    end_with_the_parent()  # a signal may have ended it while it started this process
     try:
         sender.send(dry_run(shape, candidate, rank))
     except ValueError as error:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from atoll.aggregation.text_files import wide_encoding
 from atoll.parallel.task.children import let_children_find
 
 
@@ -57,6 +58,8 @@ def _file_module(place: str, reference: str) -> ModuleType:
     path = Path(place).resolve()
     if not path.is_file():
         raise ReferenceNotFound(f"{reference}: there is no file {path}")
+    if encoding := wide_encoding(path.read_bytes()[:4]):
+        raise ReferenceNotFound(f"{path}: is {encoding}; save it as UTF-8")
     name = f"_atoll_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

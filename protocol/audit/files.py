@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.audit.chain import (
     EVENTS_MAX,
     FAULT,
@@ -109,7 +110,9 @@ def public_key(path: Path) -> str:
         AuditUnusable: the file has no key, or one of another kind.
     """
     try:
-        key = serialization.load_pem_public_key(path.read_bytes())
+        key = serialization.load_pem_public_key(text_of(path.read_bytes(), path).encode())
+    except NotText as error:
+        raise AuditUnusable(str(error)) from error
     except (OSError, ValueError) as error:
         raise AuditUnusable(f"{path}: no public key in PEM: {error}") from error
     if not isinstance(key, Ed25519PublicKey):
@@ -307,7 +310,7 @@ class AuditFiles:
     def _load_or_make_key(self) -> Ed25519PrivateKey:
         path = self.folder / "key.pem"
         try:
-            key = serialization.load_pem_private_key(path.read_bytes(), None)
+            key = serialization.load_pem_private_key(text_of(path.read_bytes(), path).encode(), None)
         except FileNotFoundError:
             if log_files(self.folder):
                 raise AuditUnusable(
@@ -315,6 +318,8 @@ class AuditFiles:
                     "move the folder away and keep it; then a new log begins"
                 ) from None
             return self._make_key(path)
+        except NotText as error:
+            raise AuditUnusable(str(error)) from error
         except ValueError as error:
             raise AuditUnusable(f"{path}: no private key in PEM: {error}") from error
         if not isinstance(key, Ed25519PrivateKey):

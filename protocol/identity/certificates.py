@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from atoll.aggregation.text_files import wide_encoding
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.printable import count_of
 
@@ -85,6 +86,7 @@ def read_key(pem: bytes) -> PrivateKey:
     Raises:
         CertificateError: the file has no key, or an encrypted one, or one that is not on P-256.
     """
+    _refuse_wide(pem)
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
@@ -111,6 +113,7 @@ def read_request(request: bytes) -> PublicKey:
     """
     if len(request) > REQUEST_BYTES_MAX:
         raise CertificateError(f"request of {count_of(len(request), 'byte')}; allowed: at most {REQUEST_BYTES_MAX}")
+    _refuse_wide(request)
     try:
         parsed = x509.load_der_x509_csr(request)
         key = parsed.public_key()
@@ -245,10 +248,21 @@ def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
     """Return the certificates of a PEM file, at least one; raises CertificateError."""
     if len(pem) > PEM_BYTES_MAX:
         raise CertificateError(f"{count_of(len(pem), 'byte')} of certificates; allowed: at most {PEM_BYTES_MAX}")
+    _refuse_wide(pem)
     try:
         return x509.load_pem_x509_certificates(pem)
     except _UNREADABLE as error:
         raise CertificateError("no certificates in PEM") from error
+
+
+def _refuse_wide(content: bytes) -> None:
+    """Refuse a file that an editor or a redirection of PowerShell has saved in another encoding.
+
+    Raises:
+        CertificateError: it is UTF-16 or UTF-32.
+    """
+    if encoding := wide_encoding(content):
+        raise CertificateError(f"is {encoding}; save it as UTF-8, or copy the original file as it is")
 
 
 def is_authority(pem: bytes) -> bool:

@@ -86,8 +86,13 @@ async def unless_stopped(
     The signal handlers stay installed; the caller replaces them by its own.
     """
     task = asyncio.ensure_future(taking)
+
+    def end(number: signal.Signals) -> None:
+        logger.info("stopped by %s before it was enrolled", number.name)
+        task.cancel()
+
     for number in signals:
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
     try:
         await asyncio.wait({task})
     finally:

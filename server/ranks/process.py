@@ -116,8 +116,13 @@ async def _serve(
     on_end: Callable[[], None],
 ) -> None:
     stop = asyncio.Event()
+
+    def end(number: signal.Signals) -> None:
+        logger.info("stopped by %s: the rank ends", number.name)
+        stop.set()
+
     for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
     server, bound = await _listen(rank, config, _listener(membership))
     address = reached_as(bound, config.public)
 

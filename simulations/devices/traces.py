@@ -8,6 +8,7 @@ Megabits are 10^6 bits. `from_s` and `to_s` count from the start of the run; wit
 """
 
 import csv
+import io
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.devices.availability import Availability, edges_of
@@ -178,9 +180,11 @@ def _missing(names: Sequence[str], known: Collection[str]) -> Iterator[Fault]:
 def _table(path: Path, *headers: tuple[Column, ...]) -> Table:
     """Read the lines of a file that has one of these headers, in any order of its columns."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        file = io.StringIO(text_of(path.read_bytes(), path), newline="")
+        rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
+    except NotText as error:
+        raise ConfigError([str(error)]) from error
+    except (OSError, csv.Error) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error
     names = [name.strip() for name in rows[0][1]] if rows else []
     columns = next((columns for columns in headers if sorted(c.name for c in columns) == sorted(names)), None)

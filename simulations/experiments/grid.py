@@ -32,6 +32,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.settings import STRICT, ConfigError, load_text, short
 
 Settings = Mapping[str, Any]
@@ -134,8 +135,10 @@ def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
         ConfigError: the bytes are not TOML, or the grid is not valid; with all faults.
     """
     try:
-        text = data.decode("utf-8-sig")
+        text = text_of(data, path)
         document = tomllib.loads(text)
+    except NotText as error:
+        raise ConfigError([str(error)]) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error
     faults: list[str] = []

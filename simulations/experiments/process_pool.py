@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from atoll.simulations.engines.processes.orphans import end_with_the_parent
+from atoll.parallel.engine.orphans import end_with_the_parent
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RESULT, read_run

@@ -86,10 +86,11 @@ def check_cells(cells: Iterable[Cell], check: Callable[[Cell], None] = check_set
             for fault in error.faults:
                 faults.setdefault(fault.removeprefix("--set: "), []).append(cell.name)
     if faults:
-        raise ConfigError([f"{_first_of(names)}: {fault}" for fault, names in faults.items()])
+        raise ConfigError([f"{first_of(names)}: {fault}" for fault, names in faults.items()])
 
 
-def _first_of(names: Sequence[str]) -> str:
+def first_of(names: Sequence[str]) -> str:
+    """Return the first cell of several, with the number of the others."""
     others = len(names) - 1
     return names[0] if not others else f"{names[0]} and {others} more cell{'s' if others > 1 else ''}"
 

@@ -74,6 +74,8 @@ class Setting:
     lease: float = 30.0
     population_report: Callable[[], Json] | None = None
     """The report on the population; None: the task's data was not dealt."""
+    notes: tuple[str, ...] = ()
+    """The differences between the clients and the task's own sites, a sentence each."""
 
 
 class Federation:
@@ -373,6 +375,7 @@ class Federation:
             "model_digest": str(ledger.model_digest),
             "engine": self.engine.name,
             "seed": self.setting.config.seed,
+            "notes": list(self.setting.notes),
             **self._totals(),
         }
 

@@ -53,6 +53,8 @@ def opened(
     """
     check_folder(file, folder, is_fresh=is_fresh)
     setting = setting_of(file, task)
+    for line in setting.notes:
+        tell(line)
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_directory(folder)
     try:

@@ -12,6 +12,7 @@ from atoll.simulations.attacks.build import adversary_of
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
 from atoll.simulations.federation.training_engine import training_of
+from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
 from atoll.simulations.populations.population import Population, populate
 from atoll.simulations.populations.report import report
 
@@ -29,7 +30,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
     populated = or_faults(lambda: _populated(file, task), faults)
     if populated is None:
         raise ConfigError(faults)  # without clients the other parts cannot be checked
-    populated_task, num_examples, population = populated
+    populated_task, num_examples, population, notes = populated
     names = [str(name) for name in num_examples]
     attacked = or_faults(lambda: _attacked(file, populated_task, names), faults)
     fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
@@ -48,24 +49,36 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         adversary=adversary,
         lease=file.coordinator.lease,
         population_report=None if population is None else lambda: report(population).plain(),
+        notes=notes,
     )
 
 
 def _populated(
     file: SimulationFile, task: Task | ArrayTask
-) -> tuple[Task | ArrayTask, Mapping[ClientId, int], Population | None]:
-    """Return the task with the clients as its sites, the number of examples of each, and their population."""
+) -> tuple[Task | ArrayTask, Mapping[ClientId, int], Population | None, tuple[str, ...]]:
+    """Return the task with the clients as its sites, the number of examples of each, their population, and its notes.
+
+    An `ArrayTask` reads its own data, and has no population.
+    """
     if isinstance(task, Task):
         population = populate(file.population, task, file.seed)
         sizes = population.train.sizes.tolist()
-        return population.task, dict(zip(map(ClientId, population.task.sites), sizes, strict=True)), population
+        num_examples = dict(zip(map(ClientId, population.task.sites), sizes, strict=True))
+        return population.task, num_examples, population, population.notes
     if file.population.kind != "natural":
         raise ConfigError([f"population: kind {file.population.kind!r} deals a Task's data; an ArrayTask has its own"])
     count = getattr(task, "num_examples", None)
     sites = tuple(getattr(task, "sites", ()))
     if not sites:
         raise ConfigError([f"{file.task}: the task has no sites, and so no clients to simulate"])
-    return task, {ClientId(site): int(count(site)) if count is not None else 1 for site in sites}, None
+    if count is None:
+        return task, dict.fromkeys(map(ClientId, sites), 1), None, ()
+    by_site = {str(site): int(count(site)) for site in sites}
+    if faults := [f"population: {fault}" for fault in faults_of_sizes(file.population, by_site)]:
+        raise ConfigError(faults)
+    filled = {ClientId(site): size for site, size in by_site.items() if size}
+    empty = [site for site, size in by_site.items() if not size]
+    return task, filled, None, (dropping(empty, len(by_site)),) if empty else ()
 
 
 def _attacked(file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]) -> tuple[Adversary, Task | ArrayTask]:

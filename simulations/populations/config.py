@@ -53,11 +53,15 @@ class PopulationConfig(BaseModel):
     min_examples: int = Field(default=1, ge=1, le=1_000_000_000)
     """Minimum number of training examples of every client; a split with fewer is refused."""
 
+    drop_empty: bool = False
+    """Leave out clients without any training example: sites of the task for "natural", clients of a "dirichlet" split.
+    The others keep their names and their draws. False: such a client is refused."""
+
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the partition; absent: the run's seed."""
 
     @model_validator(mode="after")
     def _only_what_the_kind_has(self) -> "PopulationConfig":
-        given = {name: value for name, value in self if name not in ("kind", "min_examples", "seed")}
+        given = {name: value for name, value in self if name not in ("kind", "min_examples", "drop_empty", "seed")}
         POPULATIONS.pick(self.kind, given | {"balanced": self.balanced or None})
         return self

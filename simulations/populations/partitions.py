@@ -78,16 +78,25 @@ def apportion(sizes: Ints, shares: Floats, rng: np.random.Generator) -> Ints:
     return np.diff(cuts, axis=1, prepend=0)
 
 
-def dirichlet(sizes: Ints, num_clients: int, alpha: float, min_examples: int, rng: np.random.Generator) -> Ints:
+def dirichlet(
+    sizes: Ints,
+    num_clients: int,
+    alpha: float,
+    min_examples: int,
+    rng: np.random.Generator,
+    *,
+    may_be_empty: bool = False,
+) -> Ints:
     """Draw counts (L, K) label by label: the clients' shares of a label are one draw from a Dirichlet distribution.
 
         p_y ~ Dir_K(α, ..., α),    client k gets p_yk n_y examples of label y
 
-    Draws are repeated, up to `DRAWS` times, until every client has `min_examples`. Small α: few clients have each
-    label, and sizes differ widely; α to infinity: every client has an even share of every label.
+    Draws are repeated, up to `DRAWS` times, until every client has `min_examples`, or with `may_be_empty` none. Small
+    α: few clients have each label, and sizes differ widely; α to infinity: every client has an even share of every
+    label.
 
     Raises:
-        Impossible: in each draw some client has fewer than `min_examples`.
+        Impossible: in each draw some client has fewer than `min_examples`, and is not an empty one that may be so.
 
     Source:
         Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4; Li et
@@ -98,13 +107,16 @@ def dirichlet(sizes: Ints, num_clients: int, alpha: float, min_examples: int, rn
     smallest = 0
     for _ in range(DRAWS):
         counts = apportion(sizes, rng.dirichlet(np.full(num_clients, alpha), len(sizes)), rng)
-        smallest = max(smallest, int(counts.sum(axis=0).min()))
+        owned = counts.sum(axis=0)
+        smallest = max(smallest, int((owned[owned > 0] if may_be_empty else owned).min()))
         if smallest >= min_examples:
             return counts
+    dropped = "" if smallest else ", or drop_empty = true (--drop-empty)"
     raise Impossible(
         f"in {DRAWS} draws with alpha {alpha:g} the smallest of "
         f"{count_of(num_clients, 'client')} had {count_of(smallest, 'example')} or "
         f"fewer, and min_examples is {min_examples}; possible are a larger alpha, fewer clients, or balanced = true"
+        f"{dropped}"
     )
 
 

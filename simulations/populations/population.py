@@ -16,6 +16,7 @@ from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import PopulationConfig
+from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
 from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
 from atoll.simulations.populations.kinds import NEED_LABELS, POPULATIONS
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
@@ -80,6 +81,24 @@ class Population:
     test: Partition | None = field(repr=False)
     """The clients' test data; None: the task has no such data."""
     skew: FeatureSkew | None = None
+    num_owners: int = 1
+    """The number of the task's own sites that have training data."""
+    dropped: tuple[str, ...] = ()
+    """The clients that `drop_empty` left out, as they have no training examples."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The differences between these clients and the task's own sites, a sentence each; empty: there are none."""
+        told = []
+        if self.config.kind != "natural" and self.num_owners > 1:
+            told.append(
+                f"the data of {count_of(self.num_owners, 'site')} are pooled and dealt anew to "
+                f"{count_of(self.train.num_clients, 'client')} "
+                f'(population.kind = "{self.config.kind}"): the task\'s own sites are not simulated'
+            )
+        if self.dropped:
+            told.append(dropping(self.dropped, self.train.num_clients + len(self.dropped)))
+        return tuple(told)
 
 
 def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
@@ -94,27 +113,43 @@ def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
         ConfigError: the data do not allow this split; the message has the numbers.
     """
     seed = seed if config.seed is None else config.seed
-    pools = {split: _pool(task, split) for split in ("train", "test")}
-    if faults := list(_faults(config, task, *pools["train"])):
+    held = {split: _read(task, split) for split in ("train", "test")}
+    sizes = {site: len(held["train"].get(site, ())) for site in task.sites}
+    if faults := list(_faults(config, task, sizes)):
         raise ConfigError([f"population: {fault}" for fault in faults])
+    num_owners = sum(map(bool, sizes.values()))
     if config.kind == "natural":
-        natural = {
-            split: Partition(pool, np.repeat(np.array(owners, np.int64), pool.sizes), len(task.sites))
-            for split, (pool, owners) in pools.items()
-        }
-        return Population(config, seed, task, natural["train"], natural["test"] if len(pools["test"][0]) else None)
+        return _natural(config, task, seed, held, num_owners)
     assert config.clients is not None
     try:
-        splits = _deal(config, pools["train"][0], pools["test"][0], seed)
+        splits, clients = _deal(config, _pool(held["train"], "train"), _pool(held["test"], "test"), seed)
     except (Impossible, NoLabels) as error:
         raise ConfigError([f"population: {_explained(config, error)}"]) from error
     skew = None
     if config.change is not None:
         skew = FeatureSkew(config.change, config.clients, seed, config.strength or STRENGTH)
-    holdings = Holdings(splits, {name: k for k, name in enumerate(names(config.clients))}, skew)
+    all_names = names(config.clients)
+    holdings = Holdings(splits, {all_names[client]: k for k, client in enumerate(clients)}, skew)
     _check_change(holdings)
     dealt = replace(task, data=holdings, sites=tuple(holdings.number))
-    return Population(config, seed, dealt, splits["train"], splits.get("test"), skew)
+    dropped = tuple(name for name in all_names if name not in holdings.number)
+    return Population(config, seed, dealt, splits["train"], splits.get("test"), skew, num_owners, dropped)
+
+
+def _natural(
+    config: PopulationConfig, task: Task, seed: int, held: Mapping[str, Mapping[str, Any]], num_owners: int
+) -> Population:
+    """Return the task's own sites as clients, each with its own data."""
+    dropped = tuple(site for site in task.sites if not len(held["train"].get(site, ()))) if config.drop_empty else ()
+    number = {site: k for k, site in enumerate(site for site in task.sites if site not in set(dropped))}
+    splits = {}
+    for split, datasets in held.items():
+        pool = _pool({site: dataset for site, dataset in datasets.items() if site in number}, split)
+        owners = np.array([number[site] for site in datasets if site in number], np.int64)
+        splits[split] = Partition(pool, np.repeat(owners, pool.sizes), len(number))
+    clients = replace(task, sites=tuple(number)) if dropped else task
+    test = splits["test"] if len(splits["test"].pool) else None
+    return Population(config, seed, clients, splits["train"], test, None, num_owners, dropped)
 
 
 def names(num_clients: int) -> tuple[str, ...]:
@@ -123,18 +158,26 @@ def names(num_clients: int) -> tuple[str, ...]:
     return tuple(f"c{client:0{digits}}" for client in range(num_clients))
 
 
-def _pool(task: Task, split: str) -> tuple[Pool, list[int]]:
-    """Return all examples of a split, and the numbers of the sites that have data in it."""
-    names, datasets = [f"{split} data of site {site!r}" for site in task.sites], {}
-    for number, site in enumerate(task.sites):
-        with reading(names[number]):
+def _read(task: Task, split: str) -> dict[str, Any]:
+    """Return the examples of a split, by the sites that have some of it."""
+    datasets = {}
+    for site in task.sites:
+        with reading(_name(site, split)):
             dataset = data_of(task, site, split)
         if dataset is None:
             continue
         if fault := _no_dataset(dataset):
             raise ConfigError([f"population: task.data({site!r}, {split!r}) gave {fault}"])
-        datasets[number] = dataset
-    return Pool(list(datasets.values()), [names[number] for number in datasets]), list(datasets)
+        datasets[site] = dataset
+    return datasets
+
+
+def _pool(datasets: Mapping[str, Any], split: str) -> Pool:
+    return Pool(list(datasets.values()), [_name(site, split) for site in datasets])
+
+
+def _name(site: str, split: str) -> str:
+    return f"{split} data of site {site!r}"
 
 
 def _no_dataset(given: Any) -> str:
@@ -146,22 +189,17 @@ def _no_dataset(given: Any) -> str:
     return ""
 
 
-def _faults(config: PopulationConfig, task: Task, train: Pool, owners: Sequence[int]) -> Iterator[str]:
-    """Yield the faults that show without reading any example."""
+def _faults(config: PopulationConfig, task: Task, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Yield the faults that show without reading any example; `sizes` has the number of examples of each site."""
     if not task.sites:
         yield "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
         return
     if config.kind == "natural":
-        sizes = dict(zip(owners, train.sizes.tolist(), strict=True))
-        for number, site in enumerate(task.sites):
-            if (size := sizes.get(number, 0)) < config.min_examples:
-                yield (
-                    f"site {site!r} has {count_of(size, 'example')} to train on, and "
-                    f"min_examples is {config.min_examples}"
-                )
+        yield from faults_of_sizes(config, sizes)
         return
-    clients, available = config.clients or 0, len(train)
-    if (needed := clients * config.min_examples) > available:
+    clients, available = config.clients or 0, sum(sizes.values())
+    may_be_empty = config.kind == "dirichlet" and config.drop_empty and available >= config.min_examples
+    if (needed := clients * config.min_examples) > available and not may_be_empty:
         each = f" with min_examples {config.min_examples}" if config.min_examples > 1 else ""
         yield f"{count_of(clients, 'client')}{each}: {count_of(needed, 'example')} needed, and the task has {available}"
     elif config.kind == "shards" and (needed := clients * _shards_per_client(config)) > available:
@@ -183,16 +221,24 @@ def _explained(config: PopulationConfig, error: Exception) -> str:
     return f"kind {config.kind} needs class labels: {error}; possible are {', '.join(possible)}"
 
 
-def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[str, Partition]:
-    """Deal the training examples by the rule of the kind, and the test examples in the same proportions."""
+def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> tuple[dict[str, Partition], list[int]]:
+    """Deal the training examples by the rule of the kind, and the test examples in the same proportions.
+
+    Returns:
+        The splits, and the clients that own their parts: all, or with `drop_empty` those that have training examples.
+    """
     (train_labels, test_labels), num_labels = _codes(config, [train, test])
     num_clients = config.clients or 0
+    clients = list(range(num_clients))
     counts = _counts(config, np.bincount(train_labels, minlength=num_labels), stream(seed, config.kind, "counts"))
     rng = stream(seed, config.kind, "train")
     if counts is None:
         owner = partitions.shards(train_labels, num_clients, _shards_per_client(config), rng)
         counts = partitions.count(train_labels, owner, num_labels, num_clients)
     else:
+        if config.drop_empty:
+            clients = np.flatnonzero(counts.sum(axis=0)).tolist()
+            counts, num_clients = counts[:, clients], len(clients)
         owner = partitions.deal(train_labels, counts, rng)
     splits = {"train": Partition(train, owner, num_clients)}
     if (smallest := int(splits["train"].sizes.min())) < config.min_examples:
@@ -203,7 +249,7 @@ def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[
         rng = stream(seed, config.kind, "test")
         test_counts = partitions.following(counts, np.bincount(test_labels, minlength=num_labels), rng)
         splits["test"] = Partition(test, partitions.deal(test_labels, test_counts, rng), num_clients)
-    return splits
+    return splits, clients
 
 
 def _codes(config: PopulationConfig, pools: Sequence[Pool]) -> tuple[list[Ints], int]:
@@ -224,7 +270,8 @@ def _counts(config: PopulationConfig, sizes: Ints, rng: np.random.Generator) -> 
         if config.balanced:
             counts = partitions.balanced_dirichlet(sizes, num_clients, config.alpha, rng)
             return counts[:, rng.permutation(num_clients)]  # the last one gets the leftovers: any client may be last
-        return partitions.dirichlet(sizes, num_clients, config.alpha, config.min_examples, rng)
+        least = config.min_examples
+        return partitions.dirichlet(sizes, num_clients, config.alpha, least, rng, may_be_empty=config.drop_empty)
     if config.kind == "quantity":
         weights = (
             rng.dirichlet(np.full(num_clients, config.alpha))

@@ -61,6 +61,10 @@ class Report:
     no_labels: str
     """The reason that the targets are not labels; empty if they are."""
     clients: tuple[ClientSummary, ...]
+    dropped: tuple[str, ...] = ()
+    """The clients that were left out, as they have no training examples."""
+    notes: tuple[str, ...] = ()
+    """The differences between the clients and the task's own sites, a sentence each."""
 
     def plain(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -95,6 +99,8 @@ def report(population: Population) -> Report:
         labels=None if counts is None else _summary(labels, counts),
         no_labels=no_labels,
         clients=clients,
+        dropped=population.dropped,
+        notes=population.notes,
     )
 
 

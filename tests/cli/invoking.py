@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from atoll.cli.main import app
+from atoll.cli.commands import app
 
 TINY = Path(__file__).parents[1] / "wire" / "tasks" / "four_numbers_task.py"
 """A task without torch."""

@@ -25,15 +25,16 @@ SHARED: dict[str, tuple[str, ...]] = {
         "aggregation/codecs/names.py",
         "aggregation/folders.py",
         "aggregation/tensors",
+        "aggregation/text_files.py",
         "aggregation/updates/encoded_writer.py",
     ),
 }
 """Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
-they are encoded there."""
+they are encoded there, and the text that a person writes."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
-        ("file_digest.py", "folders.py", "numba_support.py", "optimizers.py", "ordered_map.py"),
+        ("file_digest.py", "folders.py", "numba_support.py", "optimizers.py", "ordered_map.py", "text_files.py"),
         ("tensors",),
         ("codecs",),
         ("updates",),
@@ -101,16 +102,17 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "atoll": (
         (
-            *("__init__.py", "cli", "cli/faults.py", "cli/log.py", "cli/printing.py"),
-            "cli/shutdown_deadline.py",
+            *("__init__.py", "cli", "cli/log.py", "cli/printing.py"),
+            *("cli/shutdown_deadline.py", "cli/stopping.py"),
         ),
-        ("cli/waiting.py",),
+        ("cli/faults.py", "cli/waiting.py"),
         ("cli/options.py",),
         ("cli/files.py", "cli/local_audit.py", "cli/new.py", "cli/project", "cli/settings.py", "cli/task_failures.py"),
         ("cli/runs", "cli/serving", "cli/training"),
         ("cli/experiments", "cli/members"),
-        ("cli/main.py",),
-        ("__main__.py", "cli/docs.py"),
+        ("cli/commands.py",),
+        ("cli/docs.py", "cli/main.py"),
+        ("__main__.py",),
     ),
 }
 """The floors of each room, lowest first; folders and files relative to the room."""

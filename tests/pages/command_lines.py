@@ -10,8 +10,8 @@ from typing import Any
 from typer.exceptions import Exit, TyperException
 from typer.main import get_command
 
+from atoll.cli.commands import app
 from atoll.cli.faults import CommandError
-from atoll.cli.main import app
 from atoll.cli.settings import Section, described
 
 SUBSTITUTED = re.compile(r"\$\([^()]*\)|\$\w+|`[^`]*`")

@@ -10,6 +10,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
+from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.protocol.printable import printable_size
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def compare(
     what: What,
     rounds: Rounds = None,
     clients: Clients = None,
+    drop_empty: options.DropEmpty = False,
     epochs: Epochs = None,
     metric: Metric = None,
     target: Target = None,
@@ -81,20 +83,25 @@ def compare(
     `--set train.*` and `plan.*` apply to the centralized training, `local.*` to both, all other settings to the
     federated run. Both continue after an interruption. Exit code 130 after Ctrl-C or SIGTERM.
     """
+    if_stopped("before a round began; nothing was written")
     from atoll.parallel.trainer.run import LOG
     from atoll.simulations.experiments.compare import centralized, epochs_of, federated, passes_of, pooled, rows, write
     from atoll.simulations.experiments.plots import main_metric
 
     central = [override for override in overrides if override.startswith(("train.", "plan."))]
-    file, task = _load(what, rounds, clients, [override for override in overrides if override not in central])
+    federated_overrides = [override for override in overrides if override not in central]
+    file, task = _load(what, rounds, clients, options.dropping_empty(federated_overrides, drop_empty))
     _check_metric(metric, file, task)
     folder = out or Path(f"atoll-compare-{file.name}")
     local = [f"local.{key}={_text(value)}" for key, value in file.local.items()]
     request = _request(file, folder, [*local, *central], epochs or 1)
+    if_stopped("before a round began; the same command goes on")
     report = _simulate(file, task, folder / FEDERATED)
+    if_stopped("after the federated training; the same command goes on")
     data = pooled(task)
     in_a_round = epochs_of(task.local.with_overrides(file.local), data.num_examples, report.num_clients)
     _train(_request(file, folder, [*local, *central], epochs or passes_of(report, epochs=in_a_round)))
+    if_stopped("")
     chosen = metric or main_metric([report])
     sides = [
         federated(report, chosen, epochs=in_a_round),
@@ -161,7 +168,7 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
 
 
 def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport":
-    from atoll.cli.experiments.simulate import INTERRUPTED, with_signals
+    from atoll.cli.experiments.simulate import with_signals
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.simulations.experiments.report import read_run
@@ -171,7 +178,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport"
     with (
         task_failures_in_one_line(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        opened(file, task, folder, on_round=progress.round, is_fresh=False) as federation,
+        opened(file, task, folder, on_round=progress.round, is_fresh=False, tell=note) as federation,
         with_signals(federation),
     ):
         result = federation.run()
@@ -184,7 +191,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport"
 
 
 def _train(request: "Request") -> None:
-    from atoll.cli.training.control import INTERRUPTED, Fault
+    from atoll.cli.training.control import Fault
     from atoll.cli.training.process import train_in_process
     from atoll.cli.training.request import job_of
 

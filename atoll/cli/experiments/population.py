@@ -48,6 +48,7 @@ Rows = Annotated[
 def population(
     task: What,
     config: Config = None,
+    drop_empty: options.DropEmpty = False,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     plot: Plot = None,
     rows: Rows = 20,
@@ -60,7 +61,7 @@ def population(
     from atoll.simulations.populations.plot import NoPlots
     from atoll.simulations.populations.plot import plot as draw
 
-    report = reported(task, config, overrides)
+    report = reported(task, config, options.dropping_empty(overrides, drop_empty))
     if plot is not None:
         try:
             draw(report, plot)
@@ -69,6 +70,8 @@ def population(
     if json:
         as_json(report)
         return
+    for line in report.notes:
+        note(line)
     _say(report, rows)
     if plot is not None:
         say(f"drawn in {plot}")

@@ -14,15 +14,13 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, say_settings, seconds
+from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.simulations.experiments.logs import Log
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
-
-INTERRUPTED = 130
-"""The exit code after a signal."""
 
 OF_A_COORDINATOR = ("coordinator.lease",)
 """The settings of the coordinator that a simulation uses, too."""
@@ -94,6 +92,7 @@ def simulate(
     what: What = None,
     rounds: Rounds = None,
     clients: Clients = None,
+    drop_empty: options.DropEmpty = False,
     engine: Engine = None,
     out: Out = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
@@ -117,6 +116,7 @@ def simulate(
             what or "": what is not None,
             "--rounds": rounds is not None,
             "--clients": clients is not None,
+            "--drop-empty": drop_empty,
             "--engine": engine is not None,
             "--out": out is not None,
             "--set": bool(overrides),
@@ -133,7 +133,7 @@ def simulate(
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
     _simulate(
         what,
-        [*overrides, *([f"seed={seed}"] if seed is not None else [])],
+        options.dropping_empty([*overrides, *([f"seed={seed}"] if seed is not None else [])], drop_empty),
         Request(rounds, clients, engine, out, fresh=fresh, tensorboard=tensorboard, check=check, json=json),
     )
 
@@ -177,6 +177,7 @@ class Request:
 
 
 def _simulate(what: str, overrides: list[str], request: Request) -> None:
+    if_stopped("before a round began; nothing was written")
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.cli.files import load_user_task, note_unused_settings
     from atoll.cli.task_failures import task_failures_in_one_line
@@ -193,10 +194,13 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     task = load_user_task(file.task)
     if request.check:
         with task_failures_in_one_line():
-            setting_of(file, task)
+            setting = setting_of(file, task)
+        for line in setting.notes:
+            note(line)
         say_settings(effective(file), json=request.json)
         return
     folder = request.out or Path(f"atoll-sim-{file.name}")
+    if_stopped("before a round began; the same command goes on")
     logs = [_tensorboard(folder / "tensorboard")] if request.tensorboard else []
     with (
         task_failures_in_one_line(),
@@ -207,6 +211,7 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
         with_signals(federation),
     ):
         result = federation.run()
+    if_stopped("")
     if request.json:
         as_json(result)
     else:
@@ -250,12 +255,14 @@ def _sets_kind(what: str, overrides: list[str]) -> bool:
     """Return whether the TOML or an override sets population.kind."""
     import tomllib
 
+    from atoll.aggregation.text_files import text_of
+
     if any(override.partition("=")[0].strip() == "population.kind" for override in overrides):
         return True
     if not what.endswith(".toml"):
         return False
     try:
-        return "kind" in tomllib.loads(Path(what).read_text("utf-8-sig")).get("population", {})
+        return "kind" in tomllib.loads(text_of(Path(what).read_bytes(), what)).get("population", {})
     except (OSError, ValueError, RecursionError, AttributeError):
         return False  # loading the file reports it
 

@@ -13,6 +13,8 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
+from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.protocol.printable import count_of
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from atoll.simulations.experiments.requested_metric import RequestedMetric
     from atoll.simulations.experiments.sweep import Progress, State
     from atoll.simulations.experiments.table import Row
+
+NOTES_MAX = 5
+"""Most different notes on the populations of the cells that are printed."""
 
 What = Annotated[
     Path, typer.Argument(metavar="GRID", help="A run's TOML with a table \\[grid]; docs/experiments.md has an example.")
@@ -68,6 +73,7 @@ def sweep(
     metric: Metric = None,
     target: Target = None,
     columns: Columns = None,
+    drop_empty: options.DropEmpty = False,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     show: Show = False,
     check: Check = False,
@@ -80,11 +86,12 @@ def sweep(
     The same command completes an interrupted sweep: finished cells are not run again, interrupted ones resume. Exit
     code 1: a cell has failed; 130: Ctrl-C or SIGTERM.
     """
+    if_stopped("before a cell began; nothing was written")
     from atoll.simulations.experiments.grid import read_grid
     from atoll.simulations.experiments.sweep import Progress
     from atoll.simulations.experiments.table import Objective, chosen, rows
 
-    grid = read_grid(grid_file, overrides)
+    grid = read_grid(grid_file, options.dropping_empty(overrides, drop_empty))
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
     wanted = target if target is not None else grid.sweep.target
     names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
@@ -142,27 +149,29 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked_for: "RequestedMetric | No
             metric_watch.see(progress)
 
     try:
-        with _sigterm_as_interrupt():
+        with _signals_as_interrupt():
             return run_cells(grid, folder, jobs=jobs, watch=watch)
     except KeyboardInterrupt:
         note("interrupted; the same command resumes it")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         shown.close()
+        if_stopped("")
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Turn SIGTERM into a KeyboardInterrupt, which ends the running cells first."""
+def _signals_as_interrupt() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into a KeyboardInterrupt, which ends the running cells first."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _found(grid: "Grid", folder: Path, states: "Mapping[str, State]") -> "Iterator[tuple[Cell, RunReport | None, str]]":
@@ -223,7 +232,7 @@ def _task_of(grid: "Grid") -> "Task | ArrayTask":
 
 
 def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") -> None:
-    """Check the cells as `atoll simulate --check` does, from the grid's folder.
+    """Check the cells as `atoll simulate --check` does, from the grid's folder; print the notes on populations.
 
     Raises:
         ConfigError: all mistakes of all cells.
@@ -231,19 +240,27 @@ def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") 
     from atoll.cli.experiments.simulate import load_simulation
     from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.protocol.settings import ConfigError
-    from atoll.simulations.experiments.sweep import check_cells, overrides
+    from atoll.simulations.experiments.sweep import check_cells, first_of, overrides
     from atoll.simulations.federation.setting import setting_of
+
+    notes: dict[str, list[str]] = {}
 
     def check(cell: "Cell") -> None:
         try:
             file = load_simulation(cell.task, overrides(cell), rounds=None, clients=None)
             with task_failures_in_one_line():
-                setting_of(file, task)
+                setting = setting_of(file, task)
+            for line in setting.notes:
+                notes.setdefault(line, []).append(cell.name)
         except CommandError as error:
             raise ConfigError(error.faults) from error
 
     with chdir(grid.folder):
         check_cells(cells, check)
+    for line, names in list(notes.items())[:NOTES_MAX]:
+        note(f"{first_of(names)}: {line}" if len(names) < len(cells) else line)
+    if (more := len(notes) - NOTES_MAX) > 0:
+        note(f"and {count_of(more, 'note')} more, in the population.json of the cells")
 
 
 def _say_cells(grid: "Grid", json: bool) -> None:

@@ -10,6 +10,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say
+from atoll.cli.stopping import if_stopped
 from atoll.protocol.identity.names import Role
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ def serve(
     It signs for clients and aggregation ranks, and renews a certificate of any role whose older key has signed the
     request. The first certificate of an owner, operator or auditor takes `atoll authority issue`.
     """
+    if_stopped("before it dialled")
     import asyncio
     import os
     import signal

@@ -9,6 +9,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
+from atoll.cli.stopping import if_stopped
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig
@@ -73,6 +74,7 @@ def agent(
     The agent survives a lost connection, a restart of either side, and a crash of the training. A finished update stays
     in its spool until the coordinator has answered it.
     """
+    if_stopped("before it dialled")
     from atoll.cli.files import overriding
 
     options.json_only_with(check, json)

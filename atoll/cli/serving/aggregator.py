@@ -10,6 +10,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
+from atoll.cli.stopping import if_stopped
 
 Coordinator = Annotated[
     str | None,
@@ -75,6 +76,7 @@ def aggregator(
     your own supervisor; the coordinator then needs `coordinator.start_aggregators=false`. A rank may be restarted at
     any time: every update that it has acknowledged is in its directory.
     """
+    if_stopped("before it dialled")
     from atoll.cli.files import check_folder, overriding
     from atoll.protocol.settings import effective, load
     from atoll.server.config.process import AggregatorConfig

@@ -11,6 +11,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
+from atoll.cli.stopping import if_stopped
 from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def coordinator(
     except with other settings or with --again, so that a supervisor may restart this command at any time. Exit code 0:
     every run has finished, or a signal came; 1: a run failed or was stopped.
     """
+    if_stopped("before it listened")
     from atoll.cli.files import load_host, overriding
     from atoll.server.config.run import RunFile
 

@@ -1,5 +1,6 @@
 """Signals between the launcher of a training and its ranks, as files in a folder of this machine.
 
+    begun         made by the ranks when they look for `stop`: before, the launcher ends them by a signal
     stop          made by the launcher: the ranks save and end
     fault.json    made by the first rank that fails by itself: the reason. It would fail again, so no rank is restarted
 
@@ -12,9 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-INTERRUPTED = 130
-"""The exit code of the command after a signal."""
 
 FOLDER, LAUNCHER = "ATOLL_TRAIN_CONTROL", "ATOLL_TRAIN_LAUNCHER"
 """The environment variables with the folder and with the launcher's process id."""
@@ -38,13 +36,22 @@ class Control:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._stop, self._fault = folder / "stop", folder / "fault.json"
+        self._begun, self._stop, self._fault = folder / "begun", folder / "stop", folder / "fault.json"
         self.folder = folder
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment of the ranks, with the folder and their launcher, this process."""
         return {FOLDER: str(self.folder), LAUNCHER: str(os.getpid())}
+
+    def begin(self) -> None:
+        """Note that the ranks look for a request to stop from now on; called by a rank."""
+        if not self._begun.exists():
+            self._begun.touch()
+
+    def has_begun(self) -> bool:
+        """Return whether the ranks look for a request to stop; until then, they load the task. For the launcher."""
+        return self._begun.exists()
 
     def request_stop(self) -> None:
         """Ask the ranks to save and end; called by the launcher."""

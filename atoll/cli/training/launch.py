@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.cli.training.control import INTERRUPTED, Control, Fault
+from atoll.cli.stopping import INTERRUPTED
+from atoll.cli.training.control import Control, Fault
 from atoll.cli.training.folder import folder_lock
 from atoll.cli.training.request import Request
 from atoll.parallel.trainer.run import RESULT, Result
@@ -50,24 +51,22 @@ def _launch(request: Request, max_restarts: int) -> Result | Fault:
             *("-m", "atoll", "train", *request.for_a_rank),
         ]
         environment = os.environ | _environment(request.nproc) | control.environment
-        signals = 0
+        signals: list[int] = []
 
-        def on_signal(_number: int, _frame: object) -> None:
-            nonlocal signals
-            signals += 1
+        def on_signal(number: int, _frame: object) -> None:
+            signals.append(number)
             control.request_stop()
-            if signals > 1:
-                process.terminate()
 
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
         with _handling_signals(on_signal):
-            code = _wait(process, control)
+            process = subprocess.Popen(command, env=environment, start_new_session=True)
+            code = _wait(process, control, signals)
         if fault := control.fault():
             return fault
     if code == 0 and result.exists():
         return Result(**json.loads(result.read_text("utf-8")))
     if signals:
-        return Fault(INTERRUPTED, ("atoll: the training ended before it was saved",))
+        name = signal.Signals(signals[0]).name
+        return Fault(INTERRUPTED, (f"atoll: stopped by {name} before it was saved; the same command goes on",))
     return Fault(
         1,
         (
@@ -77,14 +76,19 @@ def _launch(request: Request, max_restarts: int) -> Result | Fault:
     )
 
 
-def _wait(process: "subprocess.Popen[bytes]", control: Control) -> int:
-    """Wait until all ranks have ended. After a rank's own fault, which would repeat, end them all."""
+def _wait(process: "subprocess.Popen[bytes]", control: Control, signals: Sequence[int]) -> int:
+    """Wait until all ranks have ended.
+
+    They are ended after a rank's own fault, which would repeat, after a second signal, and after the first one while
+    they still load the task, as they have nothing to save.
+    """
     try:
         while True:
             try:
                 return process.wait(POLL_S)
             except subprocess.TimeoutExpired:
-                if control.fault() is not None:
+                is_hasty = len(signals) > 1 or (signals and not control.has_begun())
+                if is_hasty or control.fault() is not None:
                     return _end(process)
     finally:
         if process.poll() is None:

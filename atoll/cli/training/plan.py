@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
+from atoll.cli.stopping import if_stopped
 from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ def plan(
 
     Nothing is started, and no GPU is needed. `docs/planning.md` explains every number.
     """
+    if_stopped("before the plan was complete; nothing was written")
     from atoll.parallel.planner.search import search, why
 
     given = {"batch": batch, "precision": precision, "optimizer": optimizer, "counted": count}
@@ -183,7 +186,9 @@ def _tables(model: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     if not model.endswith(".toml"):
         return {}, []
     try:
-        document = tomllib.loads(Path(model).read_text("utf-8"))
+        document = tomllib.loads(text_of(Path(model).read_bytes(), model))
+    except NotText as error:
+        raise CommandError(str(error)) from error
     except (OSError, ValueError, RecursionError) as error:
         raise CommandError(f"{model}: cannot be read: {error}") from error
     known = {name: value for name, value in document.items() if name in TABLES and isinstance(value, dict)}

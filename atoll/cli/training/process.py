@@ -104,25 +104,38 @@ def is_lost_peer(error: BaseException) -> bool:
 def _stop_request(control: Control | None) -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether the training is to stop: by the launcher's file, else by a signal.
 
-    The second signal has its default effect. Under `atoll train --nproc` the first one has it, too, so that a rank that
-    waits for a dead rank ends at once.
+    The signals are handled from its first call on, after the first step: until then there is nothing to save, and a
+    signal ends the command. The second signal has its default effect. Under `atoll train --nproc` the first one has it,
+    too, so that a rank that waits for a dead rank ends at once.
     """
     if control is not None:
-        yield stop_requested(control, int(os.environ[LAUNCHER]))
+        is_requested = stop_requested(control, int(os.environ[LAUNCHER]))
+
+        def is_told_by_file() -> bool:
+            control.begin()
+            return is_requested()
+
+        yield is_told_by_file
         return
-    signals = 0
+    before: dict[int, object] = {}
+    is_stopping = False
 
-    def on_signal(number: int, _frame: object) -> None:
-        nonlocal signals
-        signals += 1
-        signal.signal(number, before[number])
+    def on_signal(_number: int, _frame: object) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
 
-    before = {int(number): signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    def is_told() -> bool:
+        if not before:
+            before.update({int(each): signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)})
+        return is_stopping
+
     try:
-        yield lambda: signals > 0
+        yield is_told
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def _fault_of(error: Exception) -> Fault:

@@ -7,6 +7,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.printing import as_json, note, say, seconds
+from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.protocol.printable import count_of
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def train(
     The training resumes from the newest checkpoint in its folder. Ctrl-C or SIGTERM saves it. Exit code 1: the training
     failed; 2: a mistake in the arguments, settings or task; 130: Ctrl-C or SIGTERM.
     """
+    if_stopped("before the first step; nothing was written")
     from atoll.cli.training.request import Request, check_place, job_of
 
     short = {"train.epochs": epochs, "train.steps": steps}
@@ -94,6 +96,7 @@ def train(
     )
     check_place(request)
     job = job_of(request)
+    if_stopped("before a step was made; the same command goes on")
     if nproc is not None and nproc > 1:
         from atoll.cli.training.launch import launch
 
@@ -102,12 +105,13 @@ def train(
         from atoll.cli.training.process import train_in_process
 
         outcome = train_in_process(job, request)
+    if_stopped("")
     raise typer.Exit(_report(outcome, request.folder, json))
 
 
 def _report(outcome: "Result | Fault", folder: Path, json: bool) -> int:
     """Print the outcome, unless a launcher of Atoll's prints it, and return the exit code."""
-    from atoll.cli.training.control import INTERRUPTED, Fault, is_launched
+    from atoll.cli.training.control import Fault, is_launched
     from atoll.cli.training.progress import shown
     from atoll.parallel.world import read_world
 

@@ -4,6 +4,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from atoll.aggregation.text_files import NotText, text_of
+
 VARIABLE = "ATOLL_DATA"
 """The environment variable with the folder of all data sets."""
 
@@ -76,9 +78,9 @@ def _digest_beside(path: Path) -> str | None:
     if not sums.is_file():
         return None
     try:
-        lines = sums.read_text("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise BadData(f"{sums}: is no UTF-8 text: {error}") from error
+        lines = text_of(sums.read_bytes(), sums).splitlines()
+    except NotText as error:
+        raise BadData(str(error)) from error
     for number, line in enumerate(lines, start=1):
         digest, _, name = line.strip().partition(" ")
         if line.strip() and (len(digest) != 64 or not name.strip()):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.parallel.data.public.folder import BadData, NoData, read_checked
 from atoll.parallel.data.public.owned import FLOAT32_MAX, Ints, Owned, by_owner
 
@@ -73,7 +74,9 @@ def _users(folder: Path) -> Iterator[User]:
 
 def _users_of(path: Path) -> Iterator[User]:
     try:
-        content = json.loads(read_checked(path))
+        content = json.loads(text_of(read_checked(path), path))
+    except NotText as error:
+        raise BadData(str(error)) from error
     except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
         raise BadData(f"{path}: is no JSON: {error}") from error
     if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():

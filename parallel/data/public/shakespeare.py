@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.parallel.data.batch import IGNORED
 from atoll.parallel.data.public.folder import BadData, read_checked
 from atoll.parallel.data.public.owned import Ints, Owned
@@ -66,9 +67,9 @@ def read_shakespeare(
         raise ValueError(f"sequence must be at least 1 and test_fraction in [0, 1), got {sequence}, {test_fraction}")
     content = read_checked(path, sha256)
     try:
-        text = content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise BadData(f"{path}: is no UTF-8 text: {error}") from error
+        text = text_of(content, path).replace("\r\n", "\n")
+    except NotText as error:
+        raise BadData(str(error)) from error
     roles = {role: lines for role, lines in lines_of(text).items() if len(lines) >= min_lines}
     if not roles:
         layouts = f'plays "{AUTHOR}", nor speeches under headings "NAME:"'

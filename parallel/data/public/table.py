@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
+from atoll.aggregation.text_files import NotText, text_of
 from atoll.parallel.data.public.folder import BadData, read_checked
 from atoll.parallel.data.public.owned import FLOAT32_MAX, Owned, by_owner
 
@@ -134,10 +135,10 @@ class _Cells:
 
 def _read(path: Path, content: bytes, header: Sequence[str] | None, delimiter: str) -> _Cells:
     try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), delimiter=delimiter, strict=True)
+        reader = csv.reader(io.StringIO(text_of(content, path), newline=""), delimiter=delimiter, strict=True)
         rows = [(reader.line_num, row) for row in reader if row]
-    except UnicodeDecodeError as error:
-        raise BadData(f"{path}: is no UTF-8 text: {error}") from error
+    except NotText as error:
+        raise BadData(str(error)) from error
     except csv.Error as error:
         raise BadData(f"{path}: line {reader.line_num}: is no CSV: {error}") from error
     names = [name.strip() for name in (header if header is not None else rows[0][1] if rows else [])]

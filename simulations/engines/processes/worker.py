@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from atoll.parallel.engine.orphans import end_with_the_parent
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.batched.batched import BatchTrainer
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import Trainer, threads_of_torch
-from atoll.simulations.engines.processes.orphans import end_with_the_parent
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.sequential import sequential_trainer
 from atoll.simulations.engines.shared_memory import mapped

@@ -34,7 +34,9 @@ def test_a_script_gets_every_client() -> None:
 def test_a_long_table_is_cut_and_says_so() -> None:
     result = invoke("population", DIGITS, *SHARDS, "--rows", 2)
     assert len(result.stdout.split("\n\n")[1].splitlines()) == 3
-    assert told(result.stderr) == ["and 28 more: --rows 30, or --json"]
+    note, more = told(result.stderr)
+    assert note.startswith("the data of 5 sites are pooled and dealt anew to 30 clients")
+    assert more == "and 28 more: --rows 30, or --json"
 
 
 def test_settings_come_from_a_run_s_toml_which_may_have_the_task(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_mistakes_are_refused_one_a_line(tmp_path: Path) -> None:
         "--set: population.kind: got 'shard'; allowed: "
         '"natural" | "iid" | "dirichlet" | "shards" | "quantity" | "feature"',
         "--set: population.client: unknown key (did you mean clients? known: kind, clients, alpha, balanced, "
-        "shards_per_client, sigma, change, strength, min_examples, seed)",
+        "shards_per_client, sigma, change, strength, min_examples, drop_empty, seed)",
     ]
     assert refused("population", DIGITS, "--set", "population.kind=dirichlet", "--set", "population.sigma=1.0") == [
         "population: sigma is no option of dirichlet (allowed: alpha, balanced, clients)",

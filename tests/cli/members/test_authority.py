@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from atoll.cli.main import app
+from atoll.cli.commands import app
 from atoll.protocol.identity.certificates import Issuer, make_request, new_key, to_pem
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.enrolling import Place

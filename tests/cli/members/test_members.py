@@ -122,7 +122,7 @@ def standing() -> dict[str, str]:
 
 def test_a_code_may_come_over_standard_input_on_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     code = str(JoinCode(("atoll.example.org:7071",), bytes(32), bytes(8), bytes(16)))
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{code[:40]}\n{code[40:]}\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{code[:40]}\n{code[40:]}\n".encode())))
     assert JoinCode.parse(options.read_join_code("-") or "") == JoinCode.parse(code)
     assert options.read_join_code(code) == code
     assert options.read_join_code(None) is None

@@ -24,7 +24,7 @@ BAD = {
     VALID + '[hours]\nend = "00:00"\n': "hours: begin 00:00 and end 00:00 leave no hours",
     VALID + "[hours]\nfrom = 3\n": "hours.from: unknown key",
     "tasks = [": "not TOML",
-    "\udcff": "cannot be read",
+    "\udcff": "line 1 is not UTF-8; save the file as UTF-8",
     VALID + "#" * BYTES_MAX: "cannot be read: more than",
 }
 

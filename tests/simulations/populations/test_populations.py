@@ -258,14 +258,83 @@ def test_what_these_data_cannot_give_is_said_with_the_numbers_at_fault() -> None
 
 def test_natural_sites_without_data_are_all_named() -> None:
     task = task_of({"a": labelled([0]), "b": labelled([]), "c": None})
-    assert faults(PopulationConfig(), task).splitlines() == [
-        "population: site 'b' has 0 examples to train on, and min_examples is 1",
-        "population: site 'c' has 0 examples to train on, and min_examples is 1",
-    ]
+    way_out = "--drop-empty (population.drop_empty = true) leaves them out"
+    assert faults(PopulationConfig(), task) == (
+        f"population: 2 sites ('b', 'c') have no example to train on: {way_out}"
+    )
+    one = task_of({"a": labelled([0]), "b": labelled([])})
+    assert faults(PopulationConfig(), one) == f"population: site 'b' has no example to train on: {way_out}"
+    many = task_of({f"s{k}": labelled([0] * (k == 0)) for k in range(900)})
+    assert faults(PopulationConfig(), many) == (
+        "population: 899 sites ('s1', 's2', 's3', 's4', 's5' and 894 more) have no example to train on: " + way_out
+    )
+    small = faults(PopulationConfig(min_examples=3, drop_empty=True), task_of({"a": labelled([0]), "b": None}))
+    assert small == "population: site 'a' has 1 example to train on, and min_examples is 3"
+    for dropping in (False, True):
+        none = faults(PopulationConfig(drop_empty=dropping), task_of({"b": labelled([]), "c": None}))
+        assert none == "population: 2 sites ('b', 'c') have no example to train on, and there is no other site"
     assert faults(config_of("iid", 2), task_of({"b": labelled([])})) == (
         "population: 2 clients: 2 examples needed, and the task has 0"
     )
     assert "the task has no sites" in faults(config_of("iid", 2), task_of({}))
+
+
+def test_sites_without_examples_are_left_out_with_their_test_data() -> None:
+    def data(site: str, split: str) -> TensorDataset | None:
+        train = {"a": [0, 1], "b": [], "c": None, "d": [2]}[site]
+        labels = train if split == "train" else [3, 3]
+        return None if labels is None else labelled(labels)
+
+    task = task_of(data, sites=["a", "b", "c", "d"])
+    held = populate(PopulationConfig(drop_empty=True), task, seed=0)
+    only = populate(PopulationConfig(), task_of(data, sites=["a", "d"]), seed=0)
+    assert held.task.sites == only.task.sites == ("a", "d")
+    for one, other in ((held.train, only.train), (held.test, only.test)):
+        assert one is not None
+        assert other is not None
+        assert one.owner.tolist() == other.owner.tolist()
+        assert [places(one.part(k)) for k in range(2)] == [places(other.part(k)) for k in range(2)]
+    assert held.dropped == ("b", "c")
+    assert held.notes == report(held).notes == ("2 of 4 clients have no training examples and are left out: b, c",)
+    assert only.notes == ()
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_a_dirichlet_split_leaves_out_its_empty_clients(balanced: bool) -> None:
+    few = task_of(lambda site, split: labelled([0] * 9 + [1] * 9))
+    alpha = {"alpha": 0.05, "balanced": balanced, "drop_empty": True}
+    config = config_of("dirichlet balanced" if balanced else "dirichlet", 40, **alpha)
+    held = populate(config, few, seed=3)
+    kept, dropped = held.task.sites, held.dropped
+    assert sorted([*kept, *dropped]) == list(names(40))
+    assert len(dropped) >= 22
+    assert held.train.sizes.min() >= 1
+    assert held.test is not None
+    parts = [held.task.data(site, "train") for site in kept]
+    assert sorted(place for part in parts for place in places(part)) == list(range(18))
+    tests = [part for site in kept if (part := held.task.data(site, "test")) is not None]
+    assert sorted(place for part in tests for place in places(part)) == list(range(18))
+    assert held.notes == (
+        f"{len(dropped)} of 40 clients have no training examples and are left out: "
+        f"{', '.join(dropped[:5])} and {len(dropped) - 5} more",
+    )
+
+
+def test_the_clients_that_are_left_keep_their_draws() -> None:
+    task = task_of(lambda site, split: labelled([0] * 50 + [1] * 50))
+    dropping = populate(config_of("dirichlet", 12, alpha=5.0, drop_empty=True), task, seed=1)
+    assert dropping.dropped == ()
+    assert dropping.train.owner.tolist() == populate(config_of("dirichlet", 12), task, seed=1).train.owner.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_natural_owners_whose_data_are_dealt_anew_are_mentioned(kind: str) -> None:
+    task = task_of({"a": labelled([0, 1] * 200), "b": labelled([0, 1] * 200), "c": labelled([])})
+    assert populate(config_of(kind, 4), task, seed=0).notes == (
+        "the data of 2 sites are pooled and dealt anew to 4 clients "
+        f'(population.kind = "{kind.split()[0]}"): the task\'s own sites are not simulated',
+    )
+    assert populate(config_of(kind, 4), task_of({"all": labelled([0, 1] * 200)}), seed=0).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -71,5 +71,5 @@ def test_a_folder_is_no_file_and_sums_that_are_no_text_are_told(tmp_path: Path) 
         read_checked(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"hello")
     (tmp_path / "SHA256SUMS").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadData, match="SHA256SUMS: is no UTF-8 text"):
+    with pytest.raises(BadData, match="SHA256SUMS: is UTF-16; save it as UTF-8"):
         read_checked(tmp_path / "a.txt")

@@ -125,7 +125,7 @@ def test_what_is_no_play_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="of a role with 9 lines or more"):
         read_shakespeare(written(tmp_path / "t"), min_lines=9)
     (tmp_path / "t").write_bytes(b"\xff\xfe")
-    with pytest.raises(BadData, match="is no UTF-8 text"):
+    with pytest.raises(BadData, match="is UTF-16; save it as UTF-8"):
         read_shakespeare(tmp_path / "t")
     with pytest.raises(ValueError, match="sequence must be at least 1"):
         read_shakespeare(written(tmp_path / "t"), sequence=0)

@@ -1,0 +1,124 @@
+"""The end of a command by SIGINT or SIGTERM at a moment at which the command does not handle them itself.
+
+The person reads one line, `atoll: stopped by SIGTERM before a round began; nothing was written`; there is no traceback,
+and what the command had opened is closed. `atoll.cli.main` begins this before anything slow is imported. A command
+replaces the handlers while it can save its work, and says by `if_stopped` what is true at other times.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130
+"""The exit code of a command that a signal has ended, and 0 for a service, which ends in no other way."""
+
+SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"])
+"""The commands that run until a signal comes."""
+
+LAUNCHERS = ("ATOLL_TRAIN_CONTROL", "TORCHELASTIC_RUN_ID")
+"""Environment variables of a rank of a training, which its launcher ends: it must end at once, also in a wait in C."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+END_S = 5.0
+"""Seconds to close what is open, after which the process ends all the same."""
+
+_left = " before it began; nothing was written"
+_code: int | None = None
+_masks = threading.local()
+
+
+class Stopped(SystemExit):
+    """The end of the process; a SystemExit, as event loops and libraries let it pass."""
+
+
+def if_stopped(what: str) -> None:
+    """Set what is true when a signal comes from now on: the end of the line that the person then reads.
+
+    Raises:
+        Stopped: as `check` does.
+    """
+    global _left
+    check()
+    _left = f" {what}" if what else ""
+
+
+def check() -> None:
+    """End the process if a signal has come.
+
+    Raises:
+        Stopped: a signal has come, and code of the user's or of a library has swallowed the exception or replaced it.
+    """
+    if _code is not None:
+        raise Stopped(_code)
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Handle the signals of this process for the duration of the block, unless its parent has it ignore them.
+
+    Whatever exception leaves the block after a signal, the exit code is that of the signal. After the block the command
+    has ended, and its exit code stands: a signal while Python shuts down does not change it, but a second one does.
+    """
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    if any(name in os.environ for name in LAUNCHERS):
+        handled = []
+    for number in handled:
+        signal.signal(number, _stop)
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_unblock_in_child)
+    try:
+        yield
+    finally:
+        check()
+        for number in handled:
+            signal.signal(number, _ignore_one)
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    """Print the line, and end the process in order; the next signal ends it at once."""
+    global _code
+    _code = _code_of(sys.argv[1:])
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+    os.write(2, f"atoll: stopped by {signal.Signals(number).name}{_left}\n".encode())
+    sys.unraisablehook = lambda _: None  # a callback or a finalizer that the exception interrupts would print it
+    signal.signal(signal.SIGALRM, _end)
+    signal.setitimer(signal.ITIMER_REAL, END_S)
+    raise Stopped(_code)
+
+
+def _block() -> None:
+    """Keep signals waiting during a fork: Python drops one that reaches the child before it has begun."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _unblock_in_child() -> None:
+    """Give a process that the task forks the default handlers: its parent ends it."""
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is _stop:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _unblock()
+
+
+def _ignore_one(_number: int, _frame: FrameType | None) -> None:
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_DFL)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED if _code is None else _code)
+
+
+def _code_of(arguments: list[str]) -> int:
+    """Return the exit code of the command after a signal; --check of a service has not found the settings sound."""
+    is_service = any(arguments[: len(words)] == words for words in SERVICES)
+    return 0 if is_service and "--check" not in arguments else INTERRUPTED
