@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation ranks
 
-.PHONY: setup peers demo test test-fast durations coverage test-parallel test-cuda check format constraints proto docs bench soak odd-tasks chaos-hour fuzz papers mutants clean
+.PHONY: setup peers demo test test-fast durations coverage test-parallel test-cuda check format constraints proto docs bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,9 @@ test-parallel: setup # every strategy at every rank count, as a table, then the 
 	$(BIN)/python -m tests.parallel.engine.cases
 	$(BIN)/python -m tests.parallel.planner.dry_runs 50
 	$(BIN)/python -m tests.parallel.trainer.everywhere
+
+pages: setup # every command of every page, also the long ones: five minutes
+	ATOLL_ALL_PAGES=1 $(BIN)/python -m pytest -q -n 2 tests/pages/test_sessions.py --durations=10
 
 odd-tasks: setup # every odd task in every way to run one, as a table; about an hour
 	$(BIN)/python -m tests.odd_tasks $(ODD)

@@ -42,6 +42,7 @@ REAL = (
     "client/wire/test_transfers.py",
     "client/work",
     "federation",
+    "pages/test_sessions.py",
     "parallel/checkpoint/test_checkpointer.py",
     "parallel/checkpoint/test_engine.py",
     "parallel/checkpoint/test_export.py",

@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from torch import distributed as dist
 
 from atoll.parallel.engine.forked import run_ranks
 from tests.pages.blocks import PAGES, blocks_of
@@ -89,7 +90,11 @@ def public_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", [page for page in BLOCKS if page not in ON_RANKS])
 def test_the_blocks_of_a_page_run(page: str) -> None:
-    assert execute(page, code_of(page))
+    try:
+        assert execute(page, code_of(page))
+    finally:
+        if dist.is_initialized():  # `hvd.init()` of a page: a process of its own would end with it
+            dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("page", ON_RANKS)
