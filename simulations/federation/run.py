@@ -5,14 +5,14 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.printable import count_of
-from atoll.protocol.settings import ConfigError, effective
+from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.journal.state_directory import lock_directory
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
@@ -96,9 +96,15 @@ def _check_rounds(file: SimulationFile, folder: Path, before: int) -> None:
 
 
 def _settings_of(folder: Path) -> Json:
-    """Return the decisive settings of the run in a folder."""
+    """Return the decisive settings of the run in a folder.
+
+    A setting that is newer than the run has its default. One that is no longer there is compared as it was written.
+    """
     try:
-        return _decisive((folder / SETTINGS).read_text(encoding="utf-8"))
+        text = (folder / SETTINGS).read_text(encoding="utf-8")
+        with suppress(ConfigError):
+            text = effective(load_text(SimulationFile, text, name=SETTINGS))
+        return _decisive(text)
     except (ValueError, FileNotFoundError) as error:
         raise ConfigError([f"{folder / SETTINGS}: is damaged: {error}; restore it, or choose another --out"]) from error
 

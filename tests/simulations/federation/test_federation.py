@@ -117,6 +117,21 @@ def test_a_run_is_not_gone_on_with_when_clients_or_its_settings_are_gone(tmp_pat
         go_on(tmp_path, file, task)
 
 
+def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path):
+    few = ("round.cohort_size=3", "rounds=2")
+    simulate(tmp_path, *few)
+    written = (tmp_path / "run.toml").read_text()
+    assert "retry = 3\n" in written
+    (tmp_path / "run.toml").write_text(written.replace("retry = 3\n", ""))
+    assert simulate(tmp_path, *few)[0]["state"] == "finished"
+    (tmp_path / "run.toml").write_text(written.replace("retry = 3\n", ""))
+    with pytest.raises(ConfigError, match="round.retry: '3' there, '5' here"):
+        simulate(tmp_path, *few, "round.retry=5")
+    (tmp_path / "run.toml").write_text("newer = 3\n" + written)
+    with pytest.raises(ConfigError, match="newer: '3' there, None here"):
+        simulate(tmp_path, *few)
+
+
 @pytest.mark.parametrize(
     "method",
     [
