@@ -24,6 +24,7 @@ from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol import crash_points
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
@@ -72,9 +73,15 @@ class Reducer(Versions):
         self._keep_versions = keep_versions
 
     async def write_initial(self, evaluator: Evaluator, seed: int) -> None:
-        """Write version 0 from the task's own model."""
+        """Write version 0 from the task's own model.
+
+        Raises:
+            ManifestError: the model, or an update of it, does not fit into a manifest.
+        """
         pieces = await evaluator.write_initial(self.store.version_path(Version(0)), seed)
-        self.store.write_manifest(Version(0), VersionManifest.of(pieces).encode())
+        manifest = VersionManifest.of(pieces)
+        check_model_travels(manifest, self._settings[0].codec_name)
+        self.store.write_manifest(Version(0), manifest.encode())
 
     async def fold(self, effect: Aggregate) -> Digest:
         """Fold the contributions into the next version, which is durable on return, and return its digest.

@@ -6,7 +6,7 @@ longer: small models have hundreds of versions a second, and few of them are rea
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +16,15 @@ import numpy as np
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
 from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Layout
+from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.pieces import layout_of_pieces
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.worker.bench import Bench
 from atoll.parallel.worker.model_files import write_initial
 from atoll.protocol.manifest import VersionManifest, digest_of
+from atoll.protocol.manifest_limits import check_model_travels
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
@@ -63,6 +66,7 @@ class Models(Versions):
         keep: the versions that a resumed run needs; None: the run begins, with a new version 0.
 
     Raises:
+        ConfigError: the model, or an update of it, does not fit into a manifest.
         StoreCorrupted: a version that the resumed run needs is missing or damaged.
     """
 
@@ -79,7 +83,7 @@ class Models(Versions):
         self.store.drop_versions_after(keep.version if keep else Version(-1))  # of a process killed after the snapshot
         if keep is None:
             pieces = write_initial(self.store.version_path(Version(0)), bench, config.seed)
-            self.store.write_manifest(Version(0), VersionManifest.of(pieces).encode())
+            self.store.write_manifest(Version(0), _manifest(pieces, config).encode())
         else:
             self._verify(Version(0), keep.version)
 
@@ -251,3 +255,17 @@ class Models(Versions):
 def _needed(keep: Keep) -> frozenset[Version]:
     """Return the versions that a resumed run needs, with the last but one, for the step of free riders."""
     return keep.versions | {keep.version, Version(max(0, keep.version - 1))}
+
+
+def _manifest(pieces: Iterable[Piece], config: RunConfig) -> VersionManifest:
+    """Return the manifest of version 0, which a deployed run of the task could have.
+
+    Raises:
+        ConfigError: it could not: the model, or an update of it, does not fit into a manifest.
+    """
+    manifest = VersionManifest.of(pieces)
+    try:
+        check_model_travels(manifest, config.aggregation.codec_name)
+    except ManifestError as error:
+        raise ConfigError([str(error)]) from error
+    return manifest

@@ -66,6 +66,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("audit", "settings.py"),
         ("reference.py", "wire"),
         ("identity", "manifest.py"),
+        ("manifest_limits.py",),
     ),
     "server": (
         ("clock.py", "errors.py", "process_tuning.py"),

@@ -125,7 +125,7 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path):
     (tmp_path / "run.toml").write_text(written.replace("retry = 3\n", ""))
     assert simulate(tmp_path, *few)[0]["state"] == "finished"
     (tmp_path / "run.toml").write_text(written.replace("retry = 3\n", ""))
-    with pytest.raises(ConfigError, match="round.retry: '3' there, '5' here"):
+    with pytest.raises(ConfigError, match=r"round\.retry: '3' there, '5' here"):
         simulate(tmp_path, *few, "round.retry=5")
     (tmp_path / "run.toml").write_text("newer = 3\n" + written)
     with pytest.raises(ConfigError, match="newer: '3' there, None here"):
