@@ -44,8 +44,8 @@ def refused_in_time(what: str, validity: Validity, now: float) -> str:
     """Return the sentence about this machine's certificate that is valid by its own clock, and is refused."""
     return (
         f"the server ends the connection when it has seen {what}, which is valid {validity}: this machine's clock "
-        f"shows {instant(now)}, and the clock of the other machine may be wrong; compare them (NTP); if both are right, "
-        "it does not trust the authority of that certificate"
+        f"shows {instant(now)}, and the clock of the other machine may be wrong; compare them (NTP); if both are "
+        "right, it does not trust the authority of that certificate"
     )
 
 

@@ -15,7 +15,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.printing import note
 from atoll.cli.task_failures import failure_of_the_task
 from atoll.cli.training.control import LAUNCHER, Control, Fault, control_of, stop_requested
-from atoll.cli.training.folder import folder_lock
+from atoll.cli.training.folder import folder_lock, folder_of_all_ranks
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
@@ -65,8 +65,12 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
 
 
 def _alone(request: Request, control: Control | None) -> AbstractContextManager[None]:
-    """Return the lock on the training's folder for its first rank; a launcher of Atoll's holds it for its ranks."""
-    return folder_lock(request.folder) if control is None and read_world().is_first else nullcontext()
+    """Return the lock on the training's folder, for all of its ranks; a launcher of Atoll's holds it for its ranks."""
+    if control is not None:
+        return nullcontext()
+    if (world := read_world()).size > 1:
+        return folder_of_all_ranks(request.folder, world, device_of(request))
+    return folder_lock(request.folder)
 
 
 def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
