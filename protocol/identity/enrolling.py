@@ -102,7 +102,7 @@ class Place:
                 ]
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CredentialError([f"{folder / PLACE} is damaged ({error}): enrol anew"]) from None
+            raise CredentialError([f"{folder / PLACE} is damaged ({error}): enrol anew"]) from error
         return place
 
     def store(self, folder: Path) -> None:

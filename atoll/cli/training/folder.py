@@ -2,6 +2,7 @@
 
 import os
 import platform
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from atoll.cli.faults import CommandError, RunFailed
+from atoll.cli.faults import CommandError, RunFailed, temporary_cause
+from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
 from atoll.parallel.world import TIMEOUT_S, World, process_group
 from atoll.protocol.file_lock import OWNER_BYTES_MAX, Locked, lock_file
 
@@ -27,17 +29,30 @@ def folder_lock(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file(folder / LOCK, f"process {os.getpid()} on {platform.node()}"[:OWNER_BYTES_MAX])
+        _check_room(folder)
     except Locked as error:
         raise CommandError(
             f"--out: {folder} is in use by another training ({error.owner or 'of an unknown process'}): wait for its "
             "end, or choose another folder with --out"
         ) from error
     except OSError as error:
+        if temporary_cause(error) is not None:
+            raise TryAgain(f"--out: {disk_fault(error, folder, START_BYTES)}") from error
         raise CommandError(f"--out: {folder} cannot be used: {error}; choose another folder") from error
     try:
         yield
     finally:
         os.close(lock)
+
+
+def _check_room(folder: Path) -> None:
+    """Check that there is room for the start, before TensorBoard's thread meets a full disk and prints a traceback.
+
+    Raises:
+        OSError: there is none.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, START_BYTES)
 
 
 class RefusedForAll(CommandError):
