@@ -5,7 +5,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from atoll.cli.faults import EXIT_AWAY, CommandError, temporary_cause
@@ -26,7 +26,9 @@ class TryAgain(CommandError):
 
 
 @contextmanager
-def writing_to(option: str, folder: Path, needed: int = START_BYTES) -> Iterator[None]:
+def writing_to(
+    option: str, folder: Path, needed: int = START_BYTES, *, spared: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Turn an error of a full or absent disk into one sentence about a folder, and exit code 75.
 
     A file system that is mounted read-only is none of these: it stays so until a person remounts it (exit code 2).
@@ -35,12 +37,15 @@ def writing_to(option: str, folder: Path, needed: int = START_BYTES) -> Iterator
         option: the setting that names the folder.
         folder: in which the block writes.
         needed: the room that the command needs at least [bytes].
+        spared: errors that name their place themselves.
 
     Raises:
         TryAgain: there is no room, or the disk or mount does not answer now.
     """
     try:
         yield
+    except spared:
+        raise
     except (CommandError, ValueError, OSError, RuntimeError) as error:
         if (cause := temporary_cause(error)) is None or not _is_of_a_disk(cause):
             raise
@@ -65,6 +70,18 @@ def disk_fault(cause: BaseException, folder: Path, needed: int) -> str:
     elif free is not None and free >= needed:
         room = f"no inode may be free, while {room}"
     return f"{folder} has no room: {printable_size(needed)} are needed at least, and {room}. Free some space; {AGAIN}"
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder [bytes]; 0: there is nothing."""
+    if not path.is_dir():
+        return path.stat().st_size if path.exists() else 0
+    found = 0
+    for root, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):  # deleted meanwhile
+                found += os.lstat(os.path.join(root, name)).st_size
+    return found
 
 
 def _free_bytes(folder: Path) -> int | None:
