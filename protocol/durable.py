@@ -1,12 +1,16 @@
-"""The durable, atomic write of small files, and the error of a full disk."""
+"""The durable, atomic write and move of files, and the error of a full disk."""
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.aggregation.folders import sync_folder
+
+COPY_BYTES = 1 << 20
+"""Block of a copy between two file systems [bytes]."""
 
 
 class DiskFull(OSError):
@@ -19,6 +23,7 @@ class DiskFull(OSError):
 
     def __init__(self, what: str, outside: str = "no room") -> None:
         super().__init__(what)
+        self.errno = errno.ENOSPC  # for those who look at numbers alone
         self.outside = outside
 
 
@@ -50,6 +55,38 @@ def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_d
     os.replace(part, path)
     if sync_name and is_durable:
         sync_folder(path.parent)
+
+
+def move_into(source: Path, target: Path) -> None:
+    """Give a synced file a new name, also on another file system: an operator may mount a folder of a state directory.
+
+    It appears under the new name whole, or not at all. The new name is not synced.
+
+    Args:
+        source: the file; it is gone afterwards.
+        target: its new path.
+
+    Raises:
+        DiskFull: there is no room on the other file system.
+    """
+    try:
+        os.replace(source, target)
+        return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    part = target.with_name(target.name + ".part")
+    try:
+        with naming_full_disk(target), source.open("rb") as old, part.open("wb") as new:
+            shutil.copyfileobj(old, new, COPY_BYTES)
+            new.flush()
+            os.fsync(new.fileno())
+            os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
+        os.replace(part, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    source.unlink()
 
 
 @contextmanager

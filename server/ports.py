@@ -55,7 +55,7 @@ class Ports:
         """
         config, members = coordinator.config, gate.members
         register = coordinator.admission if gate.listener.proves_callers else None
-        client_guard, admin_guard = Guard(register), Guard(register)
+        client_guard, admin_guard = (Guard(register, gate.listener.proven) for _ in range(2))
         clients = _server(coordinator, client_guard, calls_max(config.max_connections, config.calls_per_client))
         admins = _server(coordinator, admin_guard, ADMIN_CALLS_MAX)
         enrolments = members.enrolments if members is not None else None

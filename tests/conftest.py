@@ -4,7 +4,9 @@ import gc
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,6 +78,16 @@ def _forget_closed_streams() -> None:
     for handler in list(logging.root.handlers):
         if getattr(getattr(handler, "stream", None), "closed", False):
             logging.root.removeHandler(handler)
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than `tmp_path`: in shared memory."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("this machine has no second file system in /dev/shm: let TMPDIR be on a disk")
+    with tempfile.TemporaryDirectory(dir=memory, prefix="atoll-test-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
 """The errors of a command: an operator's mistakes, all at once, one line each, without a traceback, exit code 2."""
 
+import errno
 import os
 import re
+import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +15,9 @@ from typer.core import TyperGroup
 from atoll.cli.stopping import check
 
 EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
-"""Exit codes. 1: a run failed. 2: an operator's mistake. 70: a bug. 75: the database or a site's data are away, try
-again (EX_TEMPFAIL of sysexits.h). 141: the reader of a pipe has closed it, as a shell reports SIGPIPE.
+"""Exit codes. 1: a run failed. 2: an operator's mistake. 70: a bug. 75: a disk is full, or a disk, the database or a
+site's data are away: try again (EX_TEMPFAIL of sysexits.h). 141: the reader of a pipe has closed it, as a shell reports
+SIGPIPE.
 """
 
 
@@ -113,14 +116,36 @@ def _discard_output() -> None:
     os.close(null)
 
 
-def _code_of(error: Exception) -> int:
-    """Return the exit code of an error; with 75 a supervisor starts the command again, as a database may come back."""
-    from atoll.client.work.worker import DataAway
-    from atoll.server.errors import DatabaseAway
+TEMPORARY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOTCONN})
+"""Errors of disks that pass by themselves: no room, or a disk, NFS server or FUSE mount that is away. EROFS is none: a
+file system that is mounted read-only, or became so after an error, waits for a person."""
 
-    if isinstance(error, CommandError):
+
+def temporary_cause(error: BaseException) -> BaseException | None:
+    """Return the error that passes by itself among an error and its causes; None: there is none."""
+    from atoll.client.work.worker import DataAway
+    from atoll.protocol.durable import DiskFull
+    from atoll.server.errors import DatabaseAway
+    from atoll.server.identity.authority import AuthorityAway
+
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, DatabaseAway | DataAway | AuthorityAway | DiskFull):
+            return found
+        if isinstance(found, OSError) and found.errno in TEMPORARY:
+            return found
+        code = getattr(found, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            return found
+        found = found.__cause__
+    return None
+
+
+def _code_of(error: Exception) -> int:
+    """Return the exit code of an error; with 75 a service manager starts the command again."""
+    if isinstance(error, CommandError) and error.code != EXIT_OPERATOR:
         return error.code
-    return EXIT_AWAY if isinstance(error, DatabaseAway | DataAway) else EXIT_OPERATOR
+    return EXIT_OPERATOR if temporary_cause(error) is None else EXIT_AWAY
 
 
 def _faults_of(error: Exception) -> Sequence[str] | None:

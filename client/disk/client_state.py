@@ -14,6 +14,7 @@ from pathlib import Path
 
 from atoll.aggregation.folders import sync_folder
 from atoll.client.disk.spool import plain_name
+from atoll.protocol.durable import move_into
 from atoll.protocol.vocabulary import RoundId, RunId
 
 KEEP = 8
@@ -32,14 +33,14 @@ class PersonalState:
         return path if counted_round and path.is_file() else None
 
     def stage(self, run_id: RunId, round_id: RoundId, counted_round: RoundId, data: Path) -> None:
-        """Stage the state after a training by renaming its file; durable on return.
+        """Stage the state after a training by moving its file; durable on return.
 
         Deletes states that can no longer count: of rounds before the one that counted, the oldest of more than `KEEP`
         staged ones, and those of an earlier run of the same name, which have rounds after this one.
         """
         with data.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(data, self._path(run_id, round_id))
+        move_into(data, self._path(run_id, round_id))
         sync_folder(self._folder)
         rounds = self._rounds(run_id)
         staged = [number for number in rounds if counted_round < number <= round_id]

@@ -25,6 +25,7 @@ from pathlib import Path
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, read_metadata
 from atoll.aggregation.updates.encoded_writer import REPLACES
+from atoll.protocol.durable import move_into
 from atoll.protocol.vocabulary import Digest, RunId
 
 logger = logging.getLogger(__name__)
@@ -74,10 +75,10 @@ class ResidualStore:
         return tuple(path for path in self._files(f"{owner.stem}.*{CURRENT}") if path.name not in claimed)
 
     def stage(self, owner: Owner, digest: Digest, file: Path) -> None:
-        """Stage a safetensors file with an update by renaming it; durable on return."""
+        """Stage a safetensors file with an update by moving it; durable on return."""
         with file.open("rb") as data:
             os.fsync(data.fileno())
-        os.replace(file, self._folder / f"{owner.stem}.{digest}{STAGED}")
+        move_into(file, self._folder / f"{owner.stem}.{digest}{STAGED}")
         self._sync()
 
     def settle(self, digest: Digest, *, accepted: bool) -> None:

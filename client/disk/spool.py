@@ -22,6 +22,7 @@ from typing import Any
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.client.session.events import Key, Sums
+from atoll.protocol.durable import move_into
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import Digest, RunId
@@ -93,7 +94,7 @@ class Spool:
         train_seconds: float = 0.0,
         rank: int = 0,
     ) -> Entry:
-        """Turn a safetensors file of the manifest's pieces into an entry, by renaming it; durable on return.
+        """Turn a safetensors file of the manifest's pieces into an entry, by moving it; durable on return.
 
         Args:
             data: the file; it is gone afterwards, also when there is no room.
@@ -145,7 +146,7 @@ class Spool:
             file.write(_trailer(entry))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(data, path)
+        move_into(data, path)
         sync_folder(self._folder)
         return entry
 

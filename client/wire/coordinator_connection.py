@@ -16,8 +16,8 @@ from atoll.client.wire.control_stream import Link
 from atoll.client.wire.ranks import Ranks
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.displaced import Displaced
-from atoll.protocol.identity.clock_hint import with_clock_hint
 from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.handshake_fault import explained, is_handshake_failure
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.wire.stream import StreamBroken
@@ -26,10 +26,6 @@ logger = logging.getLogger(__name__)
 
 UNSENT_MAX = 100
 """Reports that wait for a connection; a newer one replaces the oldest."""
-
-TLS_FAILURES = "Tls handshake failed", "verification check failed"
-"""gRPC's texts for an end that failed to prove its identity; their code, UNAVAILABLE, is that of a coordinator that is
-down, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +157,7 @@ class CoordinatorConnection:
         if not self._is_hanging_up:
             if end.is_revoked:
                 raise MembershipEnded([f"{end.detail}: this agent ends; it takes a new join code"])
-            self._explain(end)
+            await self._explain(end)
             self._handlers.on_lost()
 
     def _on_ranks(self, message: pb.ServerMessage) -> None:
@@ -170,20 +166,22 @@ class CoordinatorConnection:
             return
         self.ranks.update(message.ranks.addresses)
 
-    def _explain(self, end: StreamBroken) -> None:
+    async def _explain(self, end: StreamBroken) -> None:
         """Log why the session ended, as a warning once for each cause in a row."""
         if end.is_displaced:
             wait = self._displaced_wait = self._displaced.next_wait()
             level = logging.WARNING if self._displaced.is_news else logging.DEBUG
             logger.log(level, "another agent uses this site's name: %s; trying again in %.1f s", end.detail, wait)
             return
-        complaint = cause_of(end)
-        level = logging.DEBUG if complaint == self._complaint else logging.WARNING
-        logger.log(level, "no connection to %s: %s; trying again", self._address, with_clock_hint(str(end)))
+        if (complaint := cause_of(end)) == self._complaint:
+            logger.debug("no connection to %s: %s; trying again", self._address, end)
+            return
         self._complaint = complaint
+        why = await explained(str(end), self._address, self._dialer.credential)
+        logger.warning("no connection to %s: %s; trying again", self._address, why)
 
 
 def cause_of(end: StreamBroken) -> str:
     """Return the cause of a failed attempt, "TLS" or a status code: the same for all details that have one remedy."""
-    is_tls = end.code is grpc.StatusCode.UNAVAILABLE and any(text in end.detail for text in TLS_FAILURES)
+    is_tls = end.code is grpc.StatusCode.UNAVAILABLE and is_handshake_failure(end.detail)
     return "TLS" if is_tls else end.code.name

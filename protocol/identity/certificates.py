@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.aggregation.text_files import wide_encoding
+from atoll.protocol.identity.clock_hint import Validity
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.printable import count_of
 
@@ -272,6 +273,11 @@ def is_authority(pem: bytes) -> bool:
     except (CertificateError, *_UNREADABLE):
         return False
     return constraints.value.ca
+
+
+def validity_of(certificate: x509.Certificate) -> Validity:
+    """Return the time in which a certificate is valid."""
+    return Validity(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
 def fingerprint(certificate: x509.Certificate) -> bytes:

@@ -159,7 +159,7 @@ def _read_private(path: Path) -> bytes:
     except FileNotFoundError:
         raise CredentialError([f"there is no {path}: enrol first, with a join code"]) from None
     except OSError as error:
-        raise CredentialError([f"{path} cannot be read: {error.strerror}"]) from None
+        raise CredentialError([f"{path} cannot be read: {error.strerror}"]) from error
     if mode & 0o077:
         raise CredentialError([f"{path} may be read by others (mode {mode & 0o777:03o}): chmod 600 {path}"])
     try:

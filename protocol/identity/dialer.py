@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import grpc
 
 from atoll.protocol.identity.certificates import server_name
+from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.wire.channel import client_options, loopback_only, parse_address
@@ -15,6 +16,10 @@ Option = tuple[str, int | str]
 
 class Dialer(Protocol):
     """Opens channels to servers, with its own newest credential."""
+
+    @property
+    def credential(self) -> Credential | None:
+        """The newest credential; None: the connection is insecure, and neither end proves its identity."""
 
     def check(self, address: str) -> None:
         """Check that an address may be dialled; raises ConfigError."""
@@ -37,6 +42,8 @@ class Dialer(Protocol):
 
 class InsecureDialer:
     """Dials without TLS and without credentials, on this machine only."""
+
+    credential = None
 
     def check(self, address: str) -> None:
         """Refuse an address on another machine (ConfigError)."""
@@ -66,6 +73,11 @@ class MutualDialer:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
 
+    @property
+    def credential(self) -> Credential:
+        """The keeper's newest credential."""
+        return self._keeper.current
+
     def check(self, address: str) -> None:
         """Refuse a text that is no address (ConfigError)."""
         parse_address(address)
@@ -85,7 +97,7 @@ class MutualDialer:
         return grpc.secure_channel(address, self._credentials(), options=options_to(server, options))
 
     def _credentials(self) -> grpc.ChannelCredentials:
-        own = self._keeper.current
+        own = self.credential
         return grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.certificate_pem)
 
 

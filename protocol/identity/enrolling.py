@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import random
-import ssl
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,8 +34,9 @@ from atoll.protocol.identity.certificates import (
     read_leaf,
     server_name,
     to_pem,
+    validity_of,
 )
-from atoll.protocol.identity.clock_hint import with_clock_hint
+from atoll.protocol.identity.clock_hint import out_of_time, with_clock_hint
 from atoll.protocol.identity.credential import (
     Credential,
     CredentialError,
@@ -47,8 +47,9 @@ from atoll.protocol.identity.credential import (
 from atoll.protocol.identity.join_code import JoinCode, is_address
 from atoll.protocol.identity.names import ANYBODY, COORDINATOR, Role, Wanted
 from atoll.protocol.identity.proxy import HttpProxy
+from atoll.protocol.identity.shown_certificate import certificate_at
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.wire.channel import HANDSHAKE_S, client_options
+from atoll.protocol.wire.channel import client_options
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class Place:
                 ]
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CredentialError([f"{folder / PLACE} is damaged ({error}): enrol anew"]) from None
+            raise CredentialError([f"{folder / PLACE} is damaged ({error}): enrol anew"]) from error
         return place
 
     def store(self, folder: Path) -> None:
@@ -200,7 +201,11 @@ async def _ask_again(address: str, code: JoinCode, key: PrivateKey, wanted: Want
 async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) -> tuple[pb.Certificate, bytes]:
     """Ask the code's coordinator for a certificate; return its answer and the authority's certificate."""
     proxy = HttpProxy.of(os.environ)
-    shown = await _certificate_at(address, proxy)
+    try:
+        shown = await certificate_at(address, proxy)
+    except (OSError, TimeoutError) as error:
+        raise Unreachable([with_clock_hint(str(error)) or "no handshake in time"]) from None
+    _check_time(f"the certificate of the server at {address}", shown, "the server must renew it")
     over = proxy.options(address) if proxy is not None else []
     own = {"grpc.ssl_target_name_override": server_name(COORDINATOR)}
     options = list((dict(client_options()) | own | dict(over)).items())
@@ -221,30 +226,6 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
             raise EnrolmentFailed([f"the coordinator at {address} refuses: {error.details()}"]) from None
 
 
-async def _certificate_at(address: str, proxy: HttpProxy | None) -> bytes:
-    """Fetch the certificate (PEM) of the server at an address, unverified."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    host, _, port = address.rpartition(":")
-    name = server_name(COORDINATOR)
-    if proxy is not None and proxy.is_for(address):
-        opening = proxy.open_tls(address, context, name)
-    else:
-        opening = asyncio.open_connection(host.strip("[]"), int(port), ssl=context, server_hostname=name, limit=2**16)
-    try:
-        _, writer = await asyncio.wait_for(opening, HANDSHAKE_S)
-    except (OSError, TimeoutError) as error:
-        raise Unreachable([with_clock_hint(str(error)) or "no handshake in time"]) from None
-    try:
-        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    finally:
-        writer.transport.abort()  # without a goodbye: the server is not verified
-        with suppress(OSError):
-            await writer.wait_closed()
-    return ssl.DER_cert_to_PEM_cert(shown).encode()
-
-
 def _trusted(ca_pem: bytes, wanted: bytes, shown: bytes, address: str) -> bytes:
     """Return the authority's certificate if it has the code's fingerprint and has signed the server's certificate.
 
@@ -263,9 +244,22 @@ def _trusted(ca_pem: bytes, wanted: bytes, shown: bytes, address: str) -> bytes:
             raise CertificateError("its authority has another fingerprint than the join code")
         leaf, trusted = read_leaf(shown), to_pem(found[0])
         check_issued(shown, trusted, certified_key(shown))
-        if leaf.identity.role is not Role.COORDINATOR or leaf.expires_at <= time.time():
-            raise CertificateError(f"its certificate is for {leaf.identity}, until {time.ctime(leaf.expires_at)}")
+        if leaf.identity.role is not Role.COORDINATOR:
+            raise CertificateError(f"its certificate is for {leaf.identity}")
     except CertificateError as error:
         fault = f"the server at {address} is not the coordinator of this join code: {error}. The code was not sent"
         raise EnrolmentFailed([fault]) from None
+    _check_time(f"the certificate of the authority of the server at {address}", trusted, "it needs a new authority")
     return trusted
+
+
+def _check_time(what: str, pem: bytes, remedy: str) -> None:
+    """Refuse a certificate that is not valid now: with a wrong clock, a new certificate would be of no use either.
+
+    Raises:
+        Unreachable: a clock may be wrong, and is set soon.
+        CertificateError: it is no certificate.
+    """
+    times, now = validity_of(read_certificates(pem)[0]), time.time()
+    if not times.includes(now):
+        raise Unreachable([out_of_time(what, times, now, remedy)])

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll.protocol.identity.certificates import read_certificates, validity_of
+from atoll.protocol.identity.clock_hint import out_of_time
 from atoll.protocol.identity.credential import Credential, CredentialError
 from atoll.protocol.identity.names import Identity
 
@@ -33,10 +35,14 @@ class Keeper:
         return self._current.identity
 
     def check(self) -> None:
-        """Check that the certificate has not expired; raises CredentialError."""
-        if self._current.is_expired(time.time()):
-            until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._current.leaf.expires_at))
-            raise CredentialError([f"the certificate in {self.folder} has expired on {until}: enrol anew"])
+        """Check that the certificate has not expired; raises CredentialError.
+
+        One that is not valid yet passes: time brings it, or the clock of a machine that has just started is set.
+        """
+        if self._current.is_expired(now := time.time()):
+            times = validity_of(read_certificates(self._current.certificate_pem)[0])
+            what = f"the certificate in {self.folder} has expired: it"
+            raise CredentialError([out_of_time(what, times, now, "enrol anew, with a new join code")])
 
     def on_replaced(self, listener: Callable[[Credential], None]) -> None:
         """Call `listener` with each newer credential, on the thread that brings it."""

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import grpc
 
+from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.dialer import Dialer, Option
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.settings import ConfigError
@@ -136,6 +137,11 @@ class ProxyDialer:
 
     def __init__(self, dialer: Dialer, proxy: HttpProxy) -> None:
         self._dialer, self._proxy = dialer, proxy
+
+    @property
+    def credential(self) -> Credential | None:
+        """The credential of the other dialer."""
+        return self._dialer.credential
 
     def check(self, address: str) -> None:
         """Check that an address may be dialled; raises ConfigError."""

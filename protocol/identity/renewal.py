@@ -11,6 +11,7 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import consent, key_to_pem, make_request, new_key
+from atoll.protocol.identity.clock_hint import with_clock_hint
 from atoll.protocol.identity.credential import Credential, CredentialError
 from atoll.protocol.identity.keeper import Keeper
 
@@ -113,7 +114,7 @@ def refusal_of(error: grpc.aio.AioRpcError) -> MembershipEnded | NotRenewed:
     detail = f"{error.code().name}: {error.details()}"
     if is_end(error.code()):
         return MembershipEnded([f"{error.details()}: this takes a new join code"])
-    return NotRenewed(detail)
+    return NotRenewed(with_clock_hint(detail))
 
 
 def is_end(code: grpc.StatusCode) -> bool:

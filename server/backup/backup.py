@@ -43,6 +43,8 @@ TRANSIENT_FOLDERS = frozenset({"incoming", STAGING})
 TRANSIENT_SUFFIXES = (".part", ".gone", ".new")
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
+NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
 
 @dataclass(frozen=True, slots=True)
 class Backup:
@@ -237,9 +239,28 @@ def _link(state: Path, staging: Path) -> None:
         link = staging / path
         link.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(state / path, link)
+            _link_or_copy(state / path, link)
         except (FileExistsError, FileNotFoundError):
             continue  # linked before, or deleted: the check finds out whether the journal copy refers to it
+
+
+def _link_or_copy(path: Path, link: Path) -> None:
+    """Link an immutable file; copy it where a link is impossible: from a volume that is mounted in the directory, or on
+    a file system without links.
+
+    Raises:
+        FileExistsError, FileNotFoundError: as `os.link` does.
+    """
+    try:
+        os.link(path, link)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        if link.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), link) from error
+        part = link.with_name(link.name + ".part")
+        shutil.copyfile(path, part)
+        os.replace(part, link)
 
 
 def _copy_database(database: Path, copy: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.updates.inspection import Inspection, inspect
 from atoll.aggregation.updates.reader import StoredUpdate
-from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
+from atoll.protocol.durable import DiskFull, move_into, naming_full_disk, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import ManifestError
@@ -192,7 +192,7 @@ class RunStore:
         """
         if not upload.is_small:
             upload.sync()
-            os.replace(upload.path, self.update_path(manifest.digest))
+            move_into(upload.path, self.update_path(manifest.digest))
             sync_folder(self._updates)
         return KeptUpdate(_meta(manifest, inspection), upload.data)
 

@@ -27,6 +27,7 @@ from atoll.protocol.identity.certificates import (
     read_leaf,
 )
 from atoll.protocol.identity.dialer import options_to
+from atoll.protocol.identity.handshake_fault import explained, is_handshake_failure
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.proxy import HttpProxy
 from atoll.protocol.wire.stream import Stream, StreamBroken
@@ -140,9 +141,11 @@ class AuthorityServer:
                     logger.log(level, "%s; trying again in %.1f s", what, wait)
                     await asyncio.sleep(wait)
                     continue
-                if error.code.name != complaint:
-                    logger.warning("no connection to %s: %s; trying again", coordinator, error)
-                complaint = error.code.name
+                cause = "TLS" if is_handshake_failure(error.detail) else error.code.name
+                if cause != complaint:
+                    why = await explained(str(error), coordinator, self._authority.credential(MYSELF))
+                    logger.warning("no connection to %s: %s; trying again", coordinator, why)
+                complaint = cause
             await asyncio.sleep(delay(attempt, *RECONNECT_S, rng))
             attempt += 1
 

@@ -8,13 +8,14 @@ member loses its calls.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 
+from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import RunId
 from atoll.server.identity.claims import Claim, claim_of
@@ -71,11 +72,12 @@ class Guard(WrappingInterceptor):
             and
             every caller acts under the name that it gives: an owner, any client, any rank. This is the only place that
             handles that case.
+        on_call: called with the peer of each call, named as gRPC does.
     """
 
-    def __init__(self, register: Register | None) -> None:
+    def __init__(self, register: Register | None, on_call: Callable[[str], None] = lambda peer: None) -> None:
         super().__init__()
-        self._register = register
+        self._register, self._on_call = register, on_call
         self._open: set[_Call] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -121,6 +123,7 @@ class Guard(WrappingInterceptor):
     # ------------------------------------------------------------ checks
 
     def _admitted(self, method: str, context: Context) -> "AbstractAsyncContextManager[_Call | None]":
+        self._on_call(context.peer())
         rule = RULES.get(method)
         return _open_to_all() if rule is not None and rule.is_open else self._admit(rule, method, context)
 
@@ -131,7 +134,9 @@ class Guard(WrappingInterceptor):
         if rule is None or peer is None or peer.identity.role not in rule.roles:
             await _deny(context, _fault_of_caller(rule, method, peer), method)
         if peer.expires_at <= time.time():  # expired since the connection was opened; open calls continue
-            what = f"the certificate of {peer.identity} has expired: connect again, with a newer one"
+            clock = f"by this machine's clock, which shows {instant(time.time())}"
+            what = f"the certificate of {peer.identity} has expired on {instant(peer.expires_at)} {clock}"
+            what += ": connect again, with a newer one; if it is not due, compare the clocks of the two machines"
             await _deny(context, Denied(grpc.StatusCode.UNAUTHENTICATED, what), method)
         task = asyncio.current_task()
         assert task is not None

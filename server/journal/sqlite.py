@@ -72,7 +72,7 @@ class SqliteDatabase(Database):
                 raise DiskFull(f"{self.path}: no room: {error.orig}") from error
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise StoreCorrupted(f"{self.path}: damaged: {error.orig}") from error
-            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
                 raise StateUnusable(f"{self.path}: {error.orig}") from error
             raise
 

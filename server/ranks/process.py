@@ -18,6 +18,7 @@ from atoll.protocol.displaced import Displaced
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.folder_id import folder_id
 from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.handshake_fault import explained, is_handshake_failure
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
@@ -133,7 +134,7 @@ async def _serve(
     if with_parent:
         asyncio.get_running_loop().add_reader(0, read_input)
     on_ready(address)
-    work: list[asyncio.Future[Any]] = [asyncio.ensure_future(_keep_connected(rank, address, membership.address))]
+    work: list[asyncio.Future[Any]] = [asyncio.ensure_future(_keep_connected(rank, address, membership))]
     if membership.keeper is not None:
         work.append(asyncio.ensure_future(membership.keep()))
     waiting = asyncio.ensure_future(stop.wait())
@@ -160,8 +161,9 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
     if config.listen.endswith(":0") and memory.exists():
         listens.insert(0, f"{config.listen[:-2]}:{memory.read_text().rpartition(':')[2]}")
     for listen in listens:
+        limits = CallLimits(Callers(CALLS_PER_CLIENT), Connections().end)
         server = grpc.aio.server(
-            interceptors=[CallLimits(Callers(CALLS_PER_CLIENT), Connections().end), Guard(register)],
+            interceptors=[limits, Guard(register, listener.proven)],
             options=server_options(connections_max=connections_max(config.max_connections)),
             maximum_concurrent_rpcs=calls_max(config.max_connections, CALLS_PER_CLIENT),
         )
@@ -176,14 +178,15 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
     raise cannot_listen(config.listen)
 
 
-async def _keep_connected(rank: Rank, address: str, coordinator: str) -> None:
+async def _keep_connected(rank: Rank, address: str, membership: Membership) -> None:
     """Hold a stream to the coordinator, and open another one whenever it breaks.
 
     Raises:
         OperatorError: the coordinator has no such rank.
         MembershipEnded: this rank's membership was revoked.
     """
-    last_logged, displaced = "", Displaced(DISPLACED_S, random.SystemRandom())
+    coordinator, last_logged = membership.address, ""
+    displaced = Displaced(DISPLACED_S, random.SystemRandom())
     while True:
         begun_at = time.monotonic()
         try:
@@ -205,9 +208,10 @@ async def _keep_connected(rank: Rank, address: str, coordinator: str) -> None:
                 )
                 await asyncio.sleep(wait)
                 continue
-            level = logging.DEBUG if last_logged == error.code.name else logging.WARNING
-            last_logged = error.code.name
-            logger.log(level, "no connection to the coordinator on %s: %s; trying again", coordinator, error)
+            cause = "TLS" if is_handshake_failure(error.detail) else error.code.name
+            if cause != last_logged:
+                last_logged, why = cause, await explained(str(error), coordinator, membership.dialer.credential)
+                logger.warning("no connection to the coordinator on %s: %s; trying again", coordinator, why)
         await asyncio.sleep(DIAL_S)
 
 

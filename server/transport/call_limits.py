@@ -93,7 +93,7 @@ class Connections:
 
     def end(self, peer: str) -> None:
         """End the connection of a peer, named as gRPC does, soon."""
-        if (where := _where(peer)) is None:
+        if (where := place_of(peer)) is None:
             return
         self._doomed.add(where)
         if self._work is None or self._work.done():
@@ -119,7 +119,7 @@ class Connections:
         return count
 
 
-def _where(peer: str) -> Place | None:
+def place_of(peer: str) -> Place | None:
     """Return address and port of a peer such as `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
     scheme, _, rest = peer.partition(":")
     host, _, port = unquote(rest).rpartition(":")

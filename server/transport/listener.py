@@ -8,6 +8,7 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.wire.channel import bracketed, loopback_only, parse_address
 from atoll.server.errors import OperatorError
 from atoll.server.transport.server_credentials import server_credentials
+from atoll.server.transport.unproven import Unproven
 
 
 class Listener(Protocol):
@@ -15,6 +16,9 @@ class Listener(Protocol):
 
     proves_callers: bool
     """Every caller has shown a certificate; otherwise callers are taken at their word (`guard`)."""
+
+    def proven(self, peer: str) -> None:
+        """Note a call of a member over the connection of a peer, named as gRPC does."""
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """Bind `host:port`, port 0 for one that the system chooses; return the address.
@@ -29,6 +33,9 @@ class InsecureListener:
     """The listener for callers on this machine only, without certificates."""
 
     proves_callers = False
+
+    def proven(self, peer: str) -> None:
+        """Note nothing: nothing is proven here."""
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """Bind a loopback address; see `Listener`."""
@@ -50,15 +57,25 @@ class MutualListener:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        self._ports: list[Unproven] = []
+
+    def proven(self, peer: str) -> None:
+        """Note a call of a member; see `Listener`."""
+        for port in self._ports:
+            port.proven(peer)
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """Bind an address; see `Listener`."""
         host, port = parse_address(listen)
-        credentials = server_credentials(self._keeper, asks_for_certificates=True)
+        unproven = Unproven(lambda: self._keeper.current)
+        credentials = server_credentials(self._keeper, asks_for_certificates=True, on_handshake=unproven.begun)
         try:
-            return f"{bracketed(host)}:{server.add_secure_port(f'{bracketed(host)}:{port}', credentials)}"
+            bound = server.add_secure_port(f"{bracketed(host)}:{port}", credentials)
         except RuntimeError as error:
             raise cannot_listen(listen) from error
+        unproven.watch(bound)
+        self._ports.append(unproven)
+        return f"{bracketed(host)}:{bound}"
 
 
 def cannot_listen(listen: str) -> OperatorError:

@@ -17,14 +17,17 @@ SETTLE_S = 0.5
 """The time after which a handshake has used its answer [s]; that is its next step, microseconds of work."""
 
 
-def server_credentials(keeper: Keeper, *, asks_for_certificates: bool) -> grpc.ServerCredentials:
+def server_credentials(
+    keeper: Keeper, *, asks_for_certificates: bool, on_handshake: Callable[[], None] = lambda: None
+) -> grpc.ServerCredentials:
     """Make the credentials of a port.
 
     Args:
         keeper: the port's own credential; each handshake shows the newest.
         asks_for_certificates: callers must have a certificate of the same authority.
+        on_handshake: called when a handshake begins, on a thread of gRPC.
     """
-    shown = Shown(keeper, asks_for_certificates=asks_for_certificates)
+    shown = Shown(keeper, asks_for_certificates=asks_for_certificates, on_handshake=on_handshake)
     return grpc.dynamic_ssl_server_credentials(shown.configuration(), shown, asks_for_certificates)  # type: ignore[arg-type]
 
 
@@ -34,6 +37,7 @@ class Shown:
     Args:
         keeper: the port's own credential.
         asks_for_certificates: callers must have a certificate of the same authority.
+        on_handshake: called when a handshake begins.
         clock: a monotonic clock [s].
         sleep: waits for a time [s].
     """
@@ -43,15 +47,17 @@ class Shown:
         keeper: Keeper,
         *,
         asks_for_certificates: bool,
+        on_handshake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._keeper, self._asks = keeper, asks_for_certificates
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._on_handshake = clock, sleep, on_handshake
         self._last, self._answered_at = keeper.current, clock()
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the configuration for the next handshake; None: as in the last one."""
+        self._on_handshake()
         try:
             if self._keeper.current is self._last:
                 return None

@@ -29,9 +29,18 @@ def connected_to(number: int) -> Place | None:
     Raises:
         OSError: the socket is closed, or not connected.
     """
+    places = places_of(number)
+    return None if places is None else places[1]
+
+
+def places_of(number: int) -> tuple[Place, Place] | None:
+    """Return both ends of a connection over IP, the own one first; None for other sockets.
+
+    Raises:
+        OSError: the socket is closed, or not connected.
+    """
     with socket.socket(fileno=os.dup(number)) as copy:
-        places = _places(copy)
-        return None if places is None else places[1]
+        return _places(copy)
 
 
 def shut_down_if(number: int, is_doomed: Callable[[Place, Place], bool]) -> bool:

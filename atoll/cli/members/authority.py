@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from atoll.protocol.identity.names import Identity
     from atoll.server.identity.authority import Authority
 
+AUTHORITY_BYTES = 20_000
+"""Room for an authority's key, certificate and log [bytes]."""
+
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -72,9 +75,12 @@ def init(
     json: options.Json = False,
 ) -> None:
     """Make an authority. Its key is needed only to enrol and to renew; a holder of the key can make any certificate."""
+    from atoll.cli.temporary import writing_to
     from atoll.server.identity.authority import Authority
 
-    _print(Authority.create(folder, name), folder, json=json)
+    with writing_to("DIR", folder, AUTHORITY_BYTES):
+        authority = Authority.create(folder, name)
+    _print(authority, folder, json=json)
 
 
 @app.command("show")

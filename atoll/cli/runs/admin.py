@@ -22,10 +22,12 @@ from atoll.cli.waiting import waiting_for
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.audit.files import FILE_BYTES, is_log_file
-from atoll.protocol.identity.clock_hint import with_clock_hint
+from atoll.protocol.identity.certificates import read_certificates, validity_of
+from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.credential import alone_with
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import PLACE, Place
+from atoll.protocol.identity.handshake_fault import explained
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
@@ -79,8 +81,12 @@ def dialer(state: Path) -> Dialer:
     keeper = Keeper(folder)
     if keeper.current.is_expired(time.time()):
         what = f"the owner's certificate in {folder} has expired, and the coordinator has not renewed it: see its log"
+        times = validity_of(read_certificates(keeper.current.certificate_pem)[0])
+        clocks = f"it is valid {times}, and this machine's clock shows {instant(time.time())}: the clock may be wrong"
         raise CommandError(
-            what, f"restart the coordinator, or, with the authority on another machine, {_BY_HAND.format(folder)}"
+            what,
+            clocks,
+            f"restart the coordinator, or, with the authority on another machine, {_BY_HAND.format(folder)}",
         )
     return MutualDialer(keeper)
 
@@ -218,7 +224,7 @@ def _ask(
                 except grpc.RpcError as error:
                     waited = time.monotonic() - begun
                     if waited >= CONNECT_S or not is_unheard(error) or not is_alive():
-                        raise _refusal(error, address, waited) from error
+                        raise _refusal(error, address, waited, dialer) from error
             time.sleep(POLL_S)
 
 
@@ -232,12 +238,13 @@ def is_unheard(error: Any) -> bool:
     )
 
 
-def _refusal(error: Any, address: str, waited: float) -> CommandError:
+def _refusal(error: Any, address: str, waited: float, dialer: Dialer) -> CommandError:
     """Return the error with the coordinator's message; `error` is also a grpc.Call, which grpc's types do not state."""
     details = error.details() or str(error.code())
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         within = f" within {waited:.0f} s" if waited >= 1 else ""
-        return NoAnswer(f"the coordinator at {address} does not answer{within}: {with_clock_hint(details)}")
+        why = asyncio.run(explained(details, address, dialer.credential))
+        return NoAnswer(f"the coordinator at {address} does not answer{within}: {why}")
     return CommandError(*without_frames(details))
 
 

@@ -85,6 +85,7 @@ def agent(
         return
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
+    from atoll.cli.temporary import writing_to
     from atoll.client.process import run_agent
     from atoll.protocol.wire.allocator import keep_freed_memory
 
@@ -92,7 +93,8 @@ def agent(
     keep_freed_memory()
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
     note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}; dialling {where}")
-    raise typer.Exit(asyncio.run(run_agent(settings, named)))
+    with writing_to("state", settings.state):
+        raise typer.Exit(asyncio.run(run_agent(settings, named)))
 
 
 def _checked(

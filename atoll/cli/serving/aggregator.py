@@ -93,6 +93,7 @@ def aggregator(
         return
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
+    from atoll.cli.temporary import writing_to
     from atoll.server.errors import OperatorError
     from atoll.server.ranks.process import host_rank
 
@@ -105,6 +106,7 @@ def aggregator(
 
     try:
         serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=end_in_time)
-        raise typer.Exit(asyncio.run(serving))
+        with writing_to("state", settings.state):
+            raise typer.Exit(asyncio.run(serving))
     except OperatorError as error:
         raise CommandError(str(error)) from error

@@ -35,13 +35,15 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     coordinator's private keys: protect it as you protect them.
     """
     from atoll.cli.local_audit import recorded
+    from atoll.cli.temporary import size_of, writing_to
     from atoll.server.audit.actions import Action
     from atoll.server.backup.backup import back_up
     from atoll.server.backup.contents import BackupFailed
 
     try:
         copying = waiting_for(f"the backup of {state}", "its files are copied and checked")
-        with recorded(state, Action.STATE_BACKUP, str(out.absolute())), copying:
+        writing = writing_to("FILE.tar | DIR", out, size_of(state), spared=(BackupFailed,))
+        with recorded(state, Action.STATE_BACKUP, str(out.absolute())), copying, writing:
             made = back_up(state, out, keys=not without_keys)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
@@ -62,12 +64,14 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     repeat. Never use both the old directory and the restored one.
     """
     from atoll.cli.local_audit import record_local_action
+    from atoll.cli.temporary import size_of, writing_to
     from atoll.server.audit.actions import Action
     from atoll.server.backup.contents import BackupFailed
     from atoll.server.backup.restore import restore as restore_from
 
     try:
-        with waiting_for(f"the files of {source}", "they are copied and checked"):
+        copying = waiting_for(f"the files of {source}", "they are copied and checked")
+        with copying, writing_to("STATE", state, size_of(source), spared=(BackupFailed,)):
             made = restore_from(source, state)
     except BackupFailed as error:
         raise CommandError(str(error)) from error

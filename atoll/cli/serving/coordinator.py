@@ -129,6 +129,7 @@ def _check_task(file: "RunFile") -> None:
 
 
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
+    from atoll.cli.temporary import writing_to
     from atoll.server.config.run import RunFile
     from atoll.server.errors import OperatorError
     from atoll.server.process import host
@@ -151,7 +152,8 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
         waiting_for(f"the state in {where} and its tasks", "the coordinator listens once they are loaded")
     )
     try:
-        return asyncio.run(host(file.coordinator, run, again=again, stay=stay, on_ready=ready, on_end=end_in_time))
+        with writing_to("coordinator.state", where):
+            return asyncio.run(host(file.coordinator, run, again=again, stay=stay, on_ready=ready, on_end=end_in_time))
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error
     finally:

@@ -1,12 +1,19 @@
 """The folder of a training, in which one training at a time may write."""
 
 import os
+import platform
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from atoll.cli.faults import CommandError
-from atoll.protocol.file_lock import Locked, lock_file
+import torch
+import torch.distributed as dist
+
+from atoll.cli.faults import CommandError, RunFailed, temporary_cause
+from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
+from atoll.parallel.world import TIMEOUT_S, World, process_group
+from atoll.protocol.file_lock import OWNER_BYTES_MAX, Locked, lock_file
 
 LOCK = "lock"
 """The file in the folder of a training that its process locks; it stays when the process ends."""
@@ -21,15 +28,83 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_file(folder / LOCK, f"process {os.getpid()}")
+        lock = lock_file(folder / LOCK, f"process {os.getpid()} on {platform.node()}"[:OWNER_BYTES_MAX])
+        _check_room(folder)
     except Locked as error:
         raise CommandError(
             f"--out: {folder} is in use by another training ({error.owner or 'of an unknown process'}): wait for its "
             "end, or choose another folder with --out"
         ) from error
     except OSError as error:
+        if temporary_cause(error) is not None:
+            raise TryAgain(f"--out: {disk_fault(error, folder, START_BYTES)}") from error
         raise CommandError(f"--out: {folder} cannot be used: {error}; choose another folder") from error
     try:
         yield
     finally:
         os.close(lock)
+
+
+def _check_room(folder: Path) -> None:
+    """Check that there is room for the start, before TensorBoard's thread meets a full disk and prints a traceback.
+
+    Raises:
+        OSError: there is none.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, START_BYTES)
+
+
+class RefusedForAll(CommandError):
+    """The refusal of the folder on the other ranks: the first one says why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults = ()
+
+
+@contextmanager
+def folder_of_all_ranks(folder: Path, world: World, device: str) -> Iterator[None]:
+    """Hold the lock on the folder of a training whose ranks another launcher has started, on one machine or several.
+
+    The ranks meet first. So none waits for a first rank that was refused, and none begins beside another training.
+
+    Args:
+        folder: on storage that all ranks share; the first rank takes the lock.
+        world: this rank.
+        device: the kind of device, cpu or cuda.
+
+    Raises:
+        CommandError: another process trains in the folder, or the folder cannot be made, or the launcher has set no
+            address where the ranks meet; on all ranks, with its reason on the first.
+        RunFailed: not all ranks have come.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(process_group(world, device))
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        except dist.DistError as error:
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            first = str(error).partition("\n")[0]
+            raise RunFailed(
+                f"rank {world.rank} has not met all {world.size} ranks at {place} within {TIMEOUT_S:g} s: start all of "
+                f"them, with one MASTER_ADDR and MASTER_PORT ({first})"
+            ) from error
+        fault = _taken(stack, folder) if world.is_first else None
+        is_refused = torch.tensor([fault is not None], dtype=torch.uint8)
+        dist.broadcast(is_refused, 0)
+        if is_refused.item():
+            with suppress(RuntimeError):  # a rank that has ended already knows
+                dist.barrier()
+            raise fault or RefusedForAll()
+        yield
+
+
+def _taken(stack: ExitStack, folder: Path) -> CommandError | None:
+    """Take the lock until the stack is closed; return the reason why this rank does not get it."""
+    try:
+        stack.enter_context(folder_lock(folder))
+    except CommandError as error:
+        return error
+    return None

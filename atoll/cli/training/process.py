@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from atoll.cli.faults import CommandError
+from atoll.cli.faults import EXIT_AWAY, TEMPORARY, CommandError, temporary_cause
 from atoll.cli.printing import note
 from atoll.cli.task_failures import failure_of_the_task
+from atoll.cli.temporary import START_BYTES, disk_fault
 from atoll.cli.training.control import LAUNCHER, Control, Fault, control_of, stop_requested
-from atoll.cli.training.folder import folder_lock
+from atoll.cli.training.folder import folder_lock, folder_of_all_ranks
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
@@ -56,7 +57,7 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
             train_rank = _recorded if ERROR_FILE in os.environ else _train
             return train_rank(job, request, is_stopping)
     except Exception as error:
-        fault = _fault_of(error)
+        fault = _fault_of(error, request)
         if control is not None and is_lost_peer(error):
             note(f"rank {read_world().rank} has lost another rank: {fault.lines[-1].partition('. ')[0]}")
         elif control is not None:
@@ -65,8 +66,12 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
 
 
 def _alone(request: Request, control: Control | None) -> AbstractContextManager[None]:
-    """Return the lock on the training's folder for its first rank; a launcher of Atoll's holds it for its ranks."""
-    return folder_lock(request.folder) if control is None and read_world().is_first else nullcontext()
+    """Return the lock on the training's folder, for all of its ranks; a launcher of Atoll's holds it for its ranks."""
+    if control is not None:
+        return nullcontext()
+    if (world := read_world()).size > 1:
+        return folder_of_all_ranks(request.folder, world, device_of(request))
+    return folder_lock(request.folder)
 
 
 def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
@@ -138,9 +143,12 @@ def _stop_request(control: Control | None) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
-def _fault_of(error: Exception) -> Fault:
+def _fault_of(error: Exception, request: Request) -> Fault:
     if isinstance(error, CommandError):
         return Fault(error.code, tuple(f"atoll: {line}" for line in error.faults))
+    if (cause := _temporary(error)) is not None and failure_of_the_task(error) is None:
+        said = (f"atoll: {error}",) if isinstance(error, FAILED) else ()
+        return Fault(EXIT_AWAY, (*said, f"atoll: --out: {disk_fault(cause, request.folder, START_BYTES)}"))
     if isinstance(error, REFUSED):
         return Fault(2, tuple(f"atoll: {line}" for line in str(error).split("; ")))
     if isinstance(error, FAILED):
@@ -149,6 +157,13 @@ def _fault_of(error: Exception) -> Fault:
         return Fault(2, (f"atoll: {line}",))
     rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
     return Fault(1, tuple((rank + traceback.format_exc()).splitlines()))
+
+
+def _temporary(error: Exception) -> BaseException | None:
+    """Return the error of a full disk or absent mount; of a checkpoint, whose ranks report their faults as text."""
+    if isinstance(error, CheckpointFailed):
+        return next((OSError(number, "") for number in TEMPORARY if os.strerror(number) in str(error)), None)
+    return temporary_cause(error)
 
 
 def _without_tensorboard(event: Event) -> None:

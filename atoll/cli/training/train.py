@@ -78,7 +78,7 @@ def train(
     """Train a task centrally, on the pooled data of all its sites, in one process or on a mesh.
 
     The training resumes from the newest checkpoint in its folder. Ctrl-C or SIGTERM saves it. Exit code 1: the training
-    failed; 2: a mistake in the arguments, settings or task; 130: Ctrl-C or SIGTERM.
+    failed; 2: a mistake in the arguments, settings or task; 75: the disk is full or away; 130: Ctrl-C or SIGTERM.
     """
     if_stopped("before the first step; nothing was written")
     from atoll.cli.training.request import Request, check_place, job_of

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from platform import node
 from typing import Any
 
 import pytest
@@ -259,7 +260,7 @@ def test_a_folder_in_which_another_training_runs_is_refused_and_stays_as_it_is(t
         before = {path.name: path.read_bytes() for path in out.iterdir()}
         for options in ([], ["--nproc", 2]):
             (line,) = refused("train", TASK, "--out", out, *options)
-            assert line.startswith(f"--out: {out} is in use by another training (process {os.getpid()})")
+            assert line.startswith(f"--out: {out} is in use by another training (process {os.getpid()} on {node()}")
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert (
         invoke("train", TASK, "--out", out, "--fresh", *EVERY_STEP).exit_code == 0

@@ -75,3 +75,11 @@ def test_a_new_run_of_the_same_name_sweeps_what_the_old_one_has_left(folder):
     stage(folder, 1, text="new")
     assert PersonalState(folder).find(RUN, RoundId(1)).read_text() == "new"
     assert rounds(folder) == [1]
+
+
+def test_client_state_on_a_volume_of_its_own_is_staged(tmp_path, other_disk):
+    data = tmp_path / "own.safetensors"
+    data.write_text("mine")
+    PersonalState(other_disk).stage(RUN, RoundId(1), RoundId(0), data)
+    assert PersonalState(other_disk).find(RUN, RoundId(1)).read_text() == "mine"
+    assert not data.exists()

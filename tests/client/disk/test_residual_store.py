@@ -192,3 +192,10 @@ class Ledger(RuleBasedStateMachine):
 def test_no_value_is_lost_or_counted_twice_over_any_answers_and_restarts(tmp_path, folder):
     Ledger.folder = tmp_path
     run_state_machine_as_test(Ledger, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
+
+
+def test_residuals_on_a_volume_of_its_own_are_staged(tmp_path, other_disk):
+    it = ResidualStore(other_disk)
+    stage(it, tmp_path, 1)
+    it.settle(digest(1), accepted=True)
+    assert values(ResidualStore(other_disk)) == [1]

@@ -162,3 +162,13 @@ def test_leftovers_of_a_killed_worker_are_cleared(tmp_path):
     state = StateDirectory(tmp_path / "state")
     assert list(state.work.iterdir()) == []
     state.close()
+
+
+def test_a_spool_on_a_volume_of_its_own_takes_updates(tmp_path, other_disk):
+    """As where an operator mounts one at `spool`: no rename leads there."""
+    data, manifest = finished(tmp_path)
+    spool = Spool(other_disk, 2**30)
+    entry = spool.add(data, manifest, statistics={"loss": (1.5, 3.0)})
+    assert not data.exists()
+    assert Spool(other_disk, 2**30)["round", "run-1", 3] == entry
+    assert [path.name for path in other_disk.iterdir()] == [entry.path.name]

@@ -1,5 +1,6 @@
 """The content of a backup, its table of contents, and the files of the user that it never touches."""
 
+import errno
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+from atoll.cli.faults import EXIT_AWAY
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR
@@ -217,7 +219,9 @@ def test_what_fails_leaves_nothing_behind(state, out, monkeypatch):
             ["backup", state, state.parent / out],
             ["restore", state.parent / "source", state.parent / "new"],
         ):
-            assert refused(*command) == [f"[Errno 28] No space left on device: '{command[-1]}'"]
+            ended = invoke(*command)
+            assert ended.exit_code == EXIT_AWAY
+            assert f"{command[-1]} has no room: " in ended.stderr
     assert everything(state.parent) == before
     for command in (
         ["backup", state, state.parent / "no" / out],
@@ -371,3 +375,18 @@ def test_nothing_that_a_backup_says_of_itself_may_be_missing(name):
 def test_what_is_no_json_object_is_refused(data):
     with pytest.raises(BackupFailed, match=r"backup\.json is damaged: "):
         parse_contents(data)
+
+
+def test_a_volume_that_is_mounted_in_a_state_directory_is_copied_where_no_link_leads(state, tmp_path, monkeypatch):
+    def another_disk(source, target):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+
+    monkeypatch.setattr(os, "link", another_disk)
+    (tmp_path / "staging").mkdir()
+    kept = state / "runs" / "r-1" / "versions" / "000000.safetensors"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"weights")
+    for _ in range(2):  # as before and after the copy of the journal
+        backup._link(state, tmp_path / "staging")
+    copied = {path: content for path, content in everything(tmp_path / "staging").items() if content}
+    assert copied == {"runs/r-1/versions/000000.safetensors": b"weights"}

@@ -504,3 +504,10 @@ def test_a_crash_anywhere_in_a_collection_leaves_the_rest_to_the_next_one(store,
         if finished:
             break
     assert 10 <= number < 39
+
+
+def test_updates_on_a_volume_of_their_own_are_kept(store, other_disk, monkeypatch):
+    monkeypatch.setattr(store, "_updates", other_disk)  # as a mount: a link is refused
+    stored(store)
+    assert is_stored(store)
+    assert list(other_disk.iterdir()) == [store.update_path(update_manifest("a").digest)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.transfers.timeouts import FLOOR_S, Patience
 from atoll.server.transport import limits
-from atoll.server.transport.call_limits import _where
+from atoll.server.transport.call_limits import place_of
 from atoll.server.transport.limits import CALLS_BURST, CALLS_PER_S, STRIKES_MAX, Bucket, Callers
 
 FLOOR = 16 * 1024
@@ -133,4 +133,4 @@ def test_without_a_floor_only_silence_counts():
     ],
 )
 def test_a_peer_is_found_as_grpc_names_it(peer, where):
-    assert _where(peer) == where
+    assert place_of(peer) == where
