@@ -107,7 +107,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             *("cli/shutdown_deadline.py", "cli/stopping.py"),
         ),
         ("cli/faults.py", "cli/waiting.py"),
-        ("cli/options.py",),
+        ("cli/options.py", "cli/temporary.py"),
         ("cli/files.py", "cli/local_audit.py", "cli/new.py", "cli/project", "cli/settings.py", "cli/task_failures.py"),
         ("cli/runs", "cli/serving", "cli/training"),
         ("cli/experiments", "cli/members"),
