@@ -3,6 +3,8 @@
 import hashlib
 from typing import BinaryIO
 
+from atoll.aggregation.printable import count_of
+
 BLOCK_BYTES = 1 << 20
 
 
@@ -16,7 +18,7 @@ def sha256_of_next(file: BinaryIO, num_bytes: int) -> str:
     while left:
         block = file.read(min(BLOCK_BYTES, left))
         if not block:
-            raise EOFError(f"the file ends {left} bytes too early")
+            raise EOFError(f"the file ends {count_of(left, 'byte')} too early")
         digest.update(block)
         left -= len(block)
     return digest.hexdigest()

@@ -31,10 +31,10 @@ from atoll.aggregation.codecs.chunks import encoded_bytes
 from atoll.aggregation.codecs.names import NAMES as CODEC_NAMES
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.fold.weights import NORMALIZER_MAX
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.coverage import check_cover
 from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
 from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
-from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import (
     INT64_MAX,
     ManifestError,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from atoll.aggregation.codecs.chunks import encoded_bytes
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.fold.weights import NORMALIZER_MAX
+from atoll.aggregation.printable import count_of
 from atoll.protocol.manifest import (
     ID_MAX,
     MANIFEST_BYTES_MAX,
@@ -17,7 +18,6 @@ from atoll.protocol.manifest import (
     VersionManifest,
     parse_version,
 )
-from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import INT64_MAX, ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 

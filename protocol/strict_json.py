@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
-from atoll.protocol.printable import count_of
+from atoll.aggregation.printable import count_of
 
 INT64_MAX = 2**63 - 1
 

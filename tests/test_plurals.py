@@ -1,4 +1,4 @@
-"""Numbers with their nouns: one of a thing is in the singular, in every message of the rooms above the ground.
+"""Numbers with their nouns: one of a thing is in the singular, in every message.
 
 A number in an f-string with a plural behind it, `f"{number} rounds"`, says `1 rounds` one day: `count_of` is for it.
 """
@@ -12,7 +12,7 @@ import pytest
 from tests.house.tree import ROOT
 
 ROOMS = ("atoll", "client", "protocol", "server", "simulations")
-"""The rooms that may import `protocol.printable`; those on the ground say what is wrong with tensors and meshes."""
+"""The rooms that may import `aggregation.printable`; those on the ground say what is wrong with tensors and meshes."""
 
 _WORDS = """
     actions actors addresses aggregators attempts axes batches bits blocks boxes bytes calls candidates cells
@@ -31,7 +31,14 @@ _NO_ADJECTIVE = {"and", "are", "at", "for", "has", "in", "is", "lets", "needs", 
 _CONSTANT = re.compile(r"[A-Z_0-9 */]+")
 
 ALLOWED = {
+    "aggregation/tensors/coverage.py: len(box.lengths)": "one of two numbers",
+    "aggregation/rules/rule.py: self.tensor": "the name of a tensor, in the seed of a generator",
+    "parallel/data/public/shakespeare.py: min_lines": "a setting, whose default is not one",
+    "parallel/planner/search.py: states / room": "a ratio",
+    "parallel/planner/search.py: where": "the name of an axis",
+    "parallel/world.py: world.size": "more than one, by the condition above",
     "atoll/cli/runs/models.py: version['parts']": "more than one, as one part is another branch",
+    "atoll/cli/training/folder.py: world.size": "more than one, by the condition above",
     "atoll/cli/training/plan.py: plan.stages": "more than one, by the condition of the line",
     "atoll/cli/training/progress.py: event['tokens_per_s']": "a rate",
     "atoll/cli/training/request.py: read_world().size": "more than one, by the condition above",

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.printable import count_of
+
 CHUNK_ELEMENTS = 1 << 16
 """Largest number of elements of a chunk: the range of a uint16 index."""
 
@@ -78,10 +80,11 @@ def check_values(name: str, values: Values, largest: float) -> None:
 def check_size(codec: Codec, data: bytes | memoryview, num_elements: int) -> None:
     """Raise ValueError unless `data` has the size of a chunk of `num_elements`."""
     if not 1 <= num_elements <= CHUNK_ELEMENTS:
-        raise ValueError(f"{codec.name}: chunk of {num_elements} elements is not of 1..{CHUNK_ELEMENTS}")
+        raise ValueError(f"{codec.name}: chunk of {count_of(num_elements, 'element')} is not of 1..{CHUNK_ELEMENTS}")
     if len(data) != codec.num_bytes(num_elements):
         raise ValueError(
-            f"{codec.name}: {len(data)} bytes for {num_elements} elements, not {codec.num_bytes(num_elements)}"
+            f"{codec.name}: {count_of(len(data), 'byte')} for {count_of(num_elements, 'element')}, not "
+            f"{codec.num_bytes(num_elements)}"
         )
 
 

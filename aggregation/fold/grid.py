@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.printable import count_of
+
 SUM_BITS = 52
 """Number of bits of the sums: W M / q stays within 2^52, so they are integers that float64 holds exactly."""
 
@@ -49,7 +51,7 @@ def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
     if not 0.0 <= magnitude <= FLOAT32_MAX:
         raise ValueError(f"magnitude {magnitude} is not in 0..{FLOAT32_MAX}")
     if not 1 <= count < 1 << SUM_BITS or not count <= total_weight < 1 << 105:
-        raise ValueError(f"total weight {total_weight} of {count} updates is not in {count}..2^105 - 1")
+        raise ValueError(f"total weight {total_weight} of {count_of(count, 'update')} is not in {count}..2^105 - 1")
     if magnitude == 0.0:
         return 0
     least = total_weight * Fraction(magnitude) / (1 << SUM_BITS)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.exchange import Bytes, Exchange, from_all, swapped
 from atoll.aggregation.fold.means import Term
 from atoll.aggregation.ordered_map import computed_ahead
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.combine import checked_mixing, combine
 from atoll.aggregation.rules.gram import Tile, float_tiles, products
 from atoll.aggregation.rules.rule import NOWHERE, GeometricRule, Place, Rule, check_count, takes_centre
@@ -110,7 +111,7 @@ def mixing_of_ranks(
         return None
     for tensor in layout:
         if tensor.dtype in FLOATS and (left_out := places[1].get(tensor.name)):
-            what = f"{len(left_out)} of {num_updates} updates leave out tensor {tensor.name!r}"
+            what = f"{len(left_out)} of {count_of(num_updates, 'update')} leave out tensor {tensor.name!r}"
             raise ValueError(f"{what}, this rule needs all of them")
     with_centre = centre if takes_centre(rule) else None
     gram = _gram(layout, terms, places, with_centre, exchange, threads)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.gram import gram_matrix
 from atoll.aggregation.rules.rule import (
     NOWHERE,
@@ -86,7 +87,7 @@ def checked_mixing(rule: GeometricRule, gram: Array, place: Place = NOWHERE) -> 
     mixing = np.ascontiguousarray(call_rule(rule, rule.mixing, gram.copy(), place), np.float64)
     if mixing.ndim != 2 or mixing.shape[1] != len(gram) or len(mixing) < 1 or not np.isfinite(mixing).all():
         raise ValueError(
-            f"{type(rule).__name__} mixes {len(gram)} updates with a {mixing.shape} matrix, "
+            f"{type(rule).__name__} mixes {count_of(len(gram), 'update')} with a {mixing.shape} matrix, "
             f"expected are finite numbers (R, {len(gram)})"
         )
     if not type(rule).__module__.startswith("atoll."):
@@ -143,7 +144,7 @@ def combine(
         values = reduced(rule, rows, place.at(tensor.name, begin, end))
         if values.shape != (end - begin,):
             raise ValueError(
-                f"tensor {tensor.name!r}: {type(rule).__name__} makes {values.shape} of {len(rows)} rows, "
+                f"tensor {tensor.name!r}: {type(rule).__name__} makes {values.shape} of {count_of(len(rows), 'row')}, "
                 f"expected is {(end - begin,)}"
             )
         combined[begin - start : end - start] = values

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.order_statistics import middle_mean
 from atoll.aggregation.rules.rule import num_malicious
 
@@ -49,7 +50,10 @@ class TrimmedMean:
         """Raise ValueError unless K > 2f."""
         f = num_malicious(self.malicious, num_updates)
         if num_updates <= 2 * f:
-            raise ValueError(f"{num_updates} updates are too few: a trimmed mean with f={f} needs at least {2 * f + 1}")
+            raise ValueError(
+                f"{count_of(num_updates, 'update is', 'updates are')} too few: a trimmed mean with f={f} "
+                f"needs at least {2 * f + 1}"
+            )
 
     def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the trimmed mean of each element; see `rule.Rule.reduce`."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, num_malicious, takes_centre
 
 Array = NDArray[np.float64]
@@ -75,7 +76,10 @@ class MultiKrum(_OneRow):
         """Raise ValueError unless K >= 2f + 3 and m <= K - f."""
         f = num_malicious(self.malicious, num_updates)
         if num_updates < 2 * f + 3:
-            raise ValueError(f"{num_updates} updates are too few: multi-Krum with f={f} needs at least {2 * f + 3}")
+            raise ValueError(
+                f"{count_of(num_updates, 'update is', 'updates are')} too few: multi-Krum with f={f} needs "
+                f"at least {2 * f + 3}"
+            )
         if self.num_selected is not None and self.num_selected > num_updates - f:
             raise ValueError(f"num_selected {self.num_selected} is not in 1..{num_updates - f}, K - f of {num_updates}")
 
@@ -201,7 +205,10 @@ class NearestNeighbourMixing:
         """Raise ValueError unless K > 2f and K is enough for the rule after the mixing."""
         f = num_malicious(self.malicious, num_updates)
         if num_updates <= 2 * f:
-            raise ValueError(f"{num_updates} updates are too few: mixing with f={f} needs at least {2 * f + 1}")
+            raise ValueError(
+                f"{count_of(num_updates, 'update is', 'updates are')} too few: mixing with f={f} needs at "
+                f"least {2 * f + 1}"
+            )
         check_count(self.rule, num_updates)
 
     def mixing(self, gram: Array) -> Array:

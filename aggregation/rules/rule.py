@@ -27,6 +27,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.printable import count_of
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -134,7 +136,7 @@ def check_count(rule: Rule, num_updates: int) -> None:
         ValueError: there are none, or too few for the rule.
     """
     if num_updates < 1:
-        raise ValueError(f"{num_updates} updates are too few for a rule: it needs at least 1")
+        raise ValueError(f"{count_of(num_updates, 'update is', 'updates are')} too few for a rule: it needs at least 1")
     if isinstance(rule, Checked):
         rule.check(num_updates)
 
@@ -191,7 +193,8 @@ def reduced(rule: Rule, rows: NDArray[np.float32], place: Place) -> NDArray[Any]
     alone = np.asarray(call_rule(rule, rule.reduce, again, first))
     if values.shape == rows.shape[1:] and not _agree(values[:number], alone, largest):
         raise RuleFailed(
-            f"{type(rule).__name__} reduces the same {number} elements of tensor {place.tensor!r} to other values when "
+            f"{type(rule).__name__} reduces the same {count_of(number, 'element')} of tensor "
+            f"{place.tensor!r} to other values when "
             "it is called again. A rule keeps no state between calls, and value i depends on column i alone; what it "
             "draws comes from the argument `place` of `reduce(rows, place)`, which also has round, version and tensor"
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece
 
 
@@ -55,7 +56,7 @@ class BoxReader:
     def _pread(self, position: int, size: int) -> bytes:
         data = os.pread(self._fd, size, position)
         if len(data) != size:
-            raise OSError(f"{self._path}: {size} bytes at {position} are missing")
+            raise OSError(f"{self._path}: {count_of(size, 'byte')} at {position} are missing")
         return data
 
     def _runs(self, box: Piece, start: int, stop: int) -> Iterator[tuple[int, int]]:

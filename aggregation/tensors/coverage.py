@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, update_dtypes
 
 BOXES_MAX = 1024
@@ -36,19 +37,23 @@ def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = Fal
         if tensor.name in boxes:
             faults += _faults_of(tensor, boxes[tensor.name])
         elif not may_omit:
-            faults.append(f"tensor {tensor.name!r} is missing: {tensor.num_elements} elements")
+            faults.append(f"tensor {tensor.name!r} is missing: {count_of(tensor.num_elements, 'element')}")
     return faults
 
 
 def _faults_of(tensor: Tensor, boxes: list[Piece]) -> list[str]:
     if len(boxes) > BOXES_MAX:
-        return [f"tensor {tensor.name!r} has {len(boxes)} boxes, allowed are {BOXES_MAX}"]
+        return [f"tensor {tensor.name!r} has {count_of(len(boxes), 'box', 'boxes')}, allowed are {BOXES_MAX}"]
     faults = _dtype_faults(tensor, boxes)
     misplaced = [fault for box in boxes if (fault := _misplaced(tensor, box))]
     if misplaced:
         return faults + misplaced
     if tensor.num_elements == 0:
-        return faults + ([f"tensor {tensor.name!r} is empty and has {len(boxes)} boxes, not 1"] if boxes[1:] else [])
+        return faults + (
+            [f"tensor {tensor.name!r} is empty and has {count_of(len(boxes), 'box', 'boxes')}, not 1"]
+            if boxes[1:]
+            else []
+        )
     return faults + _tiling_faults(tensor, boxes)
 
 
@@ -94,6 +99,8 @@ def _tiling_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
         if not first and num_overlaps:
             first = f"{boxes[i].offsets} and {boxes[i + 1 + int(meets.argmax())].offsets}"
     if num_overlaps:
-        return [f"tensor {tensor.name!r} has {num_overlaps} overlapping pairs of boxes, the first at {first}"]
+        return [
+            f"tensor {tensor.name!r} has {count_of(num_overlaps, 'overlapping pair')} of boxes, the first at {first}"
+        ]
     missing = tensor.num_elements - sum(box.num_elements for box in boxes)
-    return [f"tensor {tensor.name!r} lacks {missing} of {tensor.num_elements} elements"] if missing else []
+    return [f"tensor {tensor.name!r} lacks {missing} of {count_of(tensor.num_elements, 'element')}"] if missing else []

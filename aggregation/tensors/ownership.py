@@ -6,6 +6,7 @@ neither on the number of ranks nor on the rank that adds.
 
 from collections.abc import Iterable, Sequence
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 
@@ -35,7 +36,7 @@ def owned_segments(rank: int, size: int) -> range:
         ValueError: the number of ranks or the rank is out of its range.
     """
     if not 1 <= size <= SEGMENTS:
-        raise ValueError(f"{size} aggregation ranks; allowed: 1 to {SEGMENTS}")
+        raise ValueError(f"{count_of(size, 'aggregation rank')}; allowed: 1 to {SEGMENTS}")
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is not in 0..{size - 1}")
     return range(rank * SEGMENTS // size, (rank + 1) * SEGMENTS // size)

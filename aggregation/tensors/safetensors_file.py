@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
 from atoll.aggregation.tensors.pieces import cut, cut_layout
 from atoll.aggregation.tensors.safetensors_header import HEADER_BYTES_MAX, decode_header, header_bytes
@@ -202,7 +203,7 @@ def read_into(buffer: NDArray[Any], source: int | bytes, position: int, *, path:
     while view:
         count = _read(view, source, position)
         if count == 0:
-            raise TensorFileCorrupted(f"{path}: ends at byte {position}, {len(view)} bytes too early")
+            raise TensorFileCorrupted(f"{path}: ends at byte {position}, {count_of(len(view), 'byte')} too early")
         view = view[count:]
         position += count
 
@@ -262,12 +263,12 @@ class TensorFileWriter:
             ValueError: the block has another dtype than the tensor, or more elements than it lacks.
         """
         if not self._left:
-            raise ValueError(f"block of {block.nbytes} bytes follows the last tensor")
+            raise ValueError(f"block of {count_of(block.nbytes, 'byte')} follows the last tensor")
         tensor, dtype = self._cuts[len(self._pieces)].tensor, self._cuts[len(self._pieces)].dtype
         if block.dtype != NUMPY_DTYPES[dtype] or block.nbytes > self._left[-1]:
             raise ValueError(
-                f"block of {block.nbytes} bytes {block.dtype} does not fit tensor {tensor!r}: "
-                f"{self._left[-1]} bytes {dtype} are missing"
+                f"block of {count_of(block.nbytes, 'byte')} {block.dtype} does not fit tensor {tensor!r}: "
+                f"{count_of(self._left[-1], 'byte')} {dtype} are missing"
             )
         data = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
         self._file.write(data)
@@ -338,7 +339,7 @@ def _load_header(path: Path) -> tuple[Layout, dict[str, str], int]:
         length = int.from_bytes(file.read(8), "little")
         if num_bytes < 8 or length > min(HEADER_BYTES_MAX, num_bytes - 8):
             raise TensorFileCorrupted(
-                f"{path}: header of {length} bytes in a file of {num_bytes} (at most {HEADER_BYTES_MAX})"
+                f"{path}: header of {count_of(length, 'byte')} in a file of {num_bytes} (at most {HEADER_BYTES_MAX})"
             )
         raw = file.read(length)
     try:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Tensor
 
 HEADER_BYTES_MAX = 1 << 22
@@ -47,7 +48,7 @@ def header_bytes(layout: Iterable[Tensor], metadata: Mapping[str, str] | None = 
     header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     if len(header) > HEADER_BYTES_MAX:
-        raise ValueError(f"header of {len(header)} bytes is longer than {HEADER_BYTES_MAX}")
+        raise ValueError(f"header of {count_of(len(header), 'byte')} is longer than {HEADER_BYTES_MAX}")
     return len(header).to_bytes(8, "little") + header
 
 
@@ -99,7 +100,9 @@ def _decode_layout(entries: Mapping[str, Any], data_bytes: int) -> Layout:
             )
         reached = end
     if reached != data_bytes:
-        raise ValueError(f"tensors have {reached} bytes, the file has {data_bytes} bytes of data")
+        raise ValueError(
+            f"tensors have {count_of(reached, 'byte')}, the file has {count_of(data_bytes, 'byte')} of data"
+        )
     return tuple(tensor for _, _, tensor in spans)
 
 

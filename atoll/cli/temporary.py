@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from atoll.aggregation.printable import printable_size
 from atoll.cli.faults import EXIT_AWAY, CommandError, temporary_cause
 from atoll.protocol.durable import DiskFull
-from atoll.protocol.printable import printable_size
 
 START_BYTES = 1_000_000
 """Room that a start needs at least in its state directory [bytes]: a new coordinator's took 148 kB, an agent's 32 kB.

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.file_digest import sha256_of_next
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
@@ -26,7 +27,6 @@ from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, pars
 from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.protocol import crash_points
 from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import Digest
 from atoll.protocol.wire.bulk_messages import Buffer
 

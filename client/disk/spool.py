@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.client.session.events import Key, Sums
 from atoll.protocol.durable import move_into
 from atoll.protocol.manifest import UpdateManifest, parse_update
-from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import Digest, RunId
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from atoll.aggregation.printable import count_of
 from atoll.client.session.events import (
     Answered,
     Asked,
@@ -49,7 +50,6 @@ from atoll.client.session.events import (
     Work,
 )
 from atoll.protocol.backoff import delay
-from atoll.protocol.printable import count_of
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 
 from atoll.aggregation.codecs.names import FAMILIES, parse_codec
+from atoll.aggregation.printable import count_of
 from atoll.client.session.events import (
     Asked,
     EvaluationRequest,
@@ -19,7 +20,6 @@ from atoll.client.session.events import (
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import strict_json
 from atoll.protocol.manifest import ID_MAX
-from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
 from atoll.protocol.wire.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from atoll.aggregation.printable import printable_size
 from atoll.client.disk.spool import Entry, Spool
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
@@ -17,7 +18,6 @@ from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
-from atoll.protocol.printable import printable_size
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId
 from atoll.protocol.wire.stream import StreamBroken
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc
 
+from atoll.aggregation.printable import printable_size
 from atoll.client.disk.model_cache import PartialVersion, PieceDamaged
 from atoll.client.disk.stores import Stores
 from atoll.client.session.events import Invitation, Request
@@ -21,7 +22,6 @@ from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
-from atoll.protocol.printable import printable_size
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import FailureReason

@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.aggregation.printable import conclusion
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
 from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
-from atoll.protocol.printable import conclusion
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import FailureReason

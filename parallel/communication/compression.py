@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.communication.blocks import INT8_ROW, SIGN_ROW, num_blocks
 
 NAMES = ("none", "fp16", "bf16", "int8", "onebit", "powersgd:RANK")
@@ -77,7 +78,9 @@ def bytes_per_rank(
         case "onebit":
             return float((world - 1) * SIGN_ROW * num_blocks(num_elements, 1))
     if shapes is None or sum(map(math.prod, shapes)) != num_elements:
-        raise ValueError(f"compression: powersgd needs the shapes of its {num_elements} elements, got {shapes!r}")
+        raise ValueError(
+            f"compression: powersgd needs the shapes of its {count_of(num_elements, 'element')}, got {shapes!r}"
+        )
     return all_reduce * 4 * sum(_factored(shape, chosen.rank) for shape in shapes)
 
 

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.communication.means import Parameters, PendingMean, average, local_shards
 
 
@@ -81,7 +82,9 @@ class DelayedAveraging:
     def state(self, parameters: Parameters) -> dict[str, torch.Tensor]:
         """Return no tensors: after `flush` no mean is pending."""
         if self._ring:
-            raise RuntimeError(f"the means of {len(self._ring)} steps are pending: flush before saving")
+            raise RuntimeError(
+                f"the means of {count_of(len(self._ring), 'step is', 'steps are')} pending: flush before saving"
+            )
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_powersgd
 from torch.nn.parallel import DistributedDataParallel
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.communication import blocks
 from atoll.parallel.communication.compression import MIN_SAVING, parse_compression
 
@@ -217,7 +218,9 @@ def _residuals(state: Mapping[str, torch.Tensor], names: Mapping[torch.Tensor, s
         ValueError: a name that is no parameter's, or another size; all of them at once.
     """
     sizes = {RESIDUAL + name: parameter.numel() for parameter, name in names.items()}
-    faults = [f"{name} of {t.numel()} elements" for name, t in state.items() if sizes.get(name) != t.numel()]
+    faults = [
+        f"{name} of {count_of(t.numel(), 'element')}" for name, t in state.items() if sizes.get(name) != t.numel()
+    ]
     if faults:
         raise ValueError(f"residuals: not of this model: {', '.join(faults)}")
     return {name.removeprefix(RESIDUAL): tensor.detach().float().flatten().clone() for name, tensor in state.items()}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.loader import State
@@ -53,7 +54,7 @@ class StreamOrder:
             (self.num_ranks >= 1, f"num_ranks: must be at least 1, got {self.num_ranks}"),
             (
                 self.batch_size >= self.num_ranks,
-                f"batch_size: must be at least the {self.num_ranks} ranks, got {self.batch_size}",
+                f"batch_size: must be at least the {count_of(self.num_ranks, 'rank')}, got {self.batch_size}",
             ),
             (self.buffer_size >= 0, f"buffer_size: must not be negative, got {self.buffer_size}"),
             (self.seed >= 0, f"seed: must not be negative, got {self.seed}"),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.order import Indices, Order
@@ -56,7 +57,7 @@ class Loader:
         rules = [
             (
                 len(dataset) == order.num_examples,
-                f"dataset: must have the order's {order.num_examples} examples, got {len(dataset)}",
+                f"dataset: must have the order's {count_of(order.num_examples, 'example')}, got {len(dataset)}",
             ),
             (0 <= rank < order.num_ranks, f"rank: must be in 0..{order.num_ranks - 1}, got {rank}"),
             (prefetch >= 0, f"prefetch: must not be negative, got {prefetch}"),

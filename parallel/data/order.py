@@ -24,6 +24,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.data.shards import Take, generator, sharded, shuffled
 
 Sampling = Literal["global", "partition"]
@@ -170,7 +171,11 @@ def _rules(order: Order) -> list[tuple[bool, str, str]]:
     return [
         (order.num_examples >= 1, "num_examples", "must be at least 1"),
         (order.num_ranks >= 1, "num_ranks", "must be at least 1"),
-        (order.batch_size >= order.num_ranks, "batch_size", f"must be at least the {order.num_ranks} ranks"),
+        (
+            order.batch_size >= order.num_ranks,
+            "batch_size",
+            f"must be at least the {count_of(order.num_ranks, 'rank')}",
+        ),
         (order.sampling in get_args(Sampling), "sampling", f"must be one of {', '.join(get_args(Sampling))}"),
         (order.last in get_args(Last), "last", f"must be one of {', '.join(get_args(Last))}"),
         (order.seed >= 0, "seed", "must not be negative"),
@@ -179,16 +184,17 @@ def _rules(order: Order) -> list[tuple[bool, str, str]]:
         (
             not order.shards or (min(order.shards) >= 0 and sum(order.shards) == order.num_examples),
             "shards",
-            f"sizes must not be negative and sum up to the {order.num_examples} examples",
+            f"sizes must not be negative and sum up to the {count_of(order.num_examples, 'example')}",
         ),
         (
             not (few and order.last == "drop"),
             "last",
-            f"leaves no step: {order.num_examples} examples are no global batch of {order.batch_size}",
+            f"leaves no step: {count_of(order.num_examples, 'example is', 'examples are')} no global batch "
+            f"of {order.batch_size}",
         ),
         (
             not (few and order.last == "wrap" and order.sampling == "partition"),
             "last",
-            f"cannot fill parts of {order.num_examples} examples to a global batch of {order.batch_size}",
+            f"cannot fill parts of {count_of(order.num_examples, 'example')} to a global batch of {order.batch_size}",
         ),
     ]

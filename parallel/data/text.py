@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.data.batch import IGNORED
 
 PIECE_BYTES = 1 << 24
@@ -101,7 +102,9 @@ class TokenWindows:
 
     def __init__(self, tokens: Any, sequence: int, *, eos: int | None = None) -> None:
         if not 1 <= sequence < len(tokens):
-            raise ValueError(f"sequence: must be at least 1 and below the {len(tokens)} tokens, got {sequence}")
+            raise ValueError(
+                f"sequence: must be at least 1 and below the {count_of(len(tokens), 'token')}, got {sequence}"
+            )
         self._tokens, self._sequence, self._eos = tokens, sequence, eos
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import nn
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer, parse_outer
 from atoll.parallel.engine import recompute
@@ -54,8 +55,9 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
             faults += _twice_in_a_stage(model, stages) if plan.schedule in SPLIT else []
     if batch_size is not None and batch_size < mesh.dp * plan.microbatches:
         faults.append(
-            f"a global batch of {batch_size} is too small for dp={mesh.dp} ranks with {plan.microbatches} "
-            f"micro-batches each: at least {mesh.dp * plan.microbatches}"
+            f"a global batch of {batch_size} is too small for dp={mesh.dp} with "
+            f"{count_of(plan.microbatches, 'micro-batch', 'micro-batches')} each: "
+            f"at least {mesh.dp * plan.microbatches}"
         )
     if faults:
         raise ValueError("; ".join(faults))

@@ -18,6 +18,8 @@ from itertools import chain, pairwise
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from atoll.aggregation.printable import count_of
+
 Styles = dict[str, ParallelStyle]
 """Torch's style of sharding by the module's name, in which `*` stands for any part."""
 
@@ -139,7 +141,9 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
     starts = [index for index, name in enumerate(names) if _is_trained(model.get_submodule(name))]
     if len(starts) < num_stages:
         trained = ", ".join(names[start] for start in starts)
-        raise ValueError(f"{len(starts)} layers ({trained}) cannot fill {num_stages} stages of a pipeline")
+        raise ValueError(
+            f"{count_of(len(starts), 'layer')} ({trained}) cannot fill {count_of(num_stages, 'stage')} of a pipeline"
+        )
     runs = [names[start:end] for start, end in pairwise([0, *starts[1:], len(names)])]
     costs = [sum(_cost(name, model, weights) for name in run) for run in runs]
     bounds = [0, *balanced(costs, num_stages), len(runs)]

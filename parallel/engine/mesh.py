@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from atoll.aggregation.printable import count_of
+
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 """The axes from the slowest to the fastest."""
 
@@ -63,7 +65,7 @@ class Mesh:
         """
         if self.size != world_size:
             product = " x ".join(f"{name}={degree}" for name, degree in self.degrees.items())
-            raise ValueError(f"mesh: {product} = {self.size} ranks, but there are {world_size}")
+            raise ValueError(f"mesh: {product} = {count_of(self.size, 'rank')}, but there are {world_size}")
 
     def __str__(self) -> str:
         return ",".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1) or "one rank"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.data.batch import Batch, count_units, map_tensors, tensors
 
 
@@ -57,7 +58,10 @@ def split_padded(batch: Batch, number: int, size: int) -> list[Micro]:
     """
     num_rows = rows_of(batch)
     if num_rows > number * size:
-        raise ValueError(f"a batch of {num_rows} examples does not fit {number} micro-batches of {size}")
+        raise ValueError(
+            f"a batch of {count_of(num_rows, 'example')} does not fit "
+            f"{count_of(number, 'micro-batch', 'micro-batches')} of {size}"
+        )
     found = []
     for start in range(0, number * size, size):
         end = max(start, min(start + size, num_rows))

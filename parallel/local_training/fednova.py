@@ -17,6 +17,7 @@ above, because its momentum buffer accumulates the term, too.
 
 import math
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 
@@ -49,7 +50,7 @@ class Normalizer:
         """
         if not (math.isfinite(self._norm) and self._norm <= NORMALIZER_MAX):
             raise TaskBroken(
-                f"FedNova's normalizer is {self._norm:g} after {self._num_steps} steps; allowed: at most "
+                f"FedNova's normalizer is {self._norm:g} after {count_of(self._num_steps, 'step')}; allowed: at most "
                 f"{NORMALIZER_MAX:g} (local.lr * local.prox_mu is {self._pull:g}; above 2 it diverges)"
             )
         return self._norm

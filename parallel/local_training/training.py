@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.batches import batch_sizes, epoch, to_device
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
@@ -118,7 +119,7 @@ def train_locally(
         normalizer.step()
         done += 1
     if done == 0:
-        raise OutOfTime(f"no time for the first of {requested} steps")
+        raise OutOfTime(f"no time for the first of {count_of(requested, 'step')}")
     weight = units_of(task).weight(units, sizes, num_examples)
     return Work(weight, done / requested, statistics, done, normalizer)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.optimizers.lamb import LAMB
 from atoll.parallel.optimizers.larc import LARC
 from atoll.parallel.optimizers.lars import LARS
@@ -177,7 +178,7 @@ def make_optimizer(
     parameters = [parameter for _, parameter in named if parameter.requires_grad]
     if not parameters:
         raise ValueError(
-            f"nothing to train: {len(named)} parameters, all frozen ({', '.join(n for n, _ in named[:5])})"
+            f"nothing to train: {count_of(len(named), 'parameter')}, all frozen ({', '.join(n for n, _ in named[:5])})"
         )
     if config.name in LAYERWISE:
         made: torch.optim.Optimizer = LAYERWISE[config.name](

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.engine.blueprint import balanced
 from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.engine.plan import V_SHAPED, Plan
@@ -109,7 +110,10 @@ def stages(model: ModelShape, num_stages: int) -> tuple[Stage, ...]:
     weights = {"embed": 0.1, "norm": 0.1, "head": max(0.1, model.vocab / (12 * model.hidden))}  # as in models.decoder
     names = ["embed", *["block"] * model.layers, "norm", "head"]
     if num_stages > len(names):
-        raise ValueError(f"{len(names)} pieces (embedding, {model.layers} blocks, norm, head) for {num_stages} stages")
+        raise ValueError(
+            f"{count_of(len(names), 'piece')} (embedding, {count_of(model.layers, 'block')}, norm, head) "
+            f"for {count_of(num_stages, 'stage')}"
+        )
     bounds = [0, *balanced([weights.get(name, 1.0) for name in names], num_stages), len(names)]
     return tuple(_stage(model, names[start:end], num_stages) for start, end in pairwise(bounds))
 

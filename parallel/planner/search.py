@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.planner.accounting import ACCOUNTINGS
@@ -142,7 +143,9 @@ def _best_of(
     if not fitting:
         kind = f"more memory than the {cluster.room / 1e9:.4g} GB of a device that may be filled"
         if not candidates:
-            return None, Reason("fewer micro-batches than stages", f"{mesh}: a batch of {wanted.batch} sequences")
+            return None, Reason(
+                "fewer micro-batches than stages", f"{mesh}: a batch of {count_of(wanted.batch, 'sequence')}"
+            )
         return None, Reason(kind, f"{mesh}: {min(memory for _, memory in candidates) / 1e9:.4g} GB")
     found = [predict(model, candidate, cluster, counted=wanted.counted) for candidate in fitting]
     return ranked(found)[0], Reason("", "")
@@ -161,11 +164,14 @@ def misfit(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh, *, i
         if number % mesh.tp:
             return Reason(f"tp does not divide {name}={number}", f"tp={mesh.tp}")
     if is_free and crosses(mesh, "tp", cluster):
-        return Reason("tensor parallelism would cross nodes", f"tp={mesh.tp} with {cluster.per_node} devices in a node")
+        return Reason(
+            "tensor parallelism would cross nodes",
+            f"tp={mesh.tp} with {count_of(cluster.per_node, 'device')} in a node",
+        )
     if mesh.pp > model.layers:
-        return Reason(f"more stages than the {model.layers} blocks", f"pp={mesh.pp}")
+        return Reason(f"more stages than the {count_of(model.layers, 'block')}", f"pp={mesh.pp}")
     if wanted.batch % mesh.dp:
-        return Reason(f"dp does not divide the batch of {wanted.batch} sequences", f"dp={mesh.dp}")
+        return Reason(f"dp does not divide the batch of {count_of(wanted.batch, 'sequence')}", f"dp={mesh.dp}")
     return None
 
 
@@ -262,7 +268,8 @@ def _purpose(axis: str, best: Prediction, cluster: Cluster) -> str:
     where = "across nodes" if crosses(best.candidate.mesh, axis, cluster) else "inside a node"
     return {
         "tp": f"every product is sharded {where}; its activations are waited for ({best.times.tensor:.3g} s)",
-        "pp": f"stages {where} send little; {plan.microbatches} micro-batches keep the bubble at {best.bubble:.1%}",
+        "pp": f"stages {where} send little; "
+        f"{count_of(plan.microbatches, 'micro-batch keeps', 'micro-batches keep')} the bubble at {best.bubble:.1%}",
         "dp_shard": f"ZeRO-{plan.zero_stage} {where} shards the state",
         "dp_replicate": f"copies {where} sum gradients during the backward pass",
     }[axis]

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.audit.chain import (
     EVENTS_MAX,
@@ -43,7 +44,6 @@ from atoll.protocol.audit.chain import (
 from atoll.protocol.audit.recovery import Data, End, find_end, first_line, last_line
 from atoll.protocol.durable import naming_full_disk, write_atomically
 from atoll.protocol.file_lock import exclusively, shared
-from atoll.protocol.printable import count_of
 
 logger = logging.getLogger(__name__)
 

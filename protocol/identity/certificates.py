@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import wide_encoding
 from atoll.protocol.identity.clock_hint import Validity
 from atoll.protocol.identity.names import Identity, Role
-from atoll.protocol.printable import count_of
 
 PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey

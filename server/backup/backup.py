@@ -27,8 +27,8 @@ from typing import Any
 
 from atoll import __version__
 from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.printable import printable
 from atoll.protocol.file_lock import Locked, lock_file
-from atoll.protocol.printable import printable
 from atoll.server.backup.contents import BackupFailed, Contents, Part, belongs, is_immutable, is_key
 from atoll.server.backup.required_files import Need, RunFiles, lacking, needs_of
 from atoll.server.journal.binding import binding_of

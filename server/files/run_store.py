@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, inspect
 from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol.durable import DiskFull, move_into, naming_full_disk, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
-from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.errors import StoreCorrupted

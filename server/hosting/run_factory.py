@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
-from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RunId, Version

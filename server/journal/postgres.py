@@ -24,8 +24,8 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, NullPool, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol.durable import DiskFull
-from atoll.protocol.printable import count_of
 from atoll.protocol.secrets import without_password
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal.database import Database

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from atoll.protocol.printable import count_of
+from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal import checksums

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header
@@ -20,7 +21,6 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
-from atoll.protocol.printable import count_of
 from atoll.protocol.threads import off_loop
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.protocol.wire.stream import Stream, StreamBroken

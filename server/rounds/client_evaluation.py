@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from atoll.protocol.printable import count_of
+from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
 

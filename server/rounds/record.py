@@ -6,7 +6,7 @@ The record is the round machine's own state, so an operator reads exactly what t
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.protocol.printable import count_of
+from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,

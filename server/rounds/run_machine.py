@@ -17,7 +17,7 @@ not count as a failure.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atoll.protocol.printable import count_of
+from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import (
     DECLINES,
     TERMINAL,

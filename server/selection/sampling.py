@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
-from atoll.protocol.printable import count_of
+from atoll.aggregation.printable import count_of
 from atoll.protocol.reference import resolve
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId

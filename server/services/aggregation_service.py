@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import grpc
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import parse_update
-from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from atoll.aggregation.codecs.names import FAMILIES
+from atoll.aggregation.printable import count_of, printable
 from atoll.parallel.task.metrics import only_finite, why_refused
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import told_outside
 from atoll.protocol.identity.names import Role
-from atoll.protocol.printable import count_of, printable
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
 from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage

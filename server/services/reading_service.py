@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import PUBLIC_KEY, audit_folder, sizes
-from atoll.protocol.printable import count_of
 from atoll.protocol.threads import on_thread
 from atoll.server.hosting.messages import NAME_MAX
 from atoll.server.transport.call_limits import name_of

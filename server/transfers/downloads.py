@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.box_reader import BoxReader
 from atoll.aggregation.tensors.layout import ITEM_BYTES, Piece
 from atoll.aggregation.tensors.pieces import first_element
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
-from atoll.protocol.printable import count_of
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES

@@ -13,11 +13,11 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
-from atoll.protocol.printable import count_of
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId

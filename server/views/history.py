@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Table, select
 
-from atoll.protocol.printable import instead_of
+from atoll.aggregation.printable import instead_of
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.journal.binding import has_state, open_database

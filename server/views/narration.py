@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from atoll.protocol.printable import conclusion, count_of
+from atoll.aggregation.printable import conclusion, count_of
 from atoll.protocol.vocabulary import DECLINES, Fate, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT
 from atoll.server.rounds.events import (

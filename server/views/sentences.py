@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from atoll.protocol.printable import conclusion, lines_of, printable_size
+from atoll.aggregation.printable import conclusion, lines_of, printable_size
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord

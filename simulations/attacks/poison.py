@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.batches import fetcher
-from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError, or_faults
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -14,10 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, names_refused, values
 from atoll.protocol.durable import write_atomically
-from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import addable

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.durable import write_atomically
-from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.journal.state_directory import lock_directory
 from atoll.simulations.federation.config import SimulationFile

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.fold.means import Weighted
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.pieces import layout_of_pieces
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
 from atoll.aggregation.updates.inspection import inspect
 from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from atoll.parallel.task.arrays import Arrays, layout_of
-from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.folding.plan import FoldPlan

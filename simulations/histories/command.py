@@ -4,8 +4,8 @@ import sys
 import time
 from typing import TextIO
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.json_text import to_json
-from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.histories.checks import faults_of
 from atoll.simulations.histories.faults import PRESETS

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable
 from typing import Protocol
 
+from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
-from atoll.protocol.printable import count_of
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
 from atoll.server.clock import Clock
 from atoll.server.rounds.events import (

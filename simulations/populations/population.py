@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
-from atoll.protocol.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import PopulationConfig

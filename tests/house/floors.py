@@ -24,17 +24,19 @@ SHARED: dict[str, tuple[str, ...]] = {
     "parallel": (
         "aggregation/codecs/names.py",
         "aggregation/folders.py",
+        "aggregation/printable.py",
         "aggregation/tensors",
         "aggregation/text_files.py",
         "aggregation/updates/encoded_writer.py",
     ),
 }
 """Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
-they are encoded there, and the text that a person writes."""
+they are encoded there, and the text that a person writes or reads."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
-        ("file_digest.py", "folders.py", "numba_support.py", "optimizers.py", "ordered_map.py", "text_files.py"),
+        ("folders.py", "numba_support.py", "optimizers.py", "ordered_map.py", "printable.py", "text_files.py"),
+        ("file_digest.py",),
         ("tensors",),
         ("codecs",),
         ("updates",),
@@ -58,7 +60,6 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "durable.py",
             "file_lock.py",
             "json_values.py",
-            "printable.py",
             "secrets.py",
             "threads.py",
         ),

@@ -28,7 +28,7 @@ PURE: dict[str, frozenset[str]] = {
     "client/session": NOTHING,
     "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
     "protocol/identity/names.py": frozenset({"re"}),
-    "protocol/printable.py": frozenset({"difflib"}),
+    "aggregation/printable.py": frozenset({"difflib"}),
     "protocol/value_type.py": NOTHING,
     "protocol/vocabulary.py": NOTHING,
     "server/backup/contents.py": frozenset({"pydantic", "re"}),

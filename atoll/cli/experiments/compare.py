@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
 from atoll.cli.stopping import INTERRUPTED, if_stopped
-from atoll.protocol.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.cli.training.request import Request

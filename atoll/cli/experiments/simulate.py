@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, say_settings, seconds
 from atoll.cli.stopping import INTERRUPTED, if_stopped
-from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.simulations.experiments.logs import Log

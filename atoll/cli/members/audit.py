@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.aggregation.printable import count_of, instead_of, printable, printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.waiting import waiting_for
-from atoll.protocol.printable import count_of, instead_of, printable, printable_size
 
 if TYPE_CHECKING:
     from atoll.protocol.audit.chain import Checkpoint, Line, Verifier

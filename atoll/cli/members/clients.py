@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from atoll.aggregation.printable import instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.names import Role
-from atoll.protocol.printable import instead_of
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="List the clients of a run; invite, list and revoke members."

@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
+from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.faults import Commands
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.cli.runs.views import read_view
-from atoll.protocol.printable import printable_size
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the rounds of a run, or explain one.")
 

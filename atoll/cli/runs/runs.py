@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.aggregation.printable import instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, shortened, table
 from atoll.cli.runs.views import read_view
-from atoll.protocol.printable import instead_of
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply

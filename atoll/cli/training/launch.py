@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from atoll.aggregation.printable import count_of
 from atoll.cli.stopping import INTERRUPTED
 from atoll.cli.training.control import Control, Fault
 from atoll.cli.training.folder import folder_lock
 from atoll.cli.training.request import Request
 from atoll.parallel.trainer.run import RESULT, Result
-from atoll.protocol.printable import count_of
 
 POLL_S = 0.1
 """Seconds between two looks for a fault of a rank."""

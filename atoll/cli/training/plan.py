@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.aggregation.printable import count_of, printable_size
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.stopping import if_stopped
-from atoll.protocol.printable import count_of, printable_size
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate

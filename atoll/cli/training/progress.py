@@ -6,9 +6,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from atoll.aggregation.printable import printable_size
 from atoll.cli.printing import seconds
 from atoll.parallel.trainer.logs import Event, Report
-from atoll.protocol.printable import printable_size
 
 EVERY_S = 1.0
 """Least seconds between two lines about steps, where the output is not a terminal."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from atoll.aggregation.printable import count_of
 from atoll.cli.faults import CommandError
 from atoll.cli.files import load_user_task, missing_file
 from atoll.cli.task_failures import failure_of_the_task
@@ -18,7 +19,6 @@ from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.world import read_world
-from atoll.protocol.printable import count_of
 
 SECTIONS = ("local", "train", "plan")
 """The first parts of the keys that --set takes."""

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.printing import as_json, note, say, seconds
 from atoll.cli.stopping import INTERRUPTED, if_stopped
-from atoll.protocol.printable import count_of
 
 if TYPE_CHECKING:
     from atoll.cli.training.control import Fault

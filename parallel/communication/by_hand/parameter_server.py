@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import torch
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.communication.by_hand.wire import Wire, wait_all
 
 SERVER = 0
@@ -78,5 +79,7 @@ def work(
 
 def _workers(wire: Wire) -> range:
     if wire.size < 2:
-        raise ValueError(f"a parameter server needs at least one worker beside it, got {wire.size} ranks in all")
+        raise ValueError(
+            f"a parameter server needs at least one worker beside it, got {count_of(wire.size, 'rank')} in all"
+        )
     return range(1, wire.size)

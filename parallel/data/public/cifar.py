@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.data.public.folder import BadData, NoData, read_checked
 from atoll.parallel.data.public.owned import Splits
 
@@ -73,7 +74,7 @@ def _joined(path: Path, read: Callable[[str], bytes], names: tuple[str, ...]) ->
 
 def _records(path: Path, name: str, content: bytes) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
     if not content or len(content) % RECORD:
-        raise BadData(f"{path}: {name} has {len(content)} bytes, but must be records of {RECORD}")
+        raise BadData(f"{path}: {name} has {count_of(len(content), 'byte')}, but must be records of {RECORD}")
     records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
     if (wrong := np.flatnonzero(records[:, 0] > 9)).size:
         raise BadData(f"{path}: {name}: record {wrong[0]} has the label {records[wrong[0], 0]}; allowed: 0 to 9")

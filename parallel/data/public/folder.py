@@ -4,6 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import NotText, text_of
 
 VARIABLE = "ATOLL_DATA"
@@ -69,7 +70,9 @@ def read_checked(path: Path, sha256: str | None = None) -> bytes:
     expected, source = (sha256, "") if sha256 is not None else (_digest_beside(path), f" by its {SUMS}")
     found = hashlib.sha256(content).hexdigest()
     if expected is not None and found != expected.lower():
-        raise BadData(f"{path}: {len(content)} bytes with the SHA-256 {found}; expected{source}: {expected}")
+        raise BadData(
+            f"{path}: {count_of(len(content), 'byte')} with the SHA-256 {found}; expected{source}: {expected}"
+        )
     return content
 
 

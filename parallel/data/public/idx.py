@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.data.public.folder import BadData, find, read_checked
 from atoll.parallel.data.public.owned import Splits
 
@@ -45,11 +46,11 @@ def read_idx(path: Path, sha256: str | None = None) -> NDArray[Any]:
         raise BadData(f"{path}: begins with {content[:4].hex() or 'nothing'}, but an IDX file with {known}")
     dtype, begin = np.dtype(KINDS[content[2]]), 4 + 4 * content[3]
     if len(content) < begin:
-        raise BadData(f"{path}: ends after {len(content)} bytes, in its header of {begin}")
+        raise BadData(f"{path}: ends after {count_of(len(content), 'byte')}, in its header of {begin}")
     shape = tuple(np.frombuffer(content, ">u4", count=content[3], offset=4).tolist())
     expected = begin + math.prod(shape) * dtype.itemsize
     if len(content) != expected:
-        raise BadData(f"{path}: has {len(content)} bytes, but {dtype.name} of shape {shape} has {expected}")
+        raise BadData(f"{path}: has {count_of(len(content), 'byte')}, but {dtype.name} of shape {shape} has {expected}")
     return np.frombuffer(content, dtype, offset=begin).reshape(shape).astype(dtype.newbyteorder("="))
 
 
@@ -76,9 +77,14 @@ def _pair(folder: Path, split: str) -> TensorDataset:
     images, labels = map(read_idx, paths)
     for path, array, ndim in zip(paths, (images, labels), (3, 1), strict=True):
         if array.dtype != np.uint8 or array.ndim != ndim:
-            raise BadData(f"{path}: is {array.dtype} in {array.ndim} dimensions, but must be uint8 in {ndim}")
+            raise BadData(
+                f"{path}: is {array.dtype} in {count_of(array.ndim, 'dimension')}, but must be uint8 in {ndim}"
+            )
     if len(images) != len(labels):
-        raise BadData(f"{folder}: {len(images)} images in {paths[0].name}, but {len(labels)} labels in {paths[1].name}")
+        raise BadData(
+            f"{folder}: {len(images)} images in {paths[0].name}, but {count_of(len(labels), 'label')} in "
+            f"{paths[1].name}"
+        )
     return TensorDataset(torch.from_numpy(images)[:, None].float().div_(255), torch.from_numpy(labels).long())
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.parallel.data.public.folder import BadData, NoData, read_checked
 from atoll.parallel.data.public.owned import FLOAT32_MAX, Ints, Owned, by_owner
@@ -85,7 +86,7 @@ def _users_of(path: Path) -> Iterator[User]:
     if not (isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict)):
         raise BadData(f"{path}: users and num_samples must be lists, and user_data an object")
     if len(users) != len(counts):
-        raise BadData(f"{path}: {len(users)} users, but {len(counts)} num_samples")
+        raise BadData(f"{path}: {count_of(len(users), 'user')}, but {len(counts)} num_samples")
     for user, count in zip(users, counts, strict=True):
         own = data.get(user) if isinstance(user, str) and user else None
         if not isinstance(own, dict) or not isinstance(own.get("x"), list) or not isinstance(own.get("y"), list):

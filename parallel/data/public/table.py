@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.parallel.data.public.folder import BadData, read_checked
 from atoll.parallel.data.public.owned import FLOAT32_MAX, Owned, by_owner
@@ -113,7 +114,7 @@ class _Cells:
         empty = [(name, row) for name in columns for row, cell in enumerate(self.columns[name]) if _is_missing(cell)]
         if empty:
             name, row = min(empty, key=lambda place: place[1])
-            more = f" ({len(empty)} such cells in all)" if len(empty) > 1 else ""
+            more = f" ({count_of(len(empty), 'such cell')} in all)" if len(empty) > 1 else ""
             raise self.fault(name, row, f"has no value{more}")
 
     def numbers(self, name: str) -> Floats | None:
@@ -149,7 +150,9 @@ def _read(path: Path, content: bytes, header: Sequence[str] | None, delimiter: s
         raise BadData(f"{path}: names of columns must differ and not be empty, got {', '.join(map(repr, names))}")
     for line, row in rows:
         if len(row) != len(names):
-            raise BadData(f"{path}: line {line} has {len(row)} cells, but there are {len(names)} columns")
+            raise BadData(
+                f"{path}: line {line} has {count_of(len(row), 'cell')}, but there are {count_of(len(names), 'column')}"
+            )
     return _Cells(path, {name: [row[k] for _, row in rows] for k, name in enumerate(names)}, [line for line, _ in rows])
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.arrays import Arrays, check_like
-from atoll.protocol.printable import count_of
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.processes.processes import WorkerDied

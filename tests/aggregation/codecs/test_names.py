@@ -154,7 +154,7 @@ def test_wrong_length_is_refused(name, n):
     codec = parse_codec(name)
     data = codec.encode(normal(n), np.random.default_rng(0))
     for wrong in (b"", data[:-1], data[1:], data + b"\0", data * 2):
-        with pytest.raises(ValueError, match=f"{name}: {len(wrong)} bytes for {n} elements, not {len(data)}"):
+        with pytest.raises(ValueError, match=f"{name}: {len(wrong)} bytes? for {n} elements?, not {len(data)}"):
             codec.decode(wrong, n)
 
 

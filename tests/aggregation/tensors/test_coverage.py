@@ -75,10 +75,10 @@ def test_cover_accepts_whole_tensors_boxes_and_float32():
         ),
         (
             boxes(((0, 0), (3, 6)), ((2, 0), (2, 6))),
-            "tensor 'w' has 1 overlapping pairs of boxes, the first at (0, 0) and (2, 0)",
+            "tensor 'w' has 1 overlapping pair of boxes, the first at (0, 0) and (2, 0)",
         ),
         (boxes(((0, 0), (3, 6)), ((3, 0), (1, 5))), "tensor 'w' lacks 1 of 24 elements"),
-        ([*SOUND, SOUND[0]], "tensor 'n' has 1 overlapping pairs of boxes, the first at () and ()"),
+        ([*SOUND, SOUND[0]], "tensor 'n' has 1 overlapping pair of boxes, the first at () and ()"),
         ([*SOUND, SOUND[1]], "tensor 'none' is empty and has 2 boxes, not 1"),
         ([*SOUND[::2], Piece("none", "F32", (0, 1), (0, 2), "")], "has a length below 1"),
     ],

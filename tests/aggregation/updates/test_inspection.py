@@ -89,7 +89,7 @@ def test_inspection_finds_wrong_digests_of_the_manifest(tmp_path):
 def test_inspection_raises_when_the_file_is_too_short(tmp_path):
     update = store(tmp_path / "u", MIXED)
     os.truncate(update.path, update.path.stat().st_size - 1)
-    with pytest.raises(TensorFileCorrupted, match="1 bytes too early"):
+    with pytest.raises(TensorFileCorrupted, match="1 byte too early"):
         inspected(update)
 
 

@@ -95,7 +95,7 @@ def test_reader_refuses_what_is_not_there(tmp_path):
         with pytest.raises(IndexError, match=r"of tensor 'w' are not in 0\.\.4"):
             read_block(update, tensor, start, stop)
     os.truncate(tmp_path / "u", 15)
-    with pytest.raises(TensorFileCorrupted, match="ends at byte 15, 1 bytes too early"):
+    with pytest.raises(TensorFileCorrupted, match="ends at byte 15, 1 byte too early"):
         read_block(update, tensor, 0, 4)
 
 

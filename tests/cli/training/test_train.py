@@ -44,7 +44,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["--nproc", "4", "--mesh", "pp=4", "--set", "plan.schedule=interleaved-1f1b"], ["pp=4: 3 layers"]),
         (["--mesh", "dp=0,xp=2"], ["mesh: 'dp=0' must be AXIS=DEGREE", "mesh: 'xp=2' must be AXIS=DEGREE"]),
-        (["--nproc", "8", "--set", "train.batch_size=4"], ["a global batch of 4 is too small for dp=8 ranks"]),
+        (["--nproc", "8", "--set", "train.batch_size=4"], ["a global batch of 4 is too small for dp=8 with"]),
         (["--set", "lr=1", "--set", "server.lr=1"], ["--set: got 'lr=1'; allowed", "--set: server.lr: unknown key"]),
         (
             ["--epochs", "0", "--set", "local.lr=-1", "--set", "plan.zero=4"],

@@ -105,7 +105,7 @@ def twice_in_a_stage() -> nn.Module:
         (
             mlp(),
             Plan(mesh=Mesh(pp=2, dp_shard=2)),
-            "global batch of 7 is too small for dp=2 ranks with 4 micro-batches",
+            "global batch of 7 is too small for dp=2 with 4 micro-batches",
         ),
         (nn.Flatten(), Plan(), "Flatten has no parameter to train"),
         (misnamed(), Plan(mesh=Mesh(tp=2)), "blueprint.tensor: no module is called layer.0"),
@@ -114,7 +114,7 @@ def twice_in_a_stage() -> nn.Module:
             Plan(mesh=Mesh(pp=2), schedule="zbv-zero-bubble"),
             "3.weight and 5.weight are one weight, so schedule must be none of",
         ),
-        (mlp(), Plan(accumulate=8), "global batch of 7 is too small for dp=1 ranks with 8"),
+        (mlp(), Plan(accumulate=8), "global batch of 7 is too small for dp=1 with 8 micro-batches each"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused_before_any_rank_waits(model: nn.Module, plan: Plan, named: str) -> None:
