@@ -68,7 +68,8 @@ class RemoteSigner:
                 pem = await self._ask(request, identity, renewal)
         except TimeoutError:
             raise AuthorityAway(
-                "the authority's key is on another machine, which does not answer: run `atoll authority serve` there, and try again"
+                "the authority's key is on another machine, which does not answer: run `atoll authority serve` there, "
+                "and try again"
             ) from None
         finally:
             self._num_waiting -= 1
