@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from atoll.aggregation.printable import instead_of
+from atoll.protocol.durable import DiskFull
 
 
 class OperatorError(RuntimeError):
@@ -16,6 +17,10 @@ class UnknownRun(OperatorError):
     def among(cls, run_id: str, known: Iterable[str]) -> "UnknownRun":
         """Return the error that names the known runs."""
         return cls(f"there is no run {run_id!r}{instead_of(run_id, known)}")
+
+
+class DatabaseFull(DiskFull):
+    """A database server without room, on its own disk."""
 
 
 class StoreCorrupted(OSError):

@@ -83,3 +83,27 @@ def record_local_action(
         note(f"not written to the audit log: {error}")
         return False
     return True
+
+
+def record_at_site(state: Path, action: str, run: str, outcome: str) -> None:
+    """Append a person's word about a run to a site's log of decisions, with the operating system's user as actor.
+
+    Args:
+        state: the agent's state directory; its agent may run.
+        action: `site.approved`, `site.rejected` or `site.forgotten`.
+        run: the run's id.
+        outcome: the terms that the word is about.
+    """
+    from atoll.client.policy.decisions import NAME
+    from atoll.protocol.audit.chain import Event, instant
+    from atoll.protocol.audit.files import AuditFiles
+
+    try:
+        with waiting_for(f"the lock of {state / NAME}", "until its holder has written its events"):
+            files = AuditFiles(state / NAME, time.time, writer="agent")
+            try:
+                files.append([Event(instant(time.time()), os_user(), "local", action, run, outcome)], sign=True)
+            finally:
+                files.close()
+    except OSError as error:
+        note(f"not written to the log of decisions: {error}")

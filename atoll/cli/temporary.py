@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll.aggregation.printable import printable_size
 from atoll.cli.faults import EXIT_AWAY, CommandError, temporary_cause
 from atoll.protocol.durable import DiskFull
+from atoll.server.errors import DatabaseFull
 
 START_BYTES = 1_000_000
 """Room that a start needs at least in its state directory [bytes]: a new coordinator's took 148 kB, an agent's 32 kB.
@@ -107,4 +108,6 @@ def _is_no_room(cause: BaseException, *, is_low: bool = False) -> bool:
 
 
 def _is_of_a_disk(cause: BaseException) -> bool:
+    if isinstance(cause, DatabaseFull):  # of another machine's disk
+        return False
     return _is_no_room(cause) or isinstance(cause, sqlite3.Error) or bool(getattr(cause, "errno", None))

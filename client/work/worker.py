@@ -14,6 +14,7 @@ from atoll.aggregation.printable import conclusion
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
+from atoll.client.work.data_away import said_of_data
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
 from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.protocol.settings import ConfigError
@@ -23,9 +24,6 @@ from atoll.protocol.vocabulary import FailureReason
 DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
 """Time that the agent waits for an answer beyond the lease [s], so that the worker's own alarm goes off first."""
-
-AWAY = tuple(f"{error.__name__}: " for error in (FileNotFoundError, OSError, TimeoutError, ConnectionError))
-"""Beginnings of errors of data that may come back: a disk that is not mounted yet, a server that is down."""
 
 STOP_AGAIN_S = 1.0
 """Seconds after which a stop is repeated until the job ends: one that crosses the request to train is lost."""
@@ -90,8 +88,8 @@ class WorkerRunner:
                 message = (
                     f"{self._references[name]}: the task cannot be used: {last} (details in {self._log_path(name)})"
                 )
-                if last.startswith(AWAY):
-                    raise DataAway([f"{message}: start the agent again when the data are there"]) from error
+                if (what_to_do := said_of_data(last, self._references[name])) is not None:
+                    raise DataAway([f"{message}: {what_to_do}"]) from error
                 raise ConfigError([message]) from error
             most = max(most, answer["num_examples"] or 0)
         return most

@@ -74,7 +74,10 @@ class RemoteSigner:
             async with asyncio.timeout(self._patience_s):
                 pem = await self._ask(request, identity, renewal)
         except TimeoutError:
-            raise AuthorityAway("the authority's key is on another machine, which does not answer: try again") from None
+            raise AuthorityAway(
+                "the authority's key is on another machine, which does not answer: run `atoll authority serve` there, "
+                "and try again"
+            ) from None
         finally:
             self._num_waiting -= 1
         try:

@@ -25,9 +25,8 @@ from sqlalchemy import Connection, NullPool, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from atoll.aggregation.printable import count_of
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.secrets import without_password
-from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
+from atoll.server.errors import DatabaseAway, DatabaseFull, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal.database import Database
 from atoll.server.journal.postgres_session import Session, check_server, prepare, take_lock
 from atoll.server.journal.schema import META, read_meta, write_meta
@@ -52,6 +51,12 @@ _FULL = "53100"
 _DAMAGED = ("XX001", "XX002")
 _NOT_ALLOWED = ("25006", "42501")  # read-only; no privilege
 _AWAY = ("08", "53", "57P", "58")  # connection, resources, shutdown, the server's own disk
+
+
+_AGAIN = (
+    "If its host or port is mistyped, correct --database or coordinator.database; else a service manager starts the "
+    "coordinator again by itself (exit code 75)"
+)
 
 
 class PostgresDatabase(Database):
@@ -89,7 +94,7 @@ class PostgresDatabase(Database):
         """Run the content of the context as one transaction; a reader sees the state of one instant.
 
         Raises:
-            DiskFull: the transaction was rolled back.
+            DatabaseFull: the transaction was rolled back.
             DatabaseAway: the connection broke, perhaps after the commit: `write` finds out.
             StateInUse: another coordinator holds the schema.
             StoreCorrupted: the server found damage.
@@ -169,7 +174,7 @@ class PostgresDatabase(Database):
             raise DatabaseAway(f"{self.name}: {what}") from error
         self._in_doubt = False  # the session lives, so the transaction was rolled back
         if state == _FULL:
-            raise DiskFull(f"{self.name}: no room: {what}") from error
+            raise DatabaseFull(f"{self.name}: no room: {what}") from error
         if state in _DAMAGED:
             raise StoreCorrupted(f"{self.name}: damaged: {what}") from error
         if state in _NOT_ALLOWED:
@@ -192,7 +197,8 @@ class PostgresDatabase(Database):
                 connection.close()
                 raise
         except psycopg.OperationalError as error:
-            raise DatabaseAway(f"{self.name} cannot be reached: {_one_line(error)}") from error
+            what = f"{self.name} cannot be reached: {_one_line(error)}"
+            raise DatabaseAway(f"{what}. {_AGAIN}" if not self._read_only else what) from error
         except psycopg.Error as error:
             raise StateUnusable(f"{self.name}: {_one_line(error)}") from error
         return connection

@@ -93,9 +93,12 @@ def reject(run: options.RunArgument, state: State = None, json: options.Json = F
 @app.command()
 def forget(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
     """Forget the decision on a run: its next request counts as its first."""
+    from atoll.cli.local_audit import record_at_site
+
     with _history(state) as history:
         _known(history, run)
         history.forget(run)
+    record_at_site(history.path.parent, "site.forgotten", run, "")
     if json:
         as_json({"run": run, "standing": None})
         return
@@ -133,6 +136,7 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
 
 
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
+    from atoll.cli.local_audit import record_at_site
     from atoll.client.policy.decide import Standing
     from atoll.client.policy.history import OtherTerms
 
@@ -143,6 +147,7 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
         except OtherTerms:
             what = f"run {run} does not ask on the terms {fingerprint[:SHOWN_MAX]!r}: nothing is approved"
             raise CommandError(what, "`atoll site list` shows its present terms") from None
+    record_at_site(history.path.parent, f"site.{standing}", run, f"terms {_summary(terms)['terms']}")
     if standing is Standing.APPROVED and not fingerprint:
         shown = _summary(terms)["terms"]
         note(f"approved are its newest terms, {shown}: with --terms {shown} only those that you have read")

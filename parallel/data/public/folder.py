@@ -22,15 +22,20 @@ class BadData(ValueError):
     """A file is damaged or of another kind; the message says what is wrong, and where."""
 
 
+class WrongPlace(NoData):
+    """A place that no mount puts right: a variable that is not set, a folder where a file must be."""
+
+
 def data_folder(name: str) -> Path:
     """Return the folder of one data set: `$ATOLL_DATA/name`.
 
     Raises:
-        NoData: the variable is not set, or there is no such folder in it.
+        WrongPlace: the variable is not set.
+        NoData: there is no such folder in it.
     """
     root = os.environ.get(VARIABLE)
     if not root:
-        raise NoData(f"{VARIABLE} is not set; set it to the folder in which {name}/ lies")
+        raise WrongPlace(f"{VARIABLE} is not set; set it to the folder in which {name}/ lies")
     folder = Path(root, name)
     if not folder.is_dir():
         folders = sorted(path.name for path in Path(root).iterdir() if path.is_dir()) if Path(root).is_dir() else []
@@ -58,11 +63,11 @@ def read_checked(path: Path, sha256: str | None = None) -> bytes:
         sha256: its digest in hexadecimal; None: the one in the `SHA256SUMS` beside it, if there is such a file.
 
     Raises:
-        NoData: there is no such file.
+        NoData: there is no such file, or (WrongPlace) a folder.
         BadData: it has another digest, or the `SHA256SUMS` beside it does not list it or is no text.
     """
     if path.is_dir():
-        raise NoData(f"{path}: is a folder, but must be a file")
+        raise WrongPlace(f"{path}: is a folder, but must be a file")
     try:
         content = path.read_bytes()
     except FileNotFoundError:

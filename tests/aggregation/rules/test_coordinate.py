@@ -109,7 +109,8 @@ def test_rules_do_with_rows_in_any_memory_order():
 
 @pytest.mark.parametrize(("malicious", "count", "least"), [(1, 2, 3), (3, 6, 7), (20, 1, 41)])
 def test_trimmed_mean_names_how_many_updates_it_needs(malicious, count, least):
-    fault = f"^{count} {'update is' if count == 1 else 'updates are'} too few: a trimmed mean with f={malicious} needs at least {least}$"
+    few = f"{count} update is" if count == 1 else f"{count} updates are"
+    fault = f"^{few} too few: a trimmed mean with f={malicious} needs at least {least}$"
     with pytest.raises(ValueError, match=fault):
         check_count(TrimmedMean(malicious), count)
     with pytest.raises(ValueError, match=fault):
