@@ -146,6 +146,8 @@ class _Failing:
     def __init__(self, *errors: grpc.RpcError) -> None:
         self.errors, self.calls = list(errors), 0
 
+    credential = None
+
     def blocking_channel(self, *_: object) -> Any:
         return closing(self)
 

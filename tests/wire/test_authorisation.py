@@ -10,6 +10,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.wire.stream import Stream, StreamBroken
@@ -94,7 +95,9 @@ async def with_secure_rank(it, folder):
     async with MutualDialer(keeper).channel(it.address, COORDINATOR) as channel:
         rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
         server, address = await aggregators._listen(rank, config, MutualListener(keeper))
-        serving = asyncio.ensure_future(aggregators._keep_connected(rank, address, it.address))
+        serving = asyncio.ensure_future(
+            aggregators._keep_connected(rank, address, Membership(it.address, MutualDialer(keeper), keeper))
+        )
         try:
             yield address
         finally:
@@ -158,7 +161,8 @@ async def test_a_rank_that_is_revoked_ends_instead_of_dialling_for_ever(tmp_path
         keeper = Keeper(equip(it.coordinator.config.state, tmp_path / "rank", aggregator(0)))
         async with MutualDialer(keeper).channel(it.address, COORDINATOR) as channel:
             rank = Rank(RankPlace(0, 1, "lo"), tmp_path / "rank", channel)
-            serving = asyncio.ensure_future(aggregators._keep_connected(rank, "127.0.0.1:1", it.address))
+            membership = Membership(it.address, MutualDialer(keeper), keeper)
+            serving = asyncio.ensure_future(aggregators._keep_connected(rank, "127.0.0.1:1", membership))
             while not any(row.address for row in it.coordinator.ranks.rows()):
                 await asyncio.sleep(0.02)
             async with it.admin() as admin, asyncio.timeout(BOUND_S):

@@ -15,6 +15,7 @@ from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.identity.names import aggregator as aggregator_name
 from atoll.protocol.manifest import parse_version
@@ -56,7 +57,8 @@ async def with_rank(it, folder, **settings):
     async with InsecureDialer().channel(it.address, COORDINATOR) as channel:
         rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
         server, address = await process._listen(rank, config, InsecureListener())
-        serving = asyncio.ensure_future(process._keep_connected(rank, address, config.coordinator))
+        membership = Membership(config.coordinator, InsecureDialer(), None)
+        serving = asyncio.ensure_future(process._keep_connected(rank, address, membership))
         try:
             yield Ranked(it, rank, address)
         finally:

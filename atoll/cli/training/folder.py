@@ -88,8 +88,8 @@ def folder_of_all_ranks(folder: Path, world: World, device: str) -> Iterator[Non
             place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             first = str(error).partition("\n")[0]
             raise RunFailed(
-                f"rank {world.rank} of {world.size} has not met the others at {place} within {TIMEOUT_S:g} s: start all of "
-                f"them, with one MASTER_ADDR and MASTER_PORT ({first})"
+                f"rank {world.rank} of {world.size} has not met the others at {place} within {TIMEOUT_S:g} s: "
+                f"start all of them, with one MASTER_ADDR and MASTER_PORT ({first})"
             ) from error
         fault = _taken(stack, folder) if world.is_first else None
         is_refused = torch.tensor([fault is not None], dtype=torch.uint8)
