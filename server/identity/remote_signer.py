@@ -62,7 +62,7 @@ class RemoteSigner:
         self._stream: _AuthorityStream | None = None
         self._is_here = asyncio.Event()
         self._numbers, self._num_waiting = itertools.count(1), 0
-        self._conflicts = NameConflicts("authority", "run `atoll authority run` on one machine")
+        self._conflicts = NameConflicts("authority", "run `atoll authority serve` on one machine")
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
         """Ask the authority to sign; see `Signer`."""

@@ -132,7 +132,7 @@ def _hello(data: bytes) -> None:
     message = pb.ClientMessage.FromString(data)
     if (fault := _fault_of_hello(message)) is not None:
         raise Refused(fault)
-    assert _connection(message.hello).profile.num_examples >= 0
+    assert _connection(message.hello, "127.0.0.1:1").profile.num_examples >= 0
 
 
 def _opened(data: bytes) -> None:

@@ -50,7 +50,7 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "triple_rows_bare": {EVERYWHERE: "Task(collate=...)"},
     "ragged_rows_bare": {EVERYWHERE: "Task(collate=...)"},
     "stream": {EVERYWHERE: "which has no"},
-    "no_row": {SIMULATED: "site 'a' has 0 examples"},
+    "no_row": {SIMULATED: "site 'a' has no example to train on"},
     "arrays": {CENTRAL: "an ArrayTask, which trains with its own code"},
 }
 """Words of the refusals by task and ways."""

@@ -157,5 +157,5 @@ def serve_nobody() -> None:
 
 
 def test_a_server_without_workers_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="a worker beside it, got 1 rank in all"):
+    with pytest.raises(RuntimeError, match="at least one worker beside it, got 1 rank in all"):
         run_ranks(serve_nobody, 1)

@@ -28,7 +28,7 @@ def test_every_row_is_in_one_micro_batch_and_their_number_is_given(rows: int, nu
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 10))
 def test_padded_micro_batches_have_one_shape_and_the_same_rows(rows: int, number: int, size: int) -> None:
     if rows > number * size:
-        with pytest.raises(ValueError, match=f"{rows} examples does not fit {number} micro-batches of {size}"):
+        with pytest.raises(ValueError, match=f"{rows} examples? does not fit {number} micro-batch(es)? of {size}"):
             split_padded(batch(rows), number, size)
         return
     micros = split_padded(batch(rows), number, size)
