@@ -99,7 +99,7 @@ def test_a_backup_holds_what_lies_at_the_ranks_that_the_coordinator_has_started(
         back_up(it.state, tmp_path / "bare", keys=False)
         of_ranks = {path.relative_to(it.state) for path in it.state.glob("aggregators/*/**/*") if path.is_file()}
         copied = {path.relative_to(tmp_path / "backup") for path in (tmp_path / "backup").rglob("*")}
-        assert {path.name for path in of_ranks - copied} == {"lock"}
+        assert {path.name for path in of_ranks - copied} == {"folder_id", "lock"}
         assert list((tmp_path / "backup").glob("aggregators/*/identity/**/key.pem"))
         assert {path.name for path in (tmp_path / "bare").rglob("*.pem")} == {"public.pem"}
         restore(tmp_path / "backup", tmp_path / "new")

@@ -23,7 +23,7 @@ class Given:
         before: commands, and lines that are executed before each.
         codes: commands that end with another exit code than 0, or that are executed to their end for one.
         files: names, and text by which each is found among the page's blocks of TOML, which is written to it.
-        is_long: fifteen seconds or more: `make pages` executes it, `make test` does not.
+        is_long: ten seconds or more, or much like another page: `make pages` executes it, `make test` does not.
     """
 
     run: Literal["none", "begun", "hosted"] = "none"
@@ -125,8 +125,8 @@ GIVEN = {
         is_long=True,
     ),
     "docs/policy.md": Given(run="hosted", instead={"--join CODE": NORTH}),
-    "docs/populations.md": Given(files={"run.toml": "[population]"}),
-    "docs/postgresql.md": Given(instead={"postgresql://atoll@db.example.org/atoll": "$DATABASE"}),
+    "docs/populations.md": Given(files={"run.toml": "[population]"}, is_long=True),
+    "docs/postgresql.md": Given(instead={"postgresql://atoll@db.example.org/atoll": "$DATABASE"}, is_long=True),
     "docs/postgresql.md#2": Given(
         instead={"postgresql://atoll@db/atoll": "$DATABASE"},
         before={"atoll coordinator": ("atoll coordinator run.toml --database $DATABASE",)},
@@ -139,7 +139,7 @@ GIVEN = {
             "--join CODE": "--join $(atoll client invite north --state ranked)",
         }
     ),
-    "docs/running.md#2": Given(run="hosted", instead=DELETED),
+    "docs/running.md#2": Given(run="hosted", instead=DELETED, is_long=True),
     "docs/simulation.md": Given(
         instead={
             "--rounds 20": "--rounds 2",
@@ -156,13 +156,13 @@ GIVEN = {
         },
         is_long=True,
     ),
-    "examples/digits.py": Given(instead={"--join CODE": NORTH}),
+    "examples/digits.py": Given(instead={"--join CODE": NORTH}, is_long=True),
     "examples/horovod_style.py": Given(is_long=True),
     "examples/iris_sklearn.py": Given(),
     "examples/mnist.py": Given(instead={"--rounds 100": "--rounds 2"}, is_long=True),
-    "examples/scanners.py": Given(instead={"--join CODE": NORTH}),
+    "examples/scanners.py": Given(instead={"--join CODE": NORTH}, is_long=True),
     "examples/shakespeare.py": Given(),
     "examples/stdlib_lm.py": Given(instead=FEW_STEPS, is_long=True),
-    "examples/synthetic.py": Given(instead={"--rounds 50": "--rounds 2"}),
+    "examples/synthetic.py": Given(instead={"--rounds 50": "--rounds 2"}, is_long=True),
     "examples/table.py": Given(),
 }

@@ -90,7 +90,7 @@ def test_every_command_of_a_page_does_what_the_page_says(
     page = session.partition("#")[0]
     lines = [(block.place, line) for block in blocks for line in lines_of(block.text)]
     if given.is_long and not os.environ.get(ALL_PAGES):
-        pytest.skip("fifteen seconds or more: make pages")
+        pytest.skip("long, or much like another page: make pages")
     if any("ATOLL_DATA" in line for _, line in lines) and not os.environ.get("ATOLL_DATA"):
         pytest.skip("set ATOLL_DATA to the folder of public data sets (docs/data.md): then `make test` runs it")
     shell = worlds.enter(page, given, folder)
