@@ -37,7 +37,9 @@ CONTENTS = "backup.json"
 STAGING = "backup.part"
 ATTEMPTS = 20
 BLOCK_BYTES = 1 << 20
-TRANSIENT = frozenset({"lock", "coordinator.json", "state.db-wal", "state.db-shm", "backup.lock", "folder_id"})
+TRANSIENT = frozenset(
+    {"lock", "coordinator.json", "conflicts.json", "state.db-wal", "state.db-shm", "backup.lock", "folder_id"}
+)
 """Names of the transient files, which are not backed up: a restored directory of a rank is another one than the old."""
 TRANSIENT_FOLDERS = frozenset({"incoming", STAGING})
 TRANSIENT_SUFFIXES = (".part", ".gone", ".new")

@@ -26,6 +26,14 @@ def clients(it):
     return {row["client"]: row for row in it.show("client", "list")}
 
 
+def used_twice(it):
+    """Start two agents of one name, each in a folder of its own, until the coordinator reports them."""
+    it.agent("a")
+    it.wait_for(lambda: "connected to" in it.log("a"))
+    it.agent("a", name="double")
+    it.wait_for(lambda: TWICE.search(it.log("coordinator")))
+
+
 def each_counted_once(it, version):
     """Every round has one update of each site, and the model is their mean: one more in each round."""
     for record in it.rounds():
@@ -36,10 +44,7 @@ def each_counted_once(it, version):
 def test_a_second_agent_of_a_name_is_refused_and_both_addresses_are_told(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(rounds=3, **FAST)
-        it.agent("a")
-        it.wait_for(lambda: "connected to" in it.log("a"))
-        it.agent("a", name="double")
-        it.wait_for(lambda: TWICE.search(it.log("coordinator")))
+        used_twice(it)
         assert TAKEN.search(it.log("double"))
         assert clients(it)["a"]["connected"]
         assert TWICE.search(clients(it)["a"]["name_conflict"])
@@ -97,10 +102,7 @@ def test_an_agent_that_restarts_has_its_place_at_once_and_is_no_second_one(tmp_p
 def test_when_the_one_with_the_place_stops_the_other_one_has_it(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(rounds=1, **FAST)
-        it.agent("a")
-        it.wait_for(lambda: "connected to" in it.log("a"))
-        it.agent("a", name="double")
-        it.wait_for(lambda: TWICE.search(it.log("coordinator")))
+        used_twice(it)
         it.running["a"].terminate()
         it.wait_for(lambda: "connected to" in it.log("double"))
         assert not clients(it)["a"]["name_conflict"]

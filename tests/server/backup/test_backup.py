@@ -78,6 +78,15 @@ def test_a_backup_does_not_lie_in_the_directory_that_it_is_of(state, out):
     assert everything(state) == before
 
 
+def test_what_says_how_things_are_at_this_moment_is_neither_in_a_backup_nor_left_out(state):
+    before = shown("backup", state, state.parent / "before.tar")["left_out"]
+    for name in ("conflicts.json", "folder_id", "coordinator.json", "lock"):
+        (state / name).touch()
+    assert shown("backup", state, state.parent / "after.tar")["left_out"] == before
+    restore(state.parent / "after.tar", state.parent / "new")
+    assert not {"conflicts.json", "folder_id", "coordinator.json"} & set(everything(state.parent / "new"))
+
+
 @pytest.mark.parametrize("out", ["out.tar", "out"])
 def test_a_backup_that_was_put_into_the_directory_is_in_none_and_so_no_key_is_either(state, out):
     back_up(state, state.parent / "whole.tar")
