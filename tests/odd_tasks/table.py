@@ -5,7 +5,7 @@ from typing import Any
 
 from atoll import Task
 from tests.odd_tasks.cells import CENTRAL, WAYS, Verdict, has_chain
-from tests.odd_tasks.tasks import data, losses, models, tensors
+from tests.odd_tasks.tasks import data, hugging_face, losses, models, tensors
 
 EVERYWHERE = (*WAYS, "agents")
 SHARED = ("zero=3", "pp=2")
@@ -25,6 +25,7 @@ TASKS: dict[str, tuple[str, Any]] = {
     **_tasks(models),
     **_tasks(losses),
     **_tasks(data),
+    **_tasks(hugging_face),
 }
 """Reference and task by name."""
 
