@@ -3,7 +3,7 @@
 import json
 import os
 import tomllib
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -96,13 +96,18 @@ def note_unused_settings(file: RunFile, what: str, *, used: Container[str] = (),
         used: the fields of the table that the command uses.
         why: the end of the sentence.
     """
-    given = [
+    given = {name: value for name, value in file.coordinator if name in file.coordinator.model_fields_set}
+    note_unused({name: value for name, value in given.items() if name not in used}, what, why=why)
+
+
+def note_unused(given: Mapping[str, object], what: str, *, why: str) -> None:
+    """Note settings of the coordinator's table, by their names in it; nothing where there is none."""
+    settings = [
         f"{name} = {json.dumps(without_password(str(value)) if isinstance(value, str | Path) else value)}"
-        for name, value in file.coordinator
-        if name in file.coordinator.model_fields_set and name not in used
+        for name, value in given.items()
     ]
-    if given:
-        note(f"{what}: not used here, of [coordinator]: {', '.join(given)}; {why}")
+    if settings:
+        note(f"{what}: not used here, of [coordinator]: {', '.join(settings)}; {why}")
 
 
 def state_of(file: RunFile, what: str, state: Path | None) -> Path:

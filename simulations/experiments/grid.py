@@ -26,7 +26,7 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.settings import STRICT, ConfigError, load_text, short
+from atoll.simulations.federation.config import OF_A_COORDINATOR
 
 Settings = Mapping[str, Any]
 """Plain values, or lists of them, by dotted key."""
@@ -104,6 +105,8 @@ class Grid:
     sweep: SweepConfig
     folder: Path
     """Folder of the file, to which paths in the settings are relative."""
+    unused: Settings = field(default_factory=dict)
+    """Settings of the file's coordinator table that a simulation does not use; no cell has them."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -147,7 +150,9 @@ def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
     task = document.pop("task", None)
     if not isinstance(task, str):
         faults.append("task: missing; allowed: `module:attribute` or `path/to/file.py:attribute`")
-    base = dict(_flat(document, faults))
+    given = dict(_flat(document, faults))
+    unused = {key: value for key, value in given.items() if _is_of_a_coordinator(key)}
+    base = {key: value for key, value in given.items() if key not in unused}
     axes = _axes(grid, faults)
     base |= _overridden(
         overrides, {key for choices in axes.values() for _, settings in choices for key in settings}, faults
@@ -163,7 +168,11 @@ def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
             settings |= values
         varied = {column: label for column, (label, _) in zip(axes, choice, strict=True)}
         cells.append(Cell(varied, settings, str(task)))
-    return Grid(tuple(cells), config, path.parent.resolve())
+    return Grid(tuple(cells), config, path.parent.resolve(), unused)
+
+
+def _is_of_a_coordinator(key: str) -> bool:
+    return key.startswith("coordinator.") and key not in OF_A_COORDINATOR
 
 
 def _flat(table: Mapping[str, Any], faults: list[str], prefix: str = "") -> Iterator[tuple[str, Any]]:

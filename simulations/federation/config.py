@@ -10,6 +10,9 @@ from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
 
+OF_A_COORDINATOR = ("coordinator.lease",)
+"""The settings of the coordinator's table that a simulation uses, too."""
+
 EngineName = Literal["auto", "sequential", "processes", "batched", "ray"]
 
 

@@ -249,5 +249,29 @@ def test_settings_of_the_coordinator_that_a_simulation_does_not_use_are_said_or_
     run_toml.write_text('task = "tests.simulations.federation.line_task:task"\n[coordinator]\nlease = 9.0\n')
     assert "not used" not in invoke("simulate", "--check", run_toml).stderr
     assert refused("simulate", "--check", run_toml, "--set", "coordinator.keep_versions=9") == [
-        "--set: coordinator.keep_versions: a simulation has no coordinator's process: leave it out"
+        "coordinator.keep_versions: a simulation has no coordinator's process: leave it out"
     ]
+
+
+@pytest.mark.parametrize(("command", "grid"), [("sweep", "[grid]\nseed = [1, 2]\n"), ("compare", "")])
+def test_experiments_say_or_refuse_what_only_a_coordinator_uses(tmp_path: Path, command: str, grid: str) -> None:
+    file, task = tmp_path / "file.toml", 'task = "tests.simulations.federation.line_task:task"\n'
+    file.write_text(f"{task}[coordinator]\nkeep_versions = 9\nlease = 9.0\n{grid}")
+    stops = ["--check"] if command == "sweep" else ["--metric", "server/none"]  # before anything is trained
+    noted = invoke(command, file, *stops).stderr
+    assert f"{file}: not used here, of [coordinator]: keep_versions = 9; " in noted
+    assert "federated" not in noted.splitlines()
+    no_process = "coordinator.keep_versions: a simulation has no coordinator's process: leave it out"
+    file.write_text(f"{task}{grid}")
+    assert refused(command, file, *stops, "--set", "coordinator.keep_versions=9") == [no_process]
+    if command == "sweep":
+        file.write_text(f'{task}{grid}"coordinator.keep_versions" = [1, 2]\n')
+        assert refused(command, file, *stops) == [no_process]
+
+
+def test_a_run_that_is_started_says_which_of_its_files_coordinator_settings_it_leaves(tmp_path: Path) -> None:
+    """The note comes before the coordinator is asked, which is not there."""
+    file = tmp_path / "run.toml"
+    file.write_text('task = "tests.simulations.federation.line_task:task"\n[coordinator]\nkeep_versions = 9\n')
+    result = invoke("run", "start", file, "--state", tmp_path / "state")
+    assert f"{file}: not used here, of [coordinator]: keep_versions = 9; the coordinator is running" in result.stderr

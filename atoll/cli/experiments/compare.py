@@ -119,11 +119,12 @@ def compare(
 
 def _load(what: str, rounds: int | None, clients: int | None, overrides: list[str]) -> "tuple[SimulationFile, Task]":
     """Load the settings of the federated run, and its task, which must be a PyTorch task."""
-    from atoll.cli.experiments.simulate import load_simulation
+    from atoll.cli.experiments.simulate import load_simulation, note_unused
     from atoll.cli.files import load_user_task
     from atoll.parallel.task.task import Task
 
     file = load_simulation(what, overrides, rounds=rounds, clients=clients)
+    note_unused(file, what)
     task = load_user_task(file.task)
     if not isinstance(task, Task):
         raise CommandError(f"{file.task} is an ArrayTask, which trains only federated; `atoll compare` takes a Task")
@@ -174,13 +175,13 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport"
     from atoll.simulations.experiments.report import read_run
     from atoll.simulations.federation.run import opened
 
-    note("federated")
     with (
         task_failures_in_one_line(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
         opened(file, task, folder, on_round=progress.round, is_fresh=False, tell=note) as federation,
         with_signals(federation),
     ):
+        note("federated")
         result = federation.run()
     if result["state"] == "interrupted":
         note("interrupted; the same command resumes it")

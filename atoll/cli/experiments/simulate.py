@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
 
-OF_A_COORDINATOR = ("coordinator.lease",)
-"""The settings of the coordinator that a simulation uses, too."""
+NO_COORDINATOR = "a simulation has no coordinator's process"
 
 NUM_SEEDS = 1000
 """The default of --seeds."""
@@ -179,7 +178,7 @@ class Request:
 def _simulate(what: str, overrides: list[str], request: Request) -> None:
     if_stopped("before a round began; nothing was written")
     from atoll.cli.experiments.simulation_progress import RoundProgress
-    from atoll.cli.files import load_user_task, note_unused_settings
+    from atoll.cli.files import load_user_task
     from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.parallel.trainer.logs import to_all
     from atoll.protocol.settings import effective
@@ -189,8 +188,7 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
 
     end_with_the_sweep()
     file = load_simulation(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)
-    used = [key.removeprefix("coordinator.") for key in OF_A_COORDINATOR]
-    note_unused_settings(file, what, used=used, why="a simulation has no coordinator's process, and keeps one version")
+    note_unused(file, what)
     task = load_user_task(file.task)
     if request.check:
         with task_failures_in_one_line():
@@ -239,16 +237,35 @@ def load_simulation(
         ConfigError: all mistakes in the settings.
     """
     from atoll.cli.files import load_run, overriding
-    from atoll.protocol.settings import ConfigError
     from atoll.simulations.federation.config import SimulationFile
 
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    if unused := [key for key in keys if key.startswith("coordinator.") and key not in OF_A_COORDINATOR]:
-        raise ConfigError([f"--set: {key}: a simulation has no coordinator's process: leave it out" for key in unused])
-
+    refuse_of_a_coordinator(overrides)
     kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
     short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **kind)
     return load_run(what, short, kind=SimulationFile)
+
+
+def refuse_of_a_coordinator(overrides: list[str]) -> None:
+    """Refuse the overrides that only a coordinator's process would use.
+
+    Raises:
+        ConfigError: all of them.
+    """
+    from atoll.protocol.settings import ConfigError
+    from atoll.simulations.federation.config import OF_A_COORDINATOR
+
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    if unused := [key for key in keys if key.startswith("coordinator.") and key not in OF_A_COORDINATOR]:
+        raise ConfigError([f"{key}: {NO_COORDINATOR}: leave it out" for key in unused])
+
+
+def note_unused(file: "SimulationFile", what: str) -> None:
+    """Note what a TOML sets for a coordinator's process, which a simulated run does not have."""
+    from atoll.cli.files import note_unused_settings
+    from atoll.simulations.federation.config import OF_A_COORDINATOR
+
+    used = [key.removeprefix("coordinator.") for key in OF_A_COORDINATOR]
+    note_unused_settings(file, what, used=used, why=f"{NO_COORDINATOR}, and keeps one version")
 
 
 def _sets_kind(what: str, overrides: list[str]) -> bool:

@@ -92,6 +92,7 @@ def sweep(
     from atoll.simulations.experiments.table import Objective, chosen, rows
 
     grid = read_grid(grid_file, options.dropping_empty(overrides, drop_empty))
+    _note_unused(grid, grid_file)
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
     wanted = target if target is not None else grid.sweep.target
     names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
@@ -122,6 +123,14 @@ def sweep(
         _plot(grid, found, folder / "plots", asked.metric)
     if "failed" in progress.states.values():
         raise typer.Exit(1)
+
+
+def _note_unused(grid: "Grid", grid_file: Path) -> None:
+    from atoll.cli.experiments.simulate import NO_COORDINATOR
+    from atoll.cli.files import note_unused
+
+    given = {key.removeprefix("coordinator."): value for key, value in grid.unused.items()}
+    note_unused(given, str(grid_file), why=f"{NO_COORDINATOR}, and keeps one version")
 
 
 def _wanted(metric: str | None, grid: "Grid") -> "RequestedMetric | None":
