@@ -52,9 +52,15 @@ def training_data(task: Task) -> Any:
 
 
 def test_data(task: Task) -> Mapping[str, Any]:
-    """Return the data for evaluations that exist: `sites`, the sites' test data pooled, and `test`, the task's own."""
+    """Return the data for evaluations that exist: `sites`, the sites' test data pooled, and `test`, the task's own.
+
+    Raises:
+        TaskBroken: the task's own has no examples, as a simulated or deployed run refuses it.
+    """
     found = {"sites": pooled(task, "test"), "test": server_data_of(task)}
-    return {name: data for name, data in found.items() if data is not None and len(data)}
+    if found["test"] is not None and not len(found["test"]):
+        raise TaskBroken("the task's test_data has no examples: give it some, or leave test_data out")
+    return {name: data for name, data in found.items() if data is not None}
 
 
 def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: torch.device) -> Loader:

@@ -68,6 +68,17 @@ def test_what_is_no_torch_task_or_not_there_is_refused(tmp_path: Path) -> None:
     assert refused("train", tmp_path / "none.py:task") == [f"there is no file {tmp_path / 'none.py'}"]
 
 
+def test_test_data_without_an_example_is_refused_as_in_a_simulation(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\nfrom tests.parallel.trainer.tasks import task as full\n"
+        "task = replace(full, test_data=lambda: [])\n"
+    )
+    own, no_examples = tmp_path / "own.py:task", "the task's test_data has no examples"
+    assert refused("train", own, "--out", tmp_path / "out") == [f"{no_examples}: give it some, or leave test_data out"]
+    (line,) = refused("simulate", own, "--rounds", 1, "--out", tmp_path / "out")
+    assert no_examples in line
+
+
 def test_a_launcher_that_is_there_starts_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
