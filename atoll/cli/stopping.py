@@ -5,12 +5,13 @@ and what the command had opened is closed. `atoll.cli.main` begins this before a
 replaces the handlers while it can save its work, and says by `if_stopped` what is true at other times.
 """
 
+import atexit
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 130
@@ -69,6 +70,7 @@ def one_line() -> Iterator[None]:
         handled = []
     for number in handled:
         signal.signal(number, _stop)
+    atexit.register(_leave)  # the first of all, so that Python calls it last
     os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_unblock_in_child)
     try:
         yield
@@ -116,6 +118,15 @@ def _ignore_one(_number: int, _frame: FrameType | None) -> None:
 
 def _end(_number: int, _frame: FrameType | None) -> None:
     os._exit(INTERRUPTED if _code is None else _code)
+
+
+def _leave() -> None:
+    """End a stopped process before Python takes its handlers away: from then on the alarm would kill it."""
+    if _code is not None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(_code)
 
 
 def _code_of(arguments: list[str]) -> int:
