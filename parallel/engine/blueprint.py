@@ -14,13 +14,16 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.distributed.tensor.parallel import ParallelStyle
 
 from atoll.aggregation.printable import count_of
 
-Styles = dict[str, ParallelStyle]
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+Styles = dict[str, "ParallelStyle"]
 """Torch's style of sharding by the module's name, in which `*` stands for any part."""
 
 LIGHT = 0.1

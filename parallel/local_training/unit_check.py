@@ -7,9 +7,9 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from atoll.parallel.dtensor import is_dtensor
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.repeatable import repeatable
 from atoll.parallel.local_training.trees import tensors
@@ -183,4 +183,4 @@ def _joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    return (tensor.full_tensor() if is_dtensor(tensor) else tensor).detach()

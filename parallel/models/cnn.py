@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from atoll.parallel.engine.blueprint import Blueprint, Styles
 
@@ -60,4 +59,6 @@ def _stage(before: int, after: int, *, norm: bool) -> nn.Sequential:
 
 
 def _styles(_sequence_parallel: bool, _loss_parallel: bool) -> Styles:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
     return {"head.0": ColwiseParallel(), "head.2": RowwiseParallel()}

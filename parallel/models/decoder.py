@@ -9,13 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-)
 from torch.nn import functional
 
 from atoll.parallel.engine.blueprint import Blueprint, Styles
@@ -202,6 +195,14 @@ def styles(sequence_parallel: bool, loss_parallel: bool) -> Styles:
     Every block costs two all-reduces in each direction, or their halves (reduce-scatter, then all-gather) when the
     sequence is sharded in between (Korthikanti et al., "Reducing Activation Recomputation", 2022, figure 5).
     """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
     between = Shard(1) if sequence_parallel else Replicate()
     shared = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))  # once for q, k and v
     found: Styles = {

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from atoll.parallel.engine.blueprint import Blueprint, Styles
 
@@ -43,6 +42,8 @@ class MLP(nn.Module):
         return x
 
     def _styles(self, _sequence_parallel: bool, _loss_parallel: bool) -> Styles:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
         pairs = len(self.layers) // 2
         columns: Styles = {f"layers.{2 * pair}.0": ColwiseParallel() for pair in range(pairs)}
         return columns | {f"layers.{2 * pair + 1}.0": RowwiseParallel() for pair in range(pairs)}

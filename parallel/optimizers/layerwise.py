@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from atoll.parallel.dtensor import is_dtensor
 from atoll.parallel.optimizers.norms import local, norms_of_shards
 
 
@@ -93,7 +93,7 @@ def _gradient(parameter: Tensor) -> Tensor:
         raise ValueError("a parameter without a gradient takes part in no step")
     if gradient.is_sparse:
         raise ValueError("a sparse gradient has no layer-wise step; use a dense embedding")
-    if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+    if is_dtensor(parameter) and is_dtensor(gradient):
         if gradient.placements != parameter.placements:  # such as an unfinished sum over ranks
             gradient = gradient.redistribute(placements=parameter.placements)
         return gradient.to_local()

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.dtensor import is_dtensor
 from atoll.parallel.optimizers.lamb import LAMB
 from atoll.parallel.optimizers.larc import LARC
 from atoll.parallel.optimizers.lars import LARS
@@ -185,7 +185,7 @@ def make_optimizer(
             parameters, config.lr, skip_1d=config.skip_1d, **config.options
         )
         return made
-    meshes = {parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in parameters}
+    meshes = {parameter.device_mesh if is_dtensor(parameter) else None for parameter in parameters}
     are_alike = len(meshes) == 1
     on_cuda = all(parameter.is_cuda for parameter in parameters)
     how = {"fused": are_alike and on_cuda, "foreach": are_alike and not on_cuda}

@@ -13,12 +13,13 @@ from functools import reduce
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from atoll.parallel.dtensor import is_dtensor
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard, as a view; a plain tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 @torch.no_grad()
@@ -75,7 +76,7 @@ def _groups(layouts: Sequence[Tensor]) -> list[tuple[dist.ProcessGroup, list[int
     """
     groups: dict[str, tuple[dist.ProcessGroup, list[int]]] = {}
     for i, layout in enumerate(layouts):
-        if not isinstance(layout, DTensor):
+        if not is_dtensor(layout):
             continue
         for axis, placement in enumerate(layout.placements):
             if placement.is_partial():

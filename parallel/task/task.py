@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
 from atoll.parallel.task.collated import CollatedData
 from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.eager import step_without_compiler
 from atoll.parallel.task.errors import TaskNotFound
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metric
@@ -146,6 +147,7 @@ def load_task(reference: str) -> Task | ArrayTask:
         module = load_module(reference)
     except ReferenceNotFound as error:
         raise TaskNotFound(str(error)) from error
+    step_without_compiler()
     found = getattr(module, attribute, None)
     if is_task(found):
         return found

@@ -45,6 +45,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stacked",),
     ),
     "parallel": (
+        ("dtensor.py",),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
         ("communication", "local_training"),
         ("data", "worker"),
