@@ -1,6 +1,6 @@
 """The test for a sharded tensor, without the import of `torch.distributed.tensor`, which takes a second.
 
-No tensor is a DTensor before somebody imports its class.
+No tensor is a DTensor before its class is imported.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
 `Optimizer.step`, `zero_grad`, `add_param_group`, `state_dict` and `load_state_dict` import `torch._dynamo` at their
 first call, to tell it where a graph ends: a second of each process, though nothing can be compiled before that import.
-Until somebody else imports it, the methods do the same without it.
+Until it is imported for another reason, the methods do the same without it.
 """
 
 import functools
