@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation ranks
 
-.PHONY: setup peers demo test test-fast durations coverage test-parallel test-cuda check format constraints proto docs bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
+.PHONY: setup peers demo test test-fast test-long durations coverage test-parallel test-cuda check format constraints proto docs bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -33,13 +33,16 @@ demo: setup
 PYTEST_ALL := $(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
 
 test: setup
-	$(PYTEST_ALL) --durations=40
+	$(PYTEST_ALL) -m "not long" --durations=40
+
+test-long: setup # what `make test` leaves out: variants of its tests in more processes, and every page's commands
+	$(PYTEST_ALL) -m long --durations=10
 
 durations: setup # as `make test`, and refreshes tests/durations.json
-	$(PYTEST_ALL) --durations=40 --store-durations
+	$(PYTEST_ALL) -m "not long" --durations=40 --store-durations
 
 test-fast: setup # everything without a process, a port or a sleep; `tests/fast.py` watches over it
-	$(BIN)/python -m pytest -q -p tests.fast -m "not real and not slow" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -p tests.fast -m "not real and not slow and not long" -n 2 --dist worksteal
 
 coverage: setup # all tests, with the lines of shipped code that none of them reaches in its own process
 	$(PYTEST_ALL) --cov --cov-report=term-missing
@@ -50,7 +53,7 @@ test-parallel: setup # every strategy at every rank count, as a table, then the 
 	$(BIN)/python -m tests.parallel.trainer.everywhere
 
 pages: setup # every command of every page, also the long ones: five minutes
-	ATOLL_ALL_PAGES=1 $(BIN)/python -m pytest -q -n 2 tests/pages/test_sessions.py --durations=10
+	$(BIN)/python -m pytest -q -n 2 tests/pages/test_sessions.py --durations=10
 
 odd-tasks: setup # every odd task in every way to run one, as a table; about an hour
 	$(BIN)/python -m tests.odd_tasks $(ODD)

@@ -19,6 +19,7 @@ def measure(name, *arguments):
     return document
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_quick_crash_matrix_loses_nothing():
@@ -64,6 +65,7 @@ def test_a_few_certificates_are_renewed_and_the_wrong_ones_refused():
     assert document["ok"], document["bars"]
 
 
+@pytest.mark.long
 def test_a_small_transfer_is_measured_beside_a_loop_by_hand():
     """What is fast enough is for an idle machine: `make bench NAME=data_plane`."""
     document = measure("data_plane", "--quick")
@@ -73,6 +75,7 @@ def test_a_small_transfer_is_measured_beside_a_loop_by_hand():
     assert document["ours"]["crowds"]["2"]["vm_hwm_mb"] > 20
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_few_attacks_cost_little_memory_and_lose_nothing():
     """What they cost in time is for an idle machine: `make bench NAME=hostile`."""
@@ -84,12 +87,14 @@ def test_a_few_attacks_cost_little_memory_and_lose_nothing():
     assert attacks["slow_upload"]["attacker"]["streams"] >= 32
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_small_transfer_that_is_cut_resends_little():
     document = measure("resume_transfer", "--mib", "12", "--kinds", "cut")
     assert document["ok"], document["bars"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_of_a_small_model_exchange_the_least_and_make_the_same_bits():
     """How much more four take in than one is for an idle machine: `make bench NAME=ranks`."""
@@ -98,6 +103,7 @@ def test_ranks_of_a_small_model_exchange_the_least_and_make_the_same_bits():
     assert {summary["ranks"] for summary in document["ours"]["limited"]} == {1, 2, 4}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_few_thousand_clients_are_killed_and_recovered_and_a_few_histories_judged():
     document = measure("scale", "--clients", "10000", "--histories", "25", "--pairs", "1")
@@ -112,6 +118,7 @@ def test_a_few_thousand_clients_are_killed_and_recovered_and_a_few_histories_jud
     assert all(value > 0 for name, value in values_of(document).items() if "tight loop" in name)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_a_few_simulated_rounds_are_measured_beside_the_tight_loop():

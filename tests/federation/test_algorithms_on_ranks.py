@@ -43,6 +43,7 @@ def run_all(folder, num_ranks):
         return {name: digests(it, f"{name}-1") for name in names}, read(folder / "model")
 
 
+@pytest.mark.long
 def test_algorithms_make_the_models_of_one_process_on_two_ranks(tmp_path):
     alone, model = run_all(tmp_path / "alone", 0)
     shared, same = run_all(tmp_path / "shared", 2)

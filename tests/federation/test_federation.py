@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
 from tests.federation.processes import federation
@@ -166,6 +167,7 @@ def peak_memory_of_coordinator(folder, num_elements):
         return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
 
 
+@pytest.mark.long
 def test_coordinators_memory_does_not_grow_with_the_model_beyond_its_buffers(tmp_path):
     small = peak_memory_of_coordinator(tmp_path / "small", 8_000_000)  # 32 MB: more than every buffer
     large = peak_memory_of_coordinator(tmp_path / "large", 32_000_000)  # 128 MB, three updates of it a round

@@ -5,6 +5,7 @@ import shutil
 import signal
 
 import numpy as np
+import pytest
 
 from atoll.protocol.identity.names import Identity, Role
 from benchmarks.members import equip
@@ -60,6 +61,7 @@ def test_a_second_agent_of_a_name_is_refused_and_both_addresses_are_told(tmp_pat
         assert "invited" not in it.log("double")
 
 
+@pytest.mark.long
 def test_of_two_copies_of_one_folder_the_newer_keeps_the_place_and_no_update_is_lost(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(rounds=2, **FAST)

@@ -154,7 +154,9 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "names"), [(1, ["mean"]), (2, list(RUNS)), (4, list(RUNS))])
+@pytest.mark.parametrize(
+    ("num_ranks", "names"), [(1, ["mean"]), (2, list(RUNS)), pytest.param(4, list(RUNS), marks=pytest.mark.long)]
+)
 def test_ranks_make_the_models_of_none_and_the_coordinator_receives_no_update(tmp_path, alone, num_ranks, names):
     assert [len(found) for found in alone["digests"].values()] == [4, 3, 2]
     found = run_all(tmp_path / str(num_ranks), num_ranks, names, is_killed=num_ranks == 4)
@@ -221,6 +223,7 @@ def check_that_all_count(record, before):
     assert {client.used_in for client in record.clients.values()} == {1}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_death_of_any_process_changes_the_models(tmp_path, undisturbed):
     with ended_after(Ranked(tmp_path)) as it:
@@ -268,6 +271,7 @@ def test_no_death_of_any_process_changes_the_models(tmp_path, undisturbed):
         assert it.log("c").count("trained ") == 3, "no update is trained twice"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_missing_rank_costs_the_round_and_another_number_of_ranks_is_refused(tmp_path):
     with ended_after(Ranked(tmp_path)) as it:

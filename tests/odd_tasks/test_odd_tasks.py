@@ -8,7 +8,8 @@ from tests.cli.invoking import invoke
 from tests.odd_tasks.cells import Answer, cell
 from tests.odd_tasks.table import TASKS, is_compared, wrong
 
-ON_RANKS = ("routed_experts", "called_again", "borrowed_weights", "masked_targets", "ragged_rows", "odd_parameters")
+ON_RANKS = ("routed_experts", "masked_targets", "gpt2")
+MORE_ON_RANKS = ("called_again", "borrowed_weights", "ragged_rows", "odd_parameters", "mixtral")
 
 
 def run(*arguments: object) -> Answer:
@@ -35,6 +36,6 @@ def test_an_odd_task_is_equal_to_a_plain_loop_or_refused(name: str, way: str, tm
 
 @pytest.mark.real
 @pytest.mark.parametrize("way", ["dp=2", "zero=3", "processes"])
-@pytest.mark.parametrize("name", ON_RANKS)
+@pytest.mark.parametrize("name", [*ON_RANKS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_ON_RANKS)])
 def test_an_odd_task_on_ranks_and_in_processes_is_equal_or_refused(name: str, way: str, tmp_path: Path) -> None:
     check(name, way, tmp_path)

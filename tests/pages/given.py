@@ -23,7 +23,7 @@ class Given:
         before: commands, and lines that are executed before each.
         codes: commands that end with another exit code than 0, or that are executed to their end for one.
         files: names, and text by which each is found among the page's blocks of TOML, which is written to it.
-        is_long: ten seconds or more, or much like another page: `make pages` executes it, `make test` does not.
+        is_long: ten seconds or more, or much like another page: `make test-long` executes it, `make test` does not.
     """
 
     run: Literal["none", "begun", "hosted"] = "none"
@@ -67,14 +67,14 @@ GIVEN = {
         is_long=True,
     ),
     "docs/aggregation-ranks.md": Given(),
-    "docs/aggregation-ranks.md#2": Given(instead={"/disk0/": "disk0/", "/disk1/": "disk1/"}),
+    "docs/aggregation-ranks.md#2": Given(instead={"/disk0/": "disk0/", "/disk1/": "disk1/"}, is_long=True),
     "docs/aggregation-ranks.md#3": Given(
         instead={
             "--rank 1 --of 4 --state atoll-state/aggregators/1of4 --join CODE": f"--rank 0 --of 2 --state x {RANK}"
         },
         before={"atoll aggregator": (TWO_RANKS,)},
     ),
-    "docs/audit.md": Given(run="begun", instead={**WHOLE_LOG, "1289:5f0c…": CHECKPOINT}),
+    "docs/audit.md": Given(run="begun", instead={**WHOLE_LOG, "1289:5f0c…": CHECKPOINT}, is_long=True),
     "docs/backup.md": Given(run="begun"),
     "docs/commands.md": Given(
         instead={
@@ -82,8 +82,9 @@ GIVEN = {
             "--state /disk0/rank --join CODE": f"--state rank {RANK}",
         },
         before={"atoll aggregator": (TWO_RANKS,)},
+        is_long=True,
     ),
-    "docs/commands.md#3": Given(run="hosted", instead=DELETED),
+    "docs/commands.md#3": Given(run="hosted", instead=DELETED, is_long=True),
     "docs/commands.md#5": Given(
         run="hosted", instead={"atoll join CODE": f"atoll join {OPERATOR}", **ELSEWHERE}, before=AUTHORITY_DIALS
     ),
@@ -137,7 +138,8 @@ GIVEN = {
             "run.toml --aggregators 4": "run.toml --aggregators 4 --state ranked",
             "atoll client invite north": "atoll client invite north --state ranked",
             "--join CODE": "--join $(atoll client invite north --state ranked)",
-        }
+        },
+        is_long=True,
     ),
     "docs/running.md#2": Given(run="hosted", instead=DELETED, is_long=True),
     "docs/simulation.md": Given(

@@ -13,9 +13,6 @@ from tests.pages.given import GIVEN, Given
 from tests.pages.shell import CommandFailed, Shell, lines_of, service_of
 from tests.pages.world import begin_run, make_project
 
-ALL_PAGES = "ATOLL_ALL_PAGES"
-"""The environment variable with which the long sessions are executed, too (`make pages`)."""
-
 EXECUTED_ELSEWHERE = "run"
 """The comment above the blocks that `tests/test_readme.py` executes together, with the outputs after them."""
 
@@ -82,15 +79,15 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
-@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize(
+    "session", [pytest.param(name, marks=pytest.mark.long if GIVEN[name].is_long else ()) for name in SESSIONS]
+)
 def test_every_command_of_a_page_does_what_the_page_says(
     session: str, worlds: Worlds, folder: Path, request: pytest.FixtureRequest
 ) -> None:
     blocks, given = SESSIONS[session], GIVEN[session]
     page = session.partition("#")[0]
     lines = [(block.place, line) for block in blocks for line in lines_of(block.text)]
-    if given.is_long and not os.environ.get(ALL_PAGES):
-        pytest.skip("long, or much like another page: make pages")
     if any("ATOLL_DATA" in line for _, line in lines) and not os.environ.get("ATOLL_DATA"):
         pytest.skip("set ATOLL_DATA to the folder of public data sets (docs/data.md): then `make test` runs it")
     shell = worlds.enter(page, given, folder)

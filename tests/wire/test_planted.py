@@ -25,6 +25,7 @@ def over_grpc(name: str | None, tmp_path, tests: list[str]):
     return run_in(tree, [*waits_briefly, sys.executable, "-m", "pytest", "-x", "-q", *tests], timeout=900)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2000)
 def test_a_bug_in_a_machine_fails_the_histories_and_the_suite_over_real_grpc(tmp_path):
     def fails_in_both(name: str) -> tuple[bool, bool]:

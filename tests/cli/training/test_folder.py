@@ -60,6 +60,7 @@ def wait_for_step(out: Path, process: "subprocess.Popen[bytes]", errors: Path) -
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_the_second_of_two_launches_by_torchrun_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     out, errors, slow = tmp_path / "out", tmp_path / "first", tmp_path / "slow"
     slow.touch()

@@ -168,6 +168,7 @@ def ranks_of(process: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_rank_that_is_killed_costs_nothing_but_time(start: Any, tmp_path: Path) -> None:
     run_ranks(on_ranks, 2, tmp_path / "undisturbed", mesh(dp_replicate=2))

@@ -54,6 +54,7 @@ def test_actors_train_with_the_bits_of_deployed_clients() -> None:
         engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_task_of_a_file_trains_in_actors_as_it_does_here(tmp_path: Path) -> None:
     """The example caches a function, which every pickler sends by its name alone."""
