@@ -51,6 +51,7 @@ IN_THE_RANKS = f"{MARK}if 'LOCAL_RANK' in os.environ: mark(); time.sleep(600)\n{
 
 NOWHERE = ("--insecure", "--coordinator", "127.0.0.1:1")
 FREE = ("--insecure", "--set", "coordinator.listen=127.0.0.1:0", "--set", "coordinator.admin=127.0.0.1:0")
+BOTH = [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
 BEGUN = "before a round began; nothing was written"
 
 
@@ -109,7 +110,7 @@ def line(errors: str) -> str:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", BOTH)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -133,7 +134,7 @@ def test_a_signal_while_the_task_is_imported(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", BOTH)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

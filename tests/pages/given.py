@@ -75,7 +75,7 @@ GIVEN = {
         before={"atoll aggregator": (TWO_RANKS,)},
     ),
     "docs/audit.md": Given(run="begun", instead={**WHOLE_LOG, "1289:5f0c…": CHECKPOINT}, is_long=True),
-    "docs/backup.md": Given(run="begun"),
+    "docs/backup.md": Given(run="begun", is_long=True),
     "docs/commands.md": Given(
         instead={
             "--site north --join CODE": f"--site north {NORTH}",

@@ -50,7 +50,7 @@ def shell(disk: Path, size: str, *lines: str) -> list[str]:
 
 
 @pytest.mark.parametrize("what", COMMANDS)
-@pytest.mark.parametrize("size", ["4k", "24k", "64k"])
+@pytest.mark.parametrize("size", ["4k", *(pytest.param(size, marks=pytest.mark.long) for size in ("24k", "64k"))])
 def test_a_start_on_a_full_disk_is_worth_another_try(what: str, size: str, tmp_path: Path) -> None:
     if (what, size) in {("aggregator", "24k"), ("aggregator", "64k"), ("authority", "24k"), ("authority", "64k")}:
         pytest.skip("this start has room enough in it")

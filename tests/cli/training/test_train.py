@@ -192,7 +192,9 @@ def events(log: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("number", "options"), [(signal.SIGTERM, ()), (signal.SIGINT, ("--nproc", "2"))])
+@pytest.mark.parametrize(
+    ("number", "options"), [(signal.SIGTERM, ()), pytest.param(signal.SIGINT, ("--nproc", "2"), marks=pytest.mark.long)]
+)
 def test_a_signal_saves_and_the_same_command_goes_on(
     number: signal.Signals, options: tuple[str, ...], start: Any, tmp_path: Path
 ) -> None:
