@@ -24,6 +24,9 @@ PRELOAD = [
 ]
 """The modules that the fork server imports before it forks."""
 
+FROZEN = "atoll.parallel.frozen"
+"""The module that it imports after all others."""
+
 GRACE_S = 2.0
 """Time [s] to wait for further failures after the first: the rank that reports first may only suffer from another's."""
 
@@ -45,7 +48,7 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_
         RankFailed: with the traceback of the rank that failed first.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, FROZEN])
     with tempfile.TemporaryDirectory(prefix="atoll-ranks-") as folder:
         store = str(Path(folder) / "store")
         pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]

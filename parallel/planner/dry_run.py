@@ -25,7 +25,7 @@ from torch.nn import functional
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine import pipeline
 from atoll.parallel.engine.assemble import assemble
-from atoll.parallel.engine.forked import PRELOAD, RankFailed
+from atoll.parallel.engine.forked import FROZEN, PRELOAD, RankFailed
 from atoll.parallel.engine.mesh import AXES, Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.orphans import end_with_the_parent
@@ -248,7 +248,7 @@ def apart(shape: ModelShape, candidate: Candidate, rank: int = 0, *, timeout_s: 
         RankFailed: anything else failed; with the traceback.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, "torch._subclasses.fake_tensor", "torch.utils.flop_counter"])
+    context.set_forkserver_preload([*PRELOAD, "torch._subclasses.fake_tensor", "torch.utils.flop_counter", FROZEN])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(sender, shape, candidate, rank), daemon=True)
     process.start()

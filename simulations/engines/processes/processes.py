@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.engine.forked import FROZEN
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
@@ -176,7 +177,7 @@ class _Worker:
         arguments = (theirs, sent_plan, form, descriptor)
         self.process = context.Process(target=work, args=arguments, daemon=True, name="atoll-engine")
         if method == "forkserver":
-            context.set_forkserver_preload(PRELOAD)
+            context.set_forkserver_preload([*PRELOAD, FROZEN])
         with warnings.catch_warnings():  # newer Pythons warn of threads, but the child uses none of the parent's
             warnings.simplefilter("ignore", DeprecationWarning)
             try:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 from atoll.parallel.checkpoint.store import Store, read_about, reading, steps_to_keep
-from atoll.parallel.engine.forked import PRELOAD
+from atoll.parallel.engine.forked import FROZEN, PRELOAD
 from tests.parallel.checkpoint.killed import die_at, publish, replace_and_retire
 
 
@@ -103,7 +103,7 @@ def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path, keep: int, ev
 def test_a_kill_at_any_instant_leaves_a_complete_latest_one(tmp_path: Path) -> None:
     """The file system is touched some forty times while one checkpoint is replaced and another retired."""
     context, number, seen = multiprocessing.get_context("forkserver"), 0, set()
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, FROZEN])
     while True:
         number += 1
         folder = tmp_path / str(number)
