@@ -118,6 +118,7 @@ def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> 
     assert (tmp_path / "digits" / "model.safetensors").stat().st_size > 10_000
 
 
+@pytest.mark.long
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_the_commands_of_the_examples_end_in_a_committed_model(tmp_path: Path) -> None:
     page = (ROOT / "examples" / "README.md").read_text("utf-8")

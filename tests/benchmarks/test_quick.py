@@ -34,6 +34,7 @@ def values_of(document):
     return {bar["name"]: bar["value"] for bar in document["bars"]}
 
 
+@pytest.mark.long
 def test_a_few_empty_rounds_are_measured_beside_rounds_by_hand():
     """How many times their time ours takes is for an idle machine: `make bench NAME=round_latency`."""
     document = measure("round_latency", "--clients", "10", "--rounds", "3")
@@ -46,6 +47,7 @@ def test_a_few_empty_rounds_are_measured_beside_rounds_by_hand():
     assert ours["p50_ms"] > 0 < theirs["p50_ms"]
 
 
+@pytest.mark.long
 def test_a_few_robust_means_are_measured_and_all_sides_agree():
     """The whole: `make bench NAME=robust`."""
     document = measure("robust", "--updates", "10", "--elements", "30000", "--pairs", "1")
@@ -60,6 +62,7 @@ def test_a_few_thousand_events_are_written_down():
     assert document["bars"][1]["ok"], document["bars"]
 
 
+@pytest.mark.long
 def test_a_few_certificates_are_renewed_and_the_wrong_ones_refused():
     document = measure("rotation", "--quick")
     assert document["ok"], document["bars"]

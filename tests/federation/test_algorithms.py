@@ -53,6 +53,7 @@ CRASHES = {
 }
 
 
+@pytest.mark.long
 def test_scaffold_follows_the_paper_wherever_agents_are_killed(tmp_path):
     with federation(tmp_path, task=TASK) as it:
         it.coordinator(rounds=5, **BOTH, **SCAFFOLD)
@@ -79,6 +80,7 @@ def test_scaffold_follows_the_paper_wherever_agents_are_killed(tmp_path):
         assert read(exported)["x"] == found[-1]["x"]
 
 
+@pytest.mark.long
 def test_an_agent_that_has_lost_its_variate_says_so_and_does_not_spoil_the_model(tmp_path):
     with federation(tmp_path, task=TASK) as it:
         it.coordinator(rounds=2, round__quorum=1, **BOTH, **SCAFFOLD)

@@ -53,6 +53,7 @@ def test_algorithms_make_the_models_of_one_process_on_two_ranks(tmp_path):
     assert float(model["x"][0]) == float(same["x"][0]) == pytest.approx(2.702668411, rel=1e-6)
 
 
+@pytest.mark.long
 def test_fedasync_mixes_in_the_version_that_a_slow_site_trained_from_at_every_rank(tmp_path):
     with federation(tmp_path) as it:
         rules = {"rounds": 8, "round__max_staleness": 50, "evaluation__server_every": 0, **FEDASYNC}

@@ -77,7 +77,11 @@ def test_slow_site_s_updates_count_discounted_and_a_killed_coordinator_goes_on(t
         assert it.log("c").count("trained 10 examples") >= len(slow)
 
 
-@pytest.mark.parametrize("step", ["aggregate.mid_fold", "aggregate.after_fold", "publish.before", "snapshot.before"])
+MORE_STEPS = ("aggregate.mid_fold", "aggregate.after_fold", "snapshot.before")
+STEPS = ["publish.before", *(pytest.param(step, marks=pytest.mark.long) for step in MORE_STEPS)]
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_a_crash_at_any_step_of_a_commit_loses_and_doubles_nothing(tmp_path, step):
     with federation(tmp_path) as it:
         rules = {"rounds": 4, **FEDASYNC}

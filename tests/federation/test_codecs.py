@@ -42,6 +42,9 @@ def test_what_is_left_out_comes_later(undisturbed):
     assert np.abs(undisturbed).max() > 1
 
 
-@pytest.mark.parametrize("step", ["agent.spooled", "agent.answered", "agent.settled"])
+@pytest.mark.parametrize(
+    "step",
+    ["agent.spooled", *(pytest.param(step, marks=pytest.mark.long) for step in ("agent.answered", "agent.settled"))],
+)
 def test_model_has_the_same_bits_when_an_agent_is_killed(tmp_path, undisturbed, step):
     assert model_after(tmp_path / "it", crash_at=step, **TOPK).tobytes() == undisturbed.tobytes()

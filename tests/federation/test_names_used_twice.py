@@ -123,6 +123,7 @@ def rank(it, name, *, number=0):
     return it.start(name, "aggregator", *place)
 
 
+@pytest.mark.long
 def test_a_second_process_of_a_rank_is_refused_and_no_update_is_lost(tmp_path):
     twice = re.compile(rf"rank 0 is used twice: the process at {ADDRESS} has the place, and the one at {ADDRESS} asks")
     with federation(tmp_path) as it:

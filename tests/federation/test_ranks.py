@@ -155,7 +155,12 @@ def alone(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_ranks", "names"), [(1, ["mean"]), (2, list(RUNS)), pytest.param(4, list(RUNS), marks=pytest.mark.long)]
+    ("num_ranks", "names"),
+    [
+        pytest.param(1, ["mean"], marks=pytest.mark.long),
+        (2, list(RUNS)),
+        pytest.param(4, list(RUNS), marks=pytest.mark.long),
+    ],
 )
 def test_ranks_make_the_models_of_none_and_the_coordinator_receives_no_update(tmp_path, alone, num_ranks, names):
     assert [len(found) for found in alone["digests"].values()] == [4, 3, 2]

@@ -56,6 +56,7 @@ def test_two_runs_killed_in_mid_round_end_with_the_models_of_undisturbed_ones(tm
         assert versions(it, "trouble-1") == versions(it, "other-1") == versions(it, "calm-1")
 
 
+@pytest.mark.long
 def test_a_backup_of_a_run_under_way_is_whole_and_the_run_goes_on_from_it_elsewhere(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(rounds=12, **SETTINGS)

@@ -73,6 +73,7 @@ GIVEN = {
             "--rank 1 --of 4 --state atoll-state/aggregators/1of4 --join CODE": f"--rank 0 --of 2 --state x {RANK}"
         },
         before={"atoll aggregator": (TWO_RANKS,)},
+        is_long=True,
     ),
     "docs/audit.md": Given(run="begun", instead={**WHOLE_LOG, "1289:5f0c…": CHECKPOINT}, is_long=True),
     "docs/backup.md": Given(run="begun", is_long=True),
@@ -86,7 +87,10 @@ GIVEN = {
     ),
     "docs/commands.md#3": Given(run="hosted", instead=DELETED, is_long=True),
     "docs/commands.md#5": Given(
-        run="hosted", instead={"atoll join CODE": f"atoll join {OPERATOR}", **ELSEWHERE}, before=AUTHORITY_DIALS
+        run="hosted",
+        instead={"atoll join CODE": f"atoll join {OPERATOR}", **ELSEWHERE},
+        before=AUTHORITY_DIALS,
+        is_long=True,
     ),
     "docs/commands.md#6": Given(run="begun"),
     "docs/commands.md#9": Given(
@@ -131,6 +135,7 @@ GIVEN = {
     "docs/postgresql.md#2": Given(
         instead={"postgresql://atoll@db/atoll": "$DATABASE"},
         before={"atoll coordinator": ("atoll coordinator run.toml --database $DATABASE",)},
+        is_long=True,
     ),
     "docs/running.md": Given(
         instead={

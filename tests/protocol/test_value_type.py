@@ -46,6 +46,7 @@ StopRequested(3)
 FAULTS = {4: "read-only", 5: "Missing positional argument", 6: "incompatible type"}
 
 
+@pytest.mark.long
 @pytest.mark.slow  # mypy checks what the events import: twelve seconds without a cache
 def test_mypy_finds_a_field_that_is_changed_left_out_or_of_another_type(tmp_path):
     (tmp_path / "code.py").write_text(CODE)

@@ -74,6 +74,7 @@ def test_a_comparison_leaves_them_out_on_both_sides(folder: Path) -> None:
     assert numbers(folder / "dropped" / "federated") == numbers(folder / "filled" / "federated")
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_sweep_leaves_them_out_in_every_cell(folder: Path) -> None:
     for name in ("task", "filled"):

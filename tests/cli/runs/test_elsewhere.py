@@ -147,6 +147,7 @@ def test_a_file_s_coordinator_table_is_not_sent_when_its_run_is_started(
     assert "coordinator" not in asked[0]
 
 
+@pytest.mark.long
 def test_an_operator_elsewhere_takes_a_model_that_lies_at_ranks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

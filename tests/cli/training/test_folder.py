@@ -77,6 +77,7 @@ def test_the_second_of_two_launches_by_torchrun_is_refused_and_the_first_goes_on
     assert max(tasks.losses(out)) == STEPS
 
 
+@pytest.mark.long
 def test_every_rank_that_a_plain_launcher_has_started_exits_with_2(tmp_path: Path) -> None:
     """As `srun` or a shell starts them: nothing ends the other ranks when the first one is refused."""
     out, says = tmp_path / "out", []

@@ -213,6 +213,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     assert tasks.losses(tmp_path / "parts") == pytest.approx(tasks.losses(tmp_path / "whole"), abs=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_a_rank_that_fails_ends_the_others_at_once_with_its_own_reason(start: Any, tmp_path: Path) -> None:
     trainer = start(f"{TASKS}:failing", tmp_path / "out", "--nproc", "2")

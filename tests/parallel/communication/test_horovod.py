@@ -224,6 +224,7 @@ def test_no_thread_of_the_group_outlives_it() -> None:
     assert "gloo" not in run.stdout
 
 
+@pytest.mark.long
 def test_the_example_is_as_good_under_torchrun_as_alone(tmp_path: Path) -> None:
     saved = tmp_path / "digits.safetensors"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

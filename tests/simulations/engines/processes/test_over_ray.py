@@ -34,6 +34,7 @@ def picky(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(outputs, targets)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_actors_train_with_the_bits_of_deployed_clients() -> None:
     case = Case("mlp scaffold", local={"epochs": 2}, algorithm="scaffold", loss=picky)
