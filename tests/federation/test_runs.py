@@ -4,6 +4,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from atoll.server.backup.backup import back_up
 from atoll.server.backup.required_files import damaged, needs_of
 from atoll.server.backup.restore import restore
