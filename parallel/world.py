@@ -117,7 +117,8 @@ def process_group(
         with _known_warnings():
             yield
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # as long as the block has not destroyed it
+            dist.destroy_process_group()
 
 
 @contextmanager

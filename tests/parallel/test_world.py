@@ -1,4 +1,5 @@
 import pytest
+import torch.distributed as dist
 
 from atoll.parallel.world import World, process_group, read_world
 
@@ -36,3 +37,10 @@ def test_ranks_that_nobody_tells_where_to_meet_say_so(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match=r"^set MASTER_ADDR to the address where the 2 ranks meet; .*mpirun takes -x"):
         with process_group(World(0, 0, 2)):
             pass
+
+
+@pytest.mark.real
+def test_a_group_that_its_user_has_destroyed_is_not_destroyed_again() -> None:
+    with process_group(World(0, 0, 1)):
+        dist.destroy_process_group()
+    assert not dist.is_initialized()
