@@ -20,11 +20,12 @@ from torch import nn
 
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.assemble import assemble
-from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
-from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
+from atoll.parallel.optimizers.make import make_optimizer
+from atoll.parallel.optimizers.options import OptimizerConfig
 from atoll.parallel.trainer.flops import peak_flops
 from atoll.parallel.world import World, process_group
 from benchmarks.report import Bar, conclude, say

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from atoll.cli.printing import say, table
 from atoll.parallel.optimizers.critical_batch import fit_critical_batch
-from atoll.parallel.optimizers.make import OPTIONS, OptimizerConfig, make_optimizer
+from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.optimizers.noise_scale import NoiseScale, estimate
 from atoll.parallel.optimizers.norms import total_norm
+from atoll.parallel.optimizers.options import OPTIONS, OptimizerConfig
 from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
 from atoll.parallel.optimizers.sharpness import sharpness
 from examples import digits

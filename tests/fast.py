@@ -27,6 +27,7 @@ REAL = (
     "benchmarks/test_quick.py",
     "cli/runs/test_elsewhere.py",
     "cli/runs/test_showing.py",
+    "cli/test_imports.py",
     "cli/test_shutdown_deadline.py",
     "cli/test_signals.py",
     "cli/test_waiting.py",

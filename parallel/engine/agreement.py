@@ -26,8 +26,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blueprint_of
-from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.optimizers.norms import local
 

@@ -7,13 +7,14 @@ from torch import nn
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.communication.hooks import HookState, register
-from atoll.parallel.communication.outer import Outer, make_outer, parse_outer
+from atoll.parallel.communication.outer import Outer, make_outer
+from atoll.parallel.communication.outer_config import parse_outer
 from atoll.parallel.engine import recompute
 from atoll.parallel.engine.admissible import fit, lazy_faults, tensor_faults
 from atoll.parallel.engine.agreement import Agreement
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.batchnorm import convert
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
-from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
 from atoll.parallel.engine.passes import Loss, Passes
 from atoll.parallel.engine.pipeline import Pipeline, stages_of

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.axes import Axes
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The mesh: the number of ranks along each axis, and the process groups that they form.
+"""The mesh: the number of ranks along each axis. Importing this file does not import torch.
 
     pp            pipeline stages, one after another
     dp_replicate  copies of the model (or of each shard of it) with different data
@@ -11,12 +11,7 @@ Ranks are numbered with `tp` fastest, so that the ranks of one tensor-parallel g
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from math import prod
-
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from atoll.aggregation.printable import count_of
 
@@ -96,56 +91,3 @@ def parse_mesh(text: str, *, replicate: bool = False) -> Mesh:
     if faults:
         raise ValueError("; ".join(faults))
     return Mesh(**degrees)
-
-
-class Axes:
-    """The mesh on the ranks of the default process group: this rank's coordinates and its groups.
-
-    Args:
-        mesh: with the same number of ranks as the process group.
-        device: `cpu` or `cuda`.
-
-    Raises:
-        ValueError: the mesh and the process group differ in size.
-    """
-
-    def __init__(self, mesh: Mesh, device: str) -> None:
-        mesh.check_world(dist.get_world_size())
-        self.mesh = mesh
-        self.device_mesh: DeviceMesh = init_device_mesh(device, tuple(mesh.degrees.values()), mesh_dim_names=AXES)
-        self.coordinates: Mapping[str, int] = {axis: self.device_mesh.get_local_rank(axis) for axis in AXES}
-
-    @property
-    def dp_rank(self) -> int:
-        """The index of this rank's part of each global batch, among `mesh.dp`: dp_replicate x dp_shard, row-major."""
-        return self.coordinates["dp_replicate"] * self.mesh.dp_shard + self.coordinates["dp_shard"]
-
-    @property
-    def draw(self) -> int:
-        """The index of this rank's random numbers: its own where data or layers are, the same along tp.
-
-        Ranks of a tensor-parallel group compute the same numbers wherever a module is replicated.
-        """
-        return self.dp_rank + self.mesh.dp * self.coordinates["pp"]
-
-    @cached_property
-    def dp_group(self) -> dist.ProcessGroup:
-        """The ranks with different data. All ranks of the mesh first read it at the same point: it may create them."""
-        for axis, other in (("dp_replicate", "dp_shard"), ("dp_shard", "dp_replicate")):
-            if self.mesh.degrees[other] == 1:
-                return self.group(axis)
-        planes = self.device_mesh.mesh.permute(0, 3, 1, 2).reshape(-1, self.mesh.dp).tolist()
-        groups = [dist.new_group(ranks) for ranks in planes]
-        found: dist.ProcessGroup = groups[[dist.get_rank() in ranks for ranks in planes].index(True)]
-        return found
-
-    def group(self, axis: str) -> dist.ProcessGroup:
-        """Return the ranks that differ from this one only in their coordinate on the axis."""
-        return self.device_mesh.get_group(axis)
-
-    def sum_over(self, tensor: torch.Tensor, *axes: str) -> torch.Tensor:
-        """Sum the ranks' tensors over some axes, in place; axes of one rank cost nothing."""
-        for axis in axes:
-            if self.mesh.degrees[axis] > 1:
-                dist.all_reduce(tensor, group=self.group(axis))
-        return tensor

@@ -15,8 +15,8 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from torch.distributed.tensor.parallel import loss_parallel
 
 from atoll.parallel.data.batch import Batch, map_tensors
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.buffers import unchanged
-from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe, Total, share_of_loss
 from atoll.parallel.engine.plan import SCHEDULES, V_SHAPED, Plan

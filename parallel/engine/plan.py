@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atoll.parallel.communication.compression import parse_compression
-from atoll.parallel.communication.outer import parse_outer
+from atoll.parallel.communication.outer_config import parse_outer
 from atoll.parallel.engine.mesh import Mesh
 
 SCHEDULES = {

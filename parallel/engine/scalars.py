@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.optimizers.norms import local
 
 

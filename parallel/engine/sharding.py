@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.parallel.data.batch import map_tensors
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import Styles, blueprint_of
-from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.scalars import replicate_scalars
 from atoll.parallel.engine.ties import tied_names

@@ -14,11 +14,11 @@ from atoll.parallel.communication.hooks import HookState
 from atoll.parallel.communication.outer import Outer
 from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.agreement import Agreement
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.borrowed import pass_of_shards
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
 from atoll.parallel.engine.inplace import CopiesDiffer, differing_copies
-from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.plan import Plan

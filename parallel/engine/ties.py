@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.optimizers.norms import local
 
 

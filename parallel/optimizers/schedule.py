@@ -20,10 +20,6 @@ Cosine: Loshchilov, Hutter, "SGDR", 2017. Warm-up, stable, decay: Hu et al., "Mi
 import math
 from dataclasses import dataclass
 
-import torch
-
-from atoll.parallel.optimizers.norms import local
-
 KINDS = ("constant", "linear", "cosine", "polynomial", "wsd")
 RULES = ("linear", "sqrt", "none")
 
@@ -127,23 +123,3 @@ def scaled_lr(base_lr: float, batch: int, base_batch: int, rule: str = "linear")
         raise ValueError(f"the rule must be one of {', '.join(RULES)}, got {rule!r}")
     exponent = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}[rule]
     return float(base_lr * (batch / base_batch) ** exponent)
-
-
-@torch.no_grad()
-def set_lr(optimizer: torch.optim.Optimizer, lr: float, *, correct_momentum: bool = False) -> None:
-    """Give all groups a new learning rate.
-
-    If the rate is inside the momentum (v <- m v + η g, as in the paper's LARS), old gradients keep the rate of their
-    own time. `correct_momentum` brings them to the new rate, v <- v η_new / η_old, which makes such a group step as one
-    with the rate outside. Torch's own sgd has the rate outside (w <- w - η v) and needs no correction: it is left as it
-    is.
-
-    Source:
-        Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 3, remark 3 (equation 10).
-    """
-    for group in optimizer.param_groups:
-        if correct_momentum and group.get("lr_in_momentum") and group["lr"] > 0:
-            for parameter in group["params"]:
-                if "momentum_buffer" in optimizer.state[parameter]:
-                    local(optimizer.state[parameter]["momentum_buffer"]).mul_(lr / group["lr"])
-        group["lr"] = lr

@@ -25,8 +25,9 @@ from torch.nn import functional
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine import pipeline
 from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import FROZEN, PRELOAD, RankFailed
-from atoll.parallel.engine.mesh import AXES, Axes
+from atoll.parallel.engine.mesh import AXES
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.orphans import end_with_the_parent
 from atoll.parallel.engine.step import Engine

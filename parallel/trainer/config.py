@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from atoll.parallel.data.order import Last, Sampling
-from atoll.parallel.optimizers.make import OPTIONS
+from atoll.parallel.optimizers.options import OPTIONS
 from atoll.parallel.optimizers.schedule import KINDS, RULES
 from atoll.parallel.task.overrides import overridden, type_faults
 

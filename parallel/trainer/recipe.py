@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from atoll.parallel.data.order import Last, Order, Sampling
-from atoll.parallel.optimizers.make import OptimizerConfig
+from atoll.parallel.optimizers.options import OptimizerConfig
 from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
 from atoll.parallel.task.local import Local
 from atoll.parallel.trainer.config import TrainConfig

@@ -17,7 +17,7 @@ from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.assemble import assemble
-from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names

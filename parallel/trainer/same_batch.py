@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from atoll.parallel.data.batch import Batch, tensors
-from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.task.errors import TaskBroken
 
 FIRST = 4

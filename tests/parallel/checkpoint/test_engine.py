@@ -8,8 +8,9 @@ import torch
 
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from atoll.parallel.communication import means
-from atoll.parallel.communication.outer import Outer, OuterConfig, make_outer, parse_outer
+from atoll.parallel.communication.outer import Outer, make_outer
+from atoll.parallel.communication.outer_config import OuterConfig, parse_outer
 from atoll.parallel.engine.forked import run_ranks
 from tests.parallel.communication.learners import Quadratic, batches, loss_on_all, make_net
 from tests.waiting import BOUND_S

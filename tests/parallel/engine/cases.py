@@ -9,9 +9,10 @@ from torch import nn
 
 from atoll.parallel.data.batch import Batch, count_units
 from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole

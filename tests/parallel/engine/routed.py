@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from atoll.parallel.engine.assemble import assemble
-from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blocks
 from atoll.parallel.engine.borrowed import borrowed_blocks
 from atoll.parallel.engine.forked import RankFailed, run_ranks
-from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine.cases import mine, plan

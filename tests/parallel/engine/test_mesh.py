@@ -1,7 +1,8 @@
 import pytest
 
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import RankFailed, run_ranks
-from atoll.parallel.engine.mesh import AXES, Axes, Mesh, parse_mesh
+from atoll.parallel.engine.mesh import AXES, Mesh, parse_mesh
 from tests.waiting import BOUND_S
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.engine.mesh import AXES, Axes, Mesh
+from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig

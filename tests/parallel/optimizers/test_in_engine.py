@@ -6,11 +6,13 @@ import pytest
 from torch import nn
 
 from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
+from atoll.parallel.optimizers.make import make_optimizer
+from atoll.parallel.optimizers.options import OptimizerConfig
 from atoll.parallel.optimizers.schedule import Schedule
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, mlp

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from atoll.parallel.optimizers.lars import LARS
-from atoll.parallel.optimizers.schedule import KINDS, Schedule, scaled_lr, set_lr
+from atoll.parallel.optimizers.schedule import KINDS, Schedule, scaled_lr
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:
@@ -112,20 +111,3 @@ def test_the_linear_rule_gives_the_rate_of_imagenet_in_an_hour() -> None:
 def test_a_rate_that_cannot_be_scaled_is_refused(arguments: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
         scaled_lr(*arguments)
-
-
-def descend(momentum_correction: bool, **options: Any) -> torch.Tensor:
-    weights = nn.Parameter(torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4))
-    optimizer, schedule = LARS([weights], 0.5, trust=0.1, **options), Schedule(lr=0.5, steps=8, kind="cosine")
-    for step in range(8):
-        set_lr(optimizer, schedule(step), correct_momentum=momentum_correction)
-        weights.grad = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        optimizer.step()
-    return weights.detach()
-
-
-def test_corrected_momentum_is_the_rate_outside_the_momentum() -> None:
-    outside = descend(False, lr_in_momentum=False)
-    torch.testing.assert_close(descend(True), outside, rtol=1e-12, atol=0)
-    torch.testing.assert_close(descend(True, lr_in_momentum=False), outside, rtol=0, atol=0)
-    assert not torch.allclose(descend(False), outside, rtol=1e-3)

@@ -29,9 +29,10 @@ from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.optimizers.lamb import LAMB
 from atoll.parallel.optimizers.larc import LARC
 from atoll.parallel.optimizers.lars import LARS
-from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
+from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.optimizers.norms import norms, total_norm
 from atoll.parallel.optimizers.novograd import NovoGrad
+from atoll.parallel.optimizers.options import OptimizerConfig
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
