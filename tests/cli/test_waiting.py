@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from atoll.cli import waiting
+from atoll.cli.printing import note
 from atoll.cli.runs import admin
 from atoll.client.policy.history import PolicyHistory
 from atoll.protocol.audit.files import audit_folder
@@ -104,6 +105,18 @@ def test_a_joined_coordinator_that_never_answers_is_named_with_the_file_of_its_a
     assert f"set admin_address in {folder / 'place.json'}" in faults[1]
 
 
+def ends_when_it_is_told(monkeypatch: pytest.MonkeyPatch, end: Callable[[], object]) -> None:
+    """Let a command's wait end as soon as the command has told of it, however long its start takes."""
+    left = [end]
+
+    def tell(text: str) -> None:
+        note(text)
+        if left:
+            left.pop()()
+
+    monkeypatch.setattr(waiting, "note", tell)
+
+
 @contextmanager
 def hanging_up() -> Iterator[str]:
     """Yield the address of a port that takes connections and closes them after a moment."""
@@ -130,13 +143,11 @@ def test_a_coordinator_that_is_starting_is_waited_for(
     """A command waits while a process holds the directory; it goes on when the process listens, and when it ends."""
     monkeypatch.setattr(admin, "STARTING_S", 0.2)
     state = StateDirectory.open(tmp_path / "state")
-    timer = threading.Timer(0.5, state.close)
-    timer.start()
+    ends_when_it_is_told(monkeypatch, state.close)
     result = invoke(*command.split(), *ASKING[command], "--state", tmp_path / "state")
-    timer.join()
     assert result.exit_code == 2, result.output
-    note, fault = result.stderr.splitlines()
-    assert note == f"waiting for the coordinator that holds {tmp_path / 'state'} to listen (it recovers its runs first)"
+    told, fault = result.stderr.splitlines()
+    assert told == f"waiting for the coordinator that holds {tmp_path / 'state'} to listen (it recovers its runs first)"
     assert fault.startswith(f"atoll: no coordinator holds {tmp_path / 'state'}")
 
 
@@ -207,10 +218,8 @@ def test_a_stopped_coordinator_that_goes_on_answers_late(tmp_path: Path, monkeyp
         it.start("coordinator", "coordinator", "--state", it.state, "--set=coordinator.listen=127.0.0.1:0")
         running = wait_for(lambda: running_coordinator(it.state))
         os.kill(running.pid, signal.SIGSTOP)
-        timer = threading.Timer(1.5, os.kill, [running.pid, signal.SIGCONT])
-        timer.start()
+        ends_when_it_is_told(monkeypatch, lambda: os.kill(running.pid, signal.SIGCONT))
         result = invoke("client", "invite", "north", "--state", it.state)
-        timer.join()
     finally:
         for process in it.processes.values():
             process.kill()
@@ -219,30 +228,26 @@ def test_a_stopped_coordinator_that_goes_on_answers_late(tmp_path: Path, monkeyp
     assert f"waiting for the coordinator at {running.admin_address} (" in result.stderr
 
 
-def test_the_lock_of_the_audit_log_is_waited_for(tmp_path: Path) -> None:
+def test_the_lock_of_the_audit_log_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     StateDirectory.open(state).close()
     assert invoke("backup", state, tmp_path / "first").exit_code == 0
     lock = os.open(audit_folder(state) / "lock", os.O_RDWR)
     for command in (["backup", state, tmp_path / "second"], ["audit", "show", "--state", state]):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        timer = threading.Timer(0.5, fcntl.flock, [lock, fcntl.LOCK_UN])
-        timer.start()
+        ends_when_it_is_told(monkeypatch, lambda: fcntl.flock(lock, fcntl.LOCK_UN))
         result = invoke(*command)
-        timer.join()
         assert result.exit_code == 0, result.output
         assert f"waiting for the lock of the audit log {audit_folder(state)} (until its holder" in result.stderr
     os.close(lock)
 
 
-def test_the_lock_of_a_site_s_record_is_waited_for(tmp_path: Path) -> None:
+def test_the_lock_of_a_site_s_record_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PolicyHistory(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "policy.db", isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        timer = threading.Timer(0.5, other.execute, ["ROLLBACK"])
-        timer.start()
+        ends_when_it_is_told(monkeypatch, lambda: other.execute("ROLLBACK"))
         result = invoke("site", "list", "--state", tmp_path)
-        timer.join()
     assert result.exit_code == 0, result.output
     assert f"waiting for the lock of {tmp_path / 'policy.db'} (up to 5 s" in result.stderr
 

@@ -160,8 +160,8 @@ def test_workers_of_a_fork_server_train_the_same(monkeypatch: pytest.MonkeyPatch
 
 @contextmanager
 def killing_what_hangs() -> Iterator[None]:
-    """Kill the workers after half a minute, so that a test fails instead of waiting for ever."""
-    timer = threading.Timer(30.0, lambda: [child.kill() for child in multiprocessing.active_children()])
+    """Kill the workers after a while, so that a test fails instead of waiting for ever."""
+    timer = threading.Timer(BOUND_S, lambda: [child.kill() for child in multiprocessing.active_children()])
     timer.start()
     try:
         yield
