@@ -14,6 +14,9 @@ import pytest
 
 STORE = Path(__file__).with_suffix(".json")
 
+LONG_S = 15.0
+"""About the seconds of a test with the marker `long`, which `make durations` does not run."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that writes the durations down."""
@@ -29,8 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the files by their durations; the tests of a file stay in its order."""
-    known: dict[str, float] = json.loads(STORE.read_text("utf-8"))
-    items.sort(key=lambda item: (-known.get(file_of(item.nodeid), 0.0), file_of(item.nodeid)))
+    known: defaultdict[str, float] = defaultdict(float, json.loads(STORE.read_text("utf-8")))
+    for item in items:
+        known[file_of(item.nodeid)] += LONG_S * (item.get_closest_marker("long") is not None)
+    items.sort(key=lambda item: (-known[file_of(item.nodeid)], file_of(item.nodeid)))
 
 
 def file_of(test: str) -> str:
