@@ -69,6 +69,7 @@ REAL = (
     "server/identity/test_guard.py",
     "server/journal/test_earlier_state.py",
     "server/journal/test_postgres.py",
+    "server/names/test_refusals.py",
     "server/ranks/test_process.py",
     "server/transport/test_server_credentials.py",
     "server/transport/test_shutdown.py",

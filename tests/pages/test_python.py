@@ -97,6 +97,7 @@ def test_the_blocks_of_a_page_run(page: str) -> None:
             dist.destroy_process_group()
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("page", ON_RANKS)
 def test_the_blocks_of_a_page_run_on_its_ranks(page: str) -> None:
     losses = run_ranks(on_a_rank, ON_RANKS[page], page, code_of(page).replace('"cuda"', '"cpu"'))
