@@ -29,7 +29,8 @@ $(PEERS): benchmarks/peers.txt
 demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)
 
-# Four workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json). A process that crashes is not started again: its file would never end.
+# Four workers on two cores, as many tests wait for processes; the longest files first (tests/durations.json).
+# A process that crashes is not started again: its file would never end.
 PYTEST_ALL := $(BIN)/python -m pytest -q -n 4 --dist loadfile --max-worker-restart=0 -p tests.durations --no-loadscope-reorder
 
 test: setup

@@ -239,13 +239,13 @@ def load_simulation(
     from atoll.cli.files import load_run, overriding
     from atoll.simulations.federation.config import SimulationFile
 
-    refuse_of_a_coordinator(overrides)
+    _refuse_what_only_a_coordinator_uses(overrides)
     kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
     short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **kind)
     return load_run(what, short, kind=SimulationFile)
 
 
-def refuse_of_a_coordinator(overrides: list[str]) -> None:
+def _refuse_what_only_a_coordinator_uses(overrides: list[str]) -> None:
     """Refuse the overrides that only a coordinator's process would use.
 
     Raises:
