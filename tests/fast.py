@@ -6,7 +6,7 @@
 A test acts when it starts a process, opens a port or sleeps. It then has the marker `real`: by the table `REAL` of
 folders and files, none of which `make test-fast` imports, or by `@pytest.mark.real` in a file that has others.
 
-A property that names no number of examples is tried on `NUM_EXAMPLES`, in `make test` on a hundred.
+A property is tried on `NUM_EXAMPLES` at most; `make test` tries it on the number that it names, or a hundred.
 """
 
 import asyncio
@@ -43,6 +43,7 @@ REAL = (
     "client/wire/test_transfers.py",
     "client/work",
     "federation",
+    "odd_tasks",
     "pages/test_sessions.py",
     "parallel/checkpoint/test_checkpointer.py",
     "parallel/checkpoint/test_engine.py",
@@ -84,8 +85,8 @@ REAL = (
 )
 """Folders and files of which all tests, or nearly all, act."""
 
-NUM_EXAMPLES = 25
-"""The examples of a property, unless it names a number itself."""
+NUM_EXAMPLES = 15
+"""The most examples of a property."""
 
 TESTS = Path(__file__).parent
 EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.bind", "socket.connect"})
@@ -123,6 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if ACTS.is_strict:
         settings.register_profile("fast", settings.default, max_examples=NUM_EXAMPLES)
         settings.load_profile("fast")
+        setattr(settings, "__init__", _bounded(settings.__init__))  # noqa: B010 - typed as a method
     sys.addaudithook(_on_event)
     time.sleep = _noting(time.sleep, "a sleep", lambda seconds, *_: seconds > 0)
     asyncio.sleep = _noting(asyncio.sleep, "a sleep", lambda seconds, *_: seconds > 0)
@@ -154,6 +156,13 @@ def _noting(call: Callable[..., Any], what: str, is_act: Callable[..., bool]) ->
         return call(*args, **kwargs)
 
     return noted
+
+
+def _bounded(initialise: Callable[..., None]) -> Callable[..., None]:
+    def bounded(*args: Any, max_examples: Any = NUM_EXAMPLES, **kwargs: Any) -> None:
+        initialise(*args, max_examples=min(max_examples, NUM_EXAMPLES), **kwargs)
+
+    return bounded
 
 
 def _on_event(event: str, args: tuple[Any, ...]) -> None:

@@ -29,7 +29,9 @@ def update_of(version, codec):
     ).encode()
 
 
-@pytest.mark.parametrize("codec", ["", "topk:0.01", "qsgd8"])
+@pytest.mark.parametrize(
+    "codec", ["", *(pytest.param(name, marks=pytest.mark.long) for name in ("topk:0.01", "qsgd8"))]
+)
 def test_what_is_admitted_can_be_sent_and_read_and_little_more_could(codec):
     sizes = [max(len(model(num).encode()), len(update_of(model(num), codec))) for num in (1_000, 2_000)]
     of_one = (sizes[1] - sizes[0]) / 1_000  # every entry has as many bytes as the next

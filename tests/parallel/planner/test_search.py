@@ -63,6 +63,7 @@ def test_of_gpt_3_on_64_devices_tensor_parallelism_is_inside_and_the_pipeline_ac
     assert "more memory" in nothing.refused[0][0]
 
 
+@pytest.mark.long
 def test_slow_links_between_nodes_turn_sharding_into_a_pipeline_or_copies() -> None:
     slow = replace(H100, nodes=8, across=1e9)
     found = search(MODELS["llama-8b"], slow, Wanted(batch=256)).ranked[0].candidate.mesh

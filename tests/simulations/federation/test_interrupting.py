@@ -73,7 +73,7 @@ def test_what_a_killed_run_goes_on_with_is_no_garbage(tmp_path, monkeypatch, opt
 )
 def test_updates_accepted_between_two_rounds_survive_an_interruption(tmp_path, overrides):
     num_waiting = 0
-    for after in range(1, 9):
+    for after in (3, 5, 8):
         folder = tmp_path / str(after)
         assert interrupted(folder, overrides, after)["rounds"] == after
         waiting = {str(update.digest) for update in SnapshotFile(folder, lambda: 0.0).load().updates}
