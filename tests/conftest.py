@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from tests import postgresql
 
 reaper.watch()  # what a test has started ends with this process, also when that is killed
+
+# A shell lets what it starts in the background ignore Ctrl-C, which every process of a test would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported, and for whatever is started: tests run beside each other, and threads of several processes
 # that wait for each other on the same cores take four times as long as one thread of each.

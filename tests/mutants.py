@@ -66,6 +66,7 @@ class Outcome:
 
 
 ROUNDS, RUN, LEDGER = "server/rounds/cohort_round.py", "server/rounds/run_machine.py", "server/rounds/ledger.py"
+EVALUATIONS = "server/rounds/evaluations.py"
 OPEN_ROUND, ADMISSION, INTAKE = (
     "server/rounds/open_round.py",
     "server/rounds/update_claims.py",
@@ -276,8 +277,8 @@ PLANTED = (
     Mutant(
         "evaluation forgotten in a crash",
         RUN,
-        "        effects: list[Effect] = [EvaluateModel(version) for version in ledger.unevaluated]",
-        "        effects: list[Effect] = []",
+        "[*(EvaluateModel(version) for version in ledger.unevaluated), *ledger.computing]",
+        "[*ledger.computing]",
         "a run whose coordinator dies in its last evaluation never finishes",
     ),
     Mutant(
@@ -619,7 +620,7 @@ PLANTED = (
     ),
     Mutant(
         "asked to evaluate while it trains",
-        RUN,
+        EVALUATIONS,
         " if not self.invitations.is_training(c))",
         ")",
         "a client discards its training because it is asked to evaluate",

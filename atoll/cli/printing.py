@@ -79,5 +79,11 @@ def metrics_text(measured: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join(parts)
 
 
+def best_text(best: Mapping[str, Any]) -> str:
+    """Return the best version as a sentence: `the best version is 7: auroc 0.87 (clients)`."""
+    value = f"{best['metric']} {_metric_value(best['value'])}"
+    return f"the best version is {best['version']}: {value} ({best['source']})"
+
+
 def _metric_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "undefined" if value is None else str(value)

@@ -115,6 +115,11 @@ def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, f
     return {name: _value(metrics.get(name), tuple(numbers)) for name, numbers in sums.items()}
 
 
+def finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the values with None in place of those that are not finite: they can be compared with nothing."""
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
+
+
 def _value(metric: Metric | Callable[[Any, Any], Sequence[Any]] | None, sums: tuple[float, ...]) -> float | None:
     if not sums:
         return None

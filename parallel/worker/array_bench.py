@@ -11,7 +11,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import seed_everything, seeded
-from atoll.parallel.worker.bench import Outcome, Received
+from atoll.parallel.worker.bench import Measures, Outcome, Received
 
 
 class ArrayBench:
@@ -74,3 +74,8 @@ class ArrayBench:
         with seeded(request.get("model_seed") or 0):
             statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
         return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)
+
+    def measures(self) -> Measures:
+        """Return that the task's `evaluate` names its metrics itself, or that it has none."""
+        has = getattr(self._task, "evaluate", None) is not None
+        return Measures(None if has else (), "" if has else "the task has no `evaluate`")

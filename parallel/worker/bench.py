@@ -32,6 +32,16 @@ class Outcome:
     """The tensors that stay at the site: a control variate, local layers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """The metrics of an evaluation, known before the first one."""
+
+    names: tuple[str, ...] | None
+    """The names of the metrics, sorted; None: unknown, as the task's own code names them."""
+    why_not_here: str = ""
+    """The reason that the server's data cannot be measured; empty: they can, as far as is known."""
+
+
 class Bench(Protocol):
     """One task and one site, ready for work."""
 
@@ -58,4 +68,8 @@ class Bench(Protocol):
 
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
         """Return the statistics of these parameters on the request's split, or the reason why there are none."""
+        ...
+
+    def measures(self) -> Measures:
+        """Return what an evaluation measures."""
         ...

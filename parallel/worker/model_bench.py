@@ -28,7 +28,7 @@ from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Statistics
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Json, Outcome, Received
+from atoll.parallel.worker.bench import Json, Measures, Outcome, Received
 
 
 class ModelBench:
@@ -100,16 +100,25 @@ class ModelBench:
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
         """Evaluate on the site's split with its local layers, or on the server's data."""
         local, where = self._local.with_overrides(request.get("local") or {}), request["split"]
-        dataset = self._dataset(where)
-        if dataset is None:
+        if why_not := self._why_not(where, local):
+            return why_not
+        model, dataset = self._the_model(request), self._dataset(where)
+        load_parameters(model, self._merged(arrays, local, request, model)[0])
+        return evaluate(self._task, model, dataset, device=self._device, seed=_model_seed(request))
+
+    def measures(self) -> Measures:
+        """Return the names of the loss and the task's metrics, and whether the server has data for them."""
+        return Measures(tuple(sorted({"loss", *self._task.metrics})), self._why_not("server", self._local))
+
+    def _why_not(self, where: str, local: Local) -> str:
+        """Return the reason that nothing can be measured on a split; empty: it can."""
+        if self._dataset(where) is None:
             return "the task has no test_data" if where == "server" else "this site has no such data"
         if self.is_empty(where):
             return "the task's test_data has no examples" if where == "server" else "this site has no such data"
         if where == "server" and local.keep is not None:
             return f"the layers of local.keep ({local.keep}) are at the sites: let clients evaluate"
-        model = self._the_model(request)
-        load_parameters(model, self._merged(arrays, local, request, model)[0])
-        return evaluate(self._task, model, dataset, device=self._device, seed=_model_seed(request))
+        return ""
 
     def is_empty(self, split: str) -> bool:
         """Return whether the data set of this split exists and has no examples."""

@@ -36,6 +36,7 @@ class Operations:
             "train": self._train,
             "evaluate": self._evaluate,
             "values": self._values,
+            "measures": self._measures,
         }
 
     def answer(self, request: Json, deadline: Deadline) -> Json:
@@ -102,6 +103,10 @@ class Operations:
 
     def _values(self, request: Json, deadline: Deadline) -> Json:
         return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}
+
+    def _measures(self, request: Json, deadline: Deadline) -> Json:
+        measures = self._loaded().measures()
+        return {"names": measures.names, "why_not_here": measures.why_not_here}
 
     def _loaded(self) -> Bench:
         assert self._bench is not None, "load comes first"

@@ -90,7 +90,7 @@ class CoordinatorConfig(BaseModel):
     """Seconds between a client's heartbeats; 0: a third of the lease."""
 
     keep_versions: int = Field(default=5, ge=1, le=1_000_000)
-    """Newest versions of the global model that stay on disk; versions that a round or a late update needs stay, too."""
+    """Newest versions of the model that stay on disk for runs that do not name a number (`model.keep_versions`)."""
 
     keep_rounds: int = Field(default=1000, ge=1, le=1_000_000_000)
     """Newest rounds of each run whose records and events stay in the journal."""

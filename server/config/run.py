@@ -13,10 +13,11 @@ from atoll.protocol.reference import Reference, check_known_or_reference
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
+from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
-from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.run_rules import RunRules, Source
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, load_sampler
 
@@ -167,6 +168,12 @@ class RunConfig(BaseModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation of versions."""
 
+    model: ModelConfig = ModelConfig()
+    """The versions of the model that stay on disk."""
+
+    stop: StopConfig = StopConfig()
+    """The early end of a run by a metric."""
+
     @property
     def rules(self) -> RunRules:
         """The rules for the run's machine."""
@@ -180,12 +187,17 @@ class RunConfig(BaseModel):
             evaluate_clients_max=evaluation.clients_max,
             evaluation_deadline=evaluation.deadline,
             pacer_window=self.cohort.window_of_the_pacer,
+            best=self.model.metric,
+            stop=self.stop.rule,
         )
 
     @model_validator(mode="after")
     def _tables_fit_together(self) -> "RunConfig":
         faults = [*self._faults_of_fedasync()] if self.round.mode == "fedasync" else []
         faults += [*self.aggregation.faults_of_rounds(self.round), *self.cohort.faults_of_rounds(self.round)]
+        evaluation = self.evaluation
+        every: dict[Source, int] = {"server": evaluation.server_every, "clients": evaluation.clients_every}
+        faults += faults_of_watching(self.model, self.stop, every=every)
         if faults:
             raise ValueError("; ".join(faults))
         return self

@@ -7,7 +7,7 @@ from typing import Any
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig
 
-CHANGEABLE = ("rounds", "pause", "round", "cohort", "local", "evaluation")
+CHANGEABLE = ("rounds", "pause", "round", "cohort", "local", "evaluation", "model", "stop")
 """The keys and tables that a resumed run may change; the others are part of its model or of its name."""
 
 ONE_FROM_THE_BEGINNING = ("round.mode", "round.buffer_size", "round.alpha")
@@ -43,8 +43,25 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
         yield f"--set: cohort.sampler: {place} is relative; allowed: an absolute path on the coordinator's machine"
 
 
+def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
+    """Return the settings of a run with the number of versions that stay, unless they name one themselves.
+
+    The number belongs to the run from its beginning: a restart of the coordinator without its file changes nothing.
+    """
+    if config.model.keep_versions is not None:
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"keep_versions": keep_versions})})
+
+
+def are_equal(config: RunConfig, wanted: RunConfig) -> bool:
+    """Return whether a run has the settings that are wanted; wanted ones may leave the number of versions out."""
+    return not differing_keys(config, wanted)
+
+
 def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
-    """Return the keys, as `--set` takes them, in which two settings differ."""
+    """Return the keys, as `--set` takes them, in which the settings of a run differ from wanted ones."""
+    if one.model.keep_versions is not None:
+        other = with_number_of_versions(other, one.model.keep_versions)
     return [*_differences(one.model_dump(), other.model_dump(), "")]
 
 
@@ -58,7 +75,7 @@ def _differences(one: Any, other: Any, key: str) -> Iterator[str]:
 
 def may_go_on(old: RunConfig, new: RunConfig, *, version: int) -> bool:
     """Return whether a resume could change the settings of a run at a version to these other ones."""
-    return old != new and not [*_faults(old, new, version)]
+    return not are_equal(old, new) and not [*_faults(old, new, version)]
 
 
 def as_overrides(old: RunConfig, new: RunConfig) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.tensors.layout import Piece
+from atoll.parallel.worker.bench import Measures
 from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.rounds.events import Sums
 
@@ -74,6 +75,11 @@ class Evaluator:
             self.cannot = str(answer["reason"])
             return self.cannot
         return {name: tuple(values) for name, values in answer["statistics"].items()}
+
+    async def measures(self) -> Measures:
+        """Return what an evaluation by the task measures."""
+        answer = await self._ask("measures")
+        return Measures(None if answer["names"] is None else tuple(answer["names"]), answer["why_not_here"])
 
     async def values(self, sums: Sums) -> dict[str, float | None]:
         """Return the values of the task's own metrics for sums of sufficient statistics."""

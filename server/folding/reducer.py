@@ -70,7 +70,7 @@ class Reducer(Versions):
         self._accepted = accepted
         self._folding, self._is_stopping = folding, False
         self.method, self._settings = Method.of(*settings, is_over=is_over, sums_here=sums_here), settings
-        self._keep_versions = keep_versions
+        self.keep_versions = keep_versions
 
     async def write_initial(self, evaluator: Evaluator, seed: int) -> None:
         """Write version 0 from the task's own model.
@@ -175,7 +175,7 @@ class Reducer(Versions):
         collect = partial(
             self.store.collect_garbage,
             live,
-            keep_versions=self._keep_versions,
+            keep_versions=self.keep_versions,
             current=current,
             pinned=pinned_versions,
             keep_incoming=may_resume,

@@ -25,7 +25,7 @@ from atoll.server.audit.rounds import entries_of
 from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
-from atoll.server.config.run_changes import as_overrides, changed, may_go_on
+from atoll.server.config.run_changes import are_equal, as_overrides, changed, may_go_on, with_number_of_versions
 from atoll.server.errors import OperatorError, StoreCorrupted, UnknownRun
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
@@ -233,18 +233,17 @@ class Coordinator:
         return run_id
 
     async def _make_run(self, config: RunConfig) -> RunId:
-        rules = config.rules
-        number = await on_thread(self._journal_thread, self.journal.next_number, config.name)
-        run_id = RunId(f"{config.name}-{number}")
+        config = with_number_of_versions(config, self.config.keep_versions)
+        run_id = RunId(f"{config.name}-{await on_thread(self._journal_thread, self.journal.next_number, config.name)}")
         evaluator = self._factory.evaluator(config, run_id)
         try:
             reducer = await self._factory.first_version(config, run_id, evaluator)
-            row = RunRow.new(run_id, config, rules, self.clock.now())
+            row = RunRow.new(run_id, config, config.rules, self.clock.now())
             await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
         except BaseException:
             evaluator.close()
             raise
-        self._host(row, RunMachine(rules), 0, evaluator, reducer)
+        self._host(row, RunMachine(config.rules), 0, evaluator, reducer)
         if warning := config.round.warning_of_staleness():
             logger.warning("run %s: %s", run_id, warning)
         self.audit.record(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
@@ -252,9 +251,10 @@ class Coordinator:
 
     async def has_settings(self, run_id: RunId, config: RunConfig) -> bool:
         """Return whether a run has these settings, or began with them before a resume changed them."""
-        if self._run(run_id).config == config:
+        if are_equal(self._run(run_id).config, config):
             return True
-        return config == await on_thread(self._journal_thread, self.journal.first_settings, run_id)
+        first = await on_thread(self._journal_thread, self.journal.first_settings, run_id)
+        return first is not None and are_equal(first, config)
 
     def namesake_of(self, run_id: RunId) -> str:
         """Return how the last run of the same name would have gone on with the settings of a new one, or ""."""
@@ -338,7 +338,7 @@ class Coordinator:
 
     def _check_resumable(self, run: RunDriver, *, has_changes: bool) -> None:
         ledger, run_id = run.machine.ledger, run.run_id
-        if ledger.state is RunState.FINISHED and not has_changes:
+        if ledger.state is RunState.FINISHED and not has_changes and not ledger.early_stop:
             more = f"`atoll run resume {run_id} --set rounds={ledger.version + 1}` (or more) gives it further rounds"
             raise OperatorError(f"run {run_id} is finished: {ledger.cause}; {more}")
         if ledger.pause_reason is not None and has_changes:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.parallel.task.metrics import merge, only_finite
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
@@ -18,7 +17,7 @@ from atoll.server.journal.journal import (
     UpdateRow,
     VersionRow,
 )
-from atoll.server.rounds.client_evaluation import addable
+from atoll.server.rounds.client_evaluation import merged
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -135,10 +134,10 @@ class _Rows:
         self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
-        answers, odd = addable({client: only_finite(sums) for client, sums in effect.answers.items()})
+        statistics, odd = merged(effect.answers)
         left_out = {**effect.refused, **effect.failures, **odd}
         detail = "; ".join(f"{client}: {why}" for client, why in sorted(left_out.items()))
-        statistics = only_finite(merge(answers.values())) if answers else None
+        num_clients = len(effect.answers) - len(odd)
         run_id, at = self._decided.run_id, self._decided.at
-        row = EvaluationRow(run_id, effect.version, "clients", statistics, len(answers), detail, at)
+        row = EvaluationRow(run_id, effect.version, "clients", statistics, num_clients, detail, at)
         self.batch.evaluations.append(row)

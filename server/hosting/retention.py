@@ -6,7 +6,7 @@ collection starts only from the end of a round that is written.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, Digest, RunId, Version
 from atoll.server.folding.reducer import Reducer
 from atoll.server.journal.journal import Journal
+from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 
@@ -50,10 +51,18 @@ class Keep:
             seq,
             ledger.version,
             frozenset(update.digest for update in updates),
-            frozenset((*ledger.unevaluated, *map(Version, range(stalest, ledger.version)))),
+            frozenset((*_wanted(ledger), *map(Version, range(stalest, ledger.version)))),
             Version(stalest) if policy.takes_stale else ledger.version,
             ledger.state in TERMINAL,
         )
+
+
+def _wanted(ledger: Ledger) -> Iterator[Version]:
+    """Yield the best version, and those that may become it."""
+    yield from ledger.unevaluated
+    yield from (effect.version for effect in ledger.computing)
+    if ledger.best is not None:
+        yield ledger.best.version
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from atoll.aggregation.codecs.names import family_of
-from atoll.parallel.task.metrics import why_refused
+from atoll.parallel.task.metrics import finite, why_refused
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.durable import DiskFull
@@ -36,12 +36,14 @@ from atoll.server.rounds.events import (
     AskEvaluation,
     CohortDrawn,
     Commit,
+    ComputeMetrics,
     DrawCohort,
     Effect,
     EndRun,
     EvaluateModel,
     Event,
     Invite,
+    MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
     Release,
@@ -189,6 +191,7 @@ class RunDriver:
             evaluator: the evaluator with the settings of the local training; None: these are as before.
         """
         self.config, self._sampler = config, sampler
+        self.reducer.keep_versions = config.model.keep_versions or self.reducer.keep_versions
         self._terms = messages.RunTerms.of(self.run_id, self.task, config)
         if evaluator is not None:
             self._evaluator.close()
@@ -278,12 +281,6 @@ class RunDriver:
                 self._hub.send(client_id, messages.release(effect, run_id=self.run_id))
             case AskEvaluation(client_id):
                 self._hub.send(client_id, self._evaluation_request(effect))
-            case DrawCohort():
-                self._spawn(self._draw(effect))
-            case Aggregate():
-                self._spawn(self._aggregate(effect))
-            case EvaluateModel(version):
-                self._evaluations.put_nowait(version)
             case OpenNextRound(not_before):
                 self._schedule_next_round(not_before)
             case Commit(version=version):
@@ -292,6 +289,19 @@ class RunDriver:
                 crash_points.reached("publish.after")
             case EndRun(state, cause):
                 self._end(state, cause)
+            case _:
+                self._begin_work(effect)
+
+    def _begin_work(self, effect: Effect) -> None:
+        match effect:
+            case DrawCohort():
+                self._spawn(self._draw(effect))
+            case Aggregate():
+                self._spawn(self._aggregate(effect))
+            case EvaluateModel(version):
+                self._evaluations.put_nowait(version)
+            case ComputeMetrics():
+                self._measuring.add(self._spawn(self._compute(effect)))
 
     def _schedule_next_round(self, not_before: float) -> None:
         """Schedule the next round after `pause` [s]; a schedule from before a stop and a resume is cancelled.
@@ -412,6 +422,15 @@ class RunDriver:
                 detail = _detail(error)
                 logger.error("version %d could not be evaluated: %s", version, detail)
             self.post(ModelEvaluated(version, statistics, detail))
+
+    async def _compute(self, effect: ComputeMetrics) -> None:
+        """Compute the values that decide about the run; where the task's code fails, there are none."""
+        values: dict[str, float | None] = {}
+        try:
+            values = await self._evaluator.values(effect.statistics)
+        except EvaluationFailed as error:
+            logger.error("the metrics of version %d have no values: %s", effect.version, _detail(error))
+        self.post(MetricsComputed(effect.version, effect.source, finite(values)))
 
     async def _add_values(self, row: EvaluationRow) -> None:
         """Add the metrics' values to an evaluation. Only the task's own code can compute them from their sums."""

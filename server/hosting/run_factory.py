@@ -11,6 +11,7 @@ from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RunId, Version
+from atoll.server.config.model import faults_of_metrics
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import OperatorError
@@ -73,21 +74,22 @@ class RunFactory:
     async def parts_of_changed(
         self, old: RunConfig, new: RunConfig, run_id: RunId
     ) -> tuple[Sampler | Oort, Evaluator | None]:
-        """Return the sampler of changed settings, and an evaluator if the local training has changed.
+        """Return the sampler of changed settings, and an evaluator if the local training or the metrics have changed.
 
         Raises:
-            OperatorError: the sampler does not load, or the task refuses its new settings.
+            OperatorError: the sampler does not load, or the task refuses its new settings or lacks a metric.
         """
         try:
             sampler = new.cohort.build()
-            if new.local == old.local:
+            if (new.local, new.rules.watched) == (old.local, old.rules.watched):
                 return sampler, None
             evaluator = self.evaluator(new, run_id)
         except ConfigError as error:
             raise OperatorError(str(error)) from error
         try:
             await evaluator.check()
-        except EvaluationFailed as error:
+            await self._check_watched(new, evaluator)
+        except (EvaluationFailed, ValueError) as error:
             evaluator.close()
             raise OperatorError(str(error)) from error
         return sampler, evaluator
@@ -113,7 +115,7 @@ class RunFactory:
             partial(self._shared.journal.updates, run_id),
             settings=(config.aggregation, config.optimizer),
             is_over=is_over,
-            keep_versions=self._config.keep_versions,
+            keep_versions=config.model.keep_versions or self._config.keep_versions,
             disk=DiskLimits(self._config.disk_free_min, self._config.incoming_max),
             sums_here=self._ranks is None or self._config.start_aggregators,  # on this machine at least
         )
@@ -129,6 +131,7 @@ class RunFactory:
             write_num_ranks(self._state.run(run_id), self._config.aggregators)
             reducer = self.reducer(config, run_id)
             await evaluator.check()
+            await self._check_watched(config, evaluator)
             config.cohort.build()
             await reducer.write_initial(evaluator, config.seed)
             self._check_quota(config, reducer)
@@ -139,6 +142,17 @@ class RunFactory:
                 raise
             raise OperatorError(str(error)) from error
         return reducer
+
+    async def _check_watched(self, config: RunConfig, evaluator: Evaluator) -> None:
+        """Check that the task measures the metrics that decide about the run.
+
+        Raises:
+            ValueError: it does not; a line for each metric.
+        """
+        if config.rules.watched and (
+            faults := [*faults_of_metrics(config.model, config.stop, await evaluator.measures())]
+        ):
+            raise ValueError("\n".join(faults))
 
     def _check_quota(self, config: RunConfig, reducer: Reducer) -> None:
         """Check that an update fits into the quota: a plain one is as large as a version, and would never be received.

@@ -72,7 +72,7 @@ class RemoteSigner:
         self._num_waiting += 1
         try:
             async with asyncio.timeout(self._patience_s):
-                pem = await self._ask(request, identity, renewal)
+                pem = await self._ask_newest(request, identity, renewal)
         except TimeoutError:
             raise AuthorityAway(
                 "the authority's key is on another machine, which does not answer: run `atoll authority serve` there, "
@@ -88,9 +88,20 @@ class RemoteSigner:
             raise NotSigned(f"the authority has answered with another certificate: {error}") from None
         return pem
 
-    async def _ask(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
-        while (stream := self._stream) is None:
-            await self._is_here.wait()
+    async def _ask_newest(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
+        """Ask the authority, and again if a newer stream has replaced the one that was asked."""
+        while True:
+            while (stream := self._stream) is None:
+                await self._is_here.wait()
+            try:
+                return await self._ask(stream, request, identity, renewal)
+            except AuthorityAway:
+                if self._stream in (None, stream):
+                    raise
+
+    async def _ask(
+        self, stream: _AuthorityStream, request: bytes, identity: Identity, renewal: Renewal | None
+    ) -> bytes:
         number = next(self._numbers)
         order = pb.SignOrder(number=number, request=request, role=identity.role, name=identity.name)
         if renewal is not None:

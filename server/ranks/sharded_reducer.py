@@ -96,7 +96,7 @@ class ShardedReducer(Reducer):
         collect = pb.Collect(
             run_id=self._run_id,
             current=current,
-            keep_versions=self._keep_versions,
+            keep_versions=self.keep_versions,
             pinned=sorted(pinned_versions),
             is_over=oldest_base is None,
             oldest_base=oldest_base or 0,

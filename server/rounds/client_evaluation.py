@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.task.metrics import merge, only_finite
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
 
@@ -84,6 +85,12 @@ def addable(answers: Mapping[ClientId, Sums]) -> tuple[dict[ClientId, Sums], dic
         if numbers and len(numbers) != usual[name]
     }
     return {client: sums for client, sums in answers.items() if client not in odd}, odd
+
+
+def merged(answers: Mapping[ClientId, Sums]) -> tuple[Sums | None, dict[ClientId, str]]:
+    """Return the sums of all answers that can be added up (None: there are none), and the faults of the others."""
+    added, odd = addable({client: only_finite(sums) for client, sums in answers.items()})
+    return (only_finite(merge(added.values())) if added else None), odd
 
 
 def clients_to_ask(connected: Iterable[ClientId], *, most: int, seed: int, version: Version) -> list[ClientId]:

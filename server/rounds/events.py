@@ -23,7 +23,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.server.rounds.policy import Mode
-from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.run_rules import RunRules, Source
 
 Sums = Mapping[str, tuple[float, ...]]
 """Sufficient statistics by metric, merged by addition."""
@@ -92,14 +92,11 @@ class ClientDisconnected:
 
 @value
 class ClientLost:
-    """The loss of a client: its lease ran out, it left, or its certificate was revoked.
-
-    `failure`: why it left for a reason of its own, such as a coordinator that it does not trust.
-    """
+    """The loss of a client: its lease ran out, it left, or its certificate was revoked."""
 
     client_id: ClientId
     reason: LossReason
-    failure: FailureReason | None = None
+    failure: FailureReason | None = None  # if it left for a reason of its own: it does not trust the coordinator
     detail: str = ""
 
 
@@ -126,16 +123,13 @@ class SamplerFailed:
 
 @value
 class ClientFailed:
-    """A client's report that it gives up its work for a round, with the reason.
-
-    `waits`: its site's policy will allow the work later: after an approval, within its hours, or on the next day.
-    """
+    """A client's report that it gives up its work for a round, with the reason."""
 
     client_id: ClientId
     round_id: RoundId
     reason: FailureReason
     detail: str = ""
-    waits: bool = False
+    waits: bool = False  # its site's policy allows the work later: after an approval, within its hours, tomorrow
 
 
 @value
@@ -200,6 +194,15 @@ class ClientEvaluated:
 
 
 @value
+class MetricsComputed:
+    """The values of the metrics of an evaluation, which the task computes from the sums; None: it has no value."""
+
+    version: Version
+    source: Source
+    values: Mapping[str, float | None]
+
+
+@value
 class TimePassed:
     """The arrival of the machine's deadline."""
 
@@ -220,12 +223,9 @@ class PauseRequested:
 
 @value
 class ResumeRequested:
-    """The operator's request to continue a paused run or to reopen an ended one, a finished one with more rounds.
+    """The operator's request to continue a paused run or to reopen an ended one, a finished one with more rounds."""
 
-    `wait`: the coordinator has no room for the run now; the driver delivers this event again when there is room.
-    """
-
-    wait: bool = False
+    wait: bool = False  # there is no room for the run now: the driver delivers this event again when there is
     rules: RunRules | None = None  # those to follow from now on; None: as before
 
 
@@ -246,6 +246,7 @@ Event = (
     | AggregationFailed
     | ModelEvaluated
     | ClientEvaluated
+    | MetricsComputed
     | TimePassed
     | StopRequested
     | PauseRequested
@@ -262,16 +263,11 @@ class Candidate(NamedTuple):
     client_id: ClientId
     num_examples: int
     label: str
-    loss: float | None = None
-    """Mean training loss of its newest accepted update that reported one; None: no update has reported one."""
-    utility: float = 0.0
-    """Statistical utility of that update (`oort_utility.utility_of`)."""
-    seconds: float | None = None
-    """Expected duration of a round at this client [s]; None: nothing was measured."""
-    last_round: RoundId = RoundId(0)
-    """The newest round with an accepted update of the client; 0: there is none."""
-    times_chosen: int = 0
-    """Number of invitations to rounds."""
+    loss: float | None = None  # mean training loss of its newest accepted update with one; None: there is none
+    utility: float = 0.0  # statistical utility of that update (`oort_utility.utility_of`)
+    seconds: float | None = None  # expected duration of a round at this client; None: nothing was measured
+    last_round: RoundId = RoundId(0)  # the newest round with an accepted update of the client; 0: there is none
+    times_chosen: int = 0  # number of invitations to rounds
 
 
 @value
@@ -401,6 +397,15 @@ class CloseEvaluation:
 
 
 @value
+class ComputeMetrics:
+    """Compute the values of the metrics of an evaluation that decides about the run (`RunRules.watches`)."""
+
+    version: Version
+    source: Source
+    statistics: Sums
+
+
+@value
 class OpenNextRound:
     """Deliver RoundDue after the configured pause, and not before a time [s since the epoch; 0: there is none]."""
 
@@ -435,6 +440,7 @@ Effect = (
     | EvaluateModel
     | AskEvaluation
     | CloseEvaluation
+    | ComputeMetrics
     | OpenNextRound
     | PauseRun
     | EndRun

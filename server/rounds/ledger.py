@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from atoll.protocol.vocabulary import TERMINAL, AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
 from atoll.server.rounds.client_evaluation import ClientEvaluation
 from atoll.server.rounds.cohort_round import Round
-from atoll.server.rounds.events import AmendRecord, Effect, Update
+from atoll.server.rounds.events import AmendRecord, ComputeMetrics, Effect, Update
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.run_rules import MeasuredVersion, Progress, RunRules
 
 
 @dataclass(slots=True)
@@ -39,6 +39,10 @@ class Ledger:
     evaluation: ClientEvaluation | None = None
     rules: RunRules | None = None  # those that a resume has changed; None: the run's first ones
     unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
+    computing: list[ComputeMetrics] = field(default_factory=list)  # given out and not yet answered
+    best: MeasuredVersion | None = None  # of `RunRules.best`
+    progress: Progress | None = None  # of `RunRules.stop`
+    early_stop: str = ""  # the cause of an early stop, until a resume
 
     @property
     def is_open(self) -> bool:

@@ -3,7 +3,7 @@
 The machine owns the open round and the ledger of everything else, and routes each event by a table, `HANDLERS`. The
 journal replays it: the same events at the same times give the same effects.
 
-    QUEUED --RunStarted--> RUNNING --rounds committed, evaluations in--> FINISHED
+    QUEUED --RunStarted--> RUNNING --rounds committed, evaluations in--> FINISHED, or earlier by an early stop
                                    --abandoned once more than `retry`--> FAILED, or PAUSED (`on_failure`)
                                    --StopRequested---------------------> STOPPED
                                    --PauseRequested, the round over----> PAUSED --StopRequested--> STOPPED
@@ -19,7 +19,6 @@ from typing import Any
 
 from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import (
-    DECLINES,
     TERMINAL,
     AbandonReason,
     Fate,
@@ -30,8 +29,8 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.server.rounds.buffer_round import Buffer
-from atoll.server.rounds.client_evaluation import ClientEvaluation, clients_to_ask
 from atoll.server.rounds.cohort_round import Round
+from atoll.server.rounds.evaluations import Evaluations
 from atoll.server.rounds.events import (
     Abandon,
     Aggregated,
@@ -48,6 +47,7 @@ from atoll.server.rounds.events import (
     EndRun,
     EvaluateModel,
     Event,
+    MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
     PauseRequested,
@@ -66,10 +66,9 @@ from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
-from atoll.server.rounds.update_intake import Intake
 
 
-class RunMachine(Intake):
+class RunMachine(Evaluations):
     """The machine of one run; the module's docstring has the diagram. `ledger` may come from a snapshot."""
 
     # ------------------------------------------------------------ the driver's side
@@ -146,7 +145,7 @@ class RunMachine(Intake):
         if not ledger.is_open:
             return ()
         self.invitations.coordinator_started(event.down_since, now)
-        effects: list[Effect] = [EvaluateModel(version) for version in ledger.unevaluated]
+        effects: list[Effect] = [*(EvaluateModel(version) for version in ledger.unevaluated), *ledger.computing]
         if self.round is not None:
             effects += self.round.coordinator_started(event.down_since, now)
         if ledger.evaluation is not None:
@@ -308,8 +307,10 @@ class RunMachine(Intake):
         ledger = self.ledger
         if ledger.stop_reason is not None:
             return self._end(RunState.STOPPED, ledger.stop_reason)
-        if ledger.evaluation is not None:
+        if ledger.evaluation is not None or self._awaits_metric:
             return ()
+        if ledger.early_stop:
+            return self._end(RunState.FINISHED, ledger.early_stop)
         if ledger.version >= self.rules.rounds:
             return self._end_when_done()
         if ledger.pause_reason is not None:
@@ -323,7 +324,7 @@ class RunMachine(Intake):
         ledger = self.ledger
         if ledger.state is not RunState.RUNNING or ledger.version < self.rules.rounds:
             return ()
-        if self.round is not None or ledger.evaluation is not None or ledger.unevaluated:
+        if self.round is not None or ledger.evaluation is not None or ledger.unevaluated or ledger.computing:
             return ()
         return self._end(RunState.FINISHED, f"{count_of(self.rules.rounds, 'round is', 'rounds are')} committed")
 
@@ -348,14 +349,15 @@ class RunMachine(Intake):
         if ledger.state is RunState.RUNNING or has_all or not ledger.model_digest:
             return ()
         if event.rules is not None:
+            self._forget_measures(event.rules)
             ledger.rules = event.rules
             self._follow(event.rules)
         ledger.membership.wake()
         if ledger.state in TERMINAL:
-            ledger.failures = 0
+            ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""  # patience begins anew
             ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now
         ledger.state, ledger.cause = RunState.QUEUED if event.wait else RunState.RUNNING, ""
-        return () if event.wait else self._next_round_or_end()
+        return () if event.wait else (*ledger.computing, *self._next_round_or_end())
 
     def _stop(self, event: StopRequested, now: float) -> Effects:
         ledger, reason = self.ledger, event.reason
@@ -377,53 +379,6 @@ class RunMachine(Intake):
         ledger.membership.everyone_disconnected()  # from now on the driver reports no connections to the run
         return (*effects, EndRun(state, cause))
 
-    # ------------------------------------------------------------ evaluation
-
-    def _evaluate(self, now: float) -> Effects:
-        """Request the evaluations of the committed version: on the server's own data, and by the clients."""
-        ledger, rules = self.ledger, self.rules
-        is_last = ledger.version >= rules.rounds
-        effects: list[Effect] = []
-        every = rules.evaluate_server_every
-        if every and (ledger.version % every == 0 or is_last):
-            ledger.unevaluated.append(ledger.version)
-            effects.append(EvaluateModel(ledger.version))
-        every = rules.evaluate_clients_every
-        if every and (ledger.version % every == 0 or is_last):
-            connected = (c for c in ledger.membership.evaluating() if not self.invitations.is_training(c))
-            most = rules.evaluate_clients_max
-            asked = clients_to_ask(connected, most=most, seed=rules.seed, version=ledger.version)
-            if asked:
-                evaluation = ClientEvaluation(ledger.version, now + rules.evaluation_deadline, asked)
-                effects += [evaluation.ask(c, ledger.membership.counted_round(c)) for c in asked]
-                ledger.evaluation = evaluation
-        return tuple(effects)
-
-    def _model_evaluated(self, event: ModelEvaluated, now: float) -> Effects:
-        if event.version not in self.ledger.unevaluated:
-            return ()
-        self.ledger.unevaluated.remove(event.version)
-        return self._end_when_done()
-
-    def _client_evaluated(self, event: ClientEvaluated, now: float) -> Effects:
-        if event.reason is not None:
-            self.ledger.membership.noted(event.client_id, event.reason, event.detail, now)
-        if event.reason in DECLINES:
-            self.ledger.membership.declined_evaluation(event.client_id)
-        if self.ledger.evaluation is None:
-            return ()
-        self.ledger.evaluation.answered(event)
-        return self._close_evaluation_when_complete()
-
-    def _close_evaluation_when_complete(self) -> Effects:
-        evaluation = self.ledger.evaluation
-        return self._close_evaluation() if evaluation and evaluation.is_complete else ()
-
-    def _close_evaluation(self) -> Effects:
-        evaluation, self.ledger.evaluation = self.ledger.evaluation, None
-        assert evaluation is not None
-        return (evaluation.close(), *self._next_round_or_end())
-
 
 HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     UpdateReceived: RunMachine._update_received,
@@ -441,6 +396,7 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     AggregationFailed: RunMachine._aggregation_failed,
     ModelEvaluated: RunMachine._model_evaluated,
     ClientEvaluated: RunMachine._client_evaluated,
+    MetricsComputed: RunMachine._metrics_computed,
     StopRequested: RunMachine._stop,
     PauseRequested: RunMachine._pause,
     ResumeRequested: RunMachine._resume,

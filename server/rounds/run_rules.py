@@ -1,13 +1,84 @@
-"""The rules of a run: its straggler policy, its length, its evaluations. Pure values."""
+"""The rules of a run: its straggler policy, its length, its evaluations, its best version, its early stop. Pure values.
 
+A metric watches a run: its best version stays, or its course ends the run (Prechelt 1998, "Early stopping, but when?").
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+from atoll.aggregation.printable import count_of
+from atoll.protocol.vocabulary import Version
 from atoll.server.rounds.policy import StragglerPolicy
+
+Source = Literal["server", "clients"]
+"""The data of an evaluation: the server's, or those of all clients together."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedMetric:
+    """A metric that decides about versions."""
+
+    name: str
+    source: Source
+    mode: Literal["max", "min"]  # whether a larger or a smaller value is better
+
+    def is_better(self, value: float, other: float, by: float = 0.0) -> bool:
+        """Return whether a value is better than another one by more than `by`."""
+        return value > other + by if self.mode == "max" else value < other - by
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredVersion:
+    """A version with its value of a metric."""
+
+    version: Version
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.6g} at version {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The course of an early stop's metric."""
+
+    best: MeasuredVersion
+    num_since: int  # evaluations since the best one
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStop:
+    """The end of a run by the course of a metric: at a target, or after `patience` evaluations without improvement."""
+
+    metric: WatchedMetric
+    patience: int = 0  # evaluations; 0: no limit
+    min_delta: float = 0.0
+    target: float | None = None
+
+    def after(self, progress: Progress | None, measured: MeasuredVersion) -> Progress:
+        """Return the progress after an evaluation, an improvement if it is better by more than `min_delta`."""
+        if progress is None or self.metric.is_better(measured.value, progress.best.value, self.min_delta):
+            return Progress(measured, 0)
+        return Progress(progress.best, progress.num_since + 1)
+
+    def cause(self, progress: Progress, measured: MeasuredVersion) -> str:
+        """Return why the run ends after an evaluation; empty: it goes on."""
+        if self.target is not None and not self.metric.is_better(self.target, measured.value):
+            return f"early stop: {self.metric} is {measured}, and its target is {self.target:g}"
+        if not self.patience or progress.num_since < self.patience:
+            return ""
+        least = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        evaluations = count_of(progress.num_since, "evaluation")
+        return f"early stop: {self.metric} has not improved{least} in {evaluations}, its best is {progress.best}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunRules:
-    """The rules of a run: its straggler policy, its length, its evaluations."""
+    """The rules of a run: its straggler policy, its length, its evaluations, its best version, its early stop."""
 
     policy: StragglerPolicy
     rounds: int  # number of commits after which the run is finished
@@ -17,3 +88,20 @@ class RunRules:
     evaluate_clients_max: int = 0  # 0: all connected clients
     evaluation_deadline: float = 60.0  # seconds for the clients' answers
     pacer_window: int = 0  # commits; 0: the sampler uses no pacer
+    best: WatchedMetric | None = None  # its best version is kept; None: no version is the best
+    stop: EarlyStop | None = None
+
+    @property
+    def watched(self) -> tuple[WatchedMetric, ...]:
+        """The metrics that decide about this run."""
+        of_stop = None if self.stop is None else self.stop.metric
+        return tuple(metric for metric in (self.best, of_stop) if metric is not None)
+
+    def watches(self, source: Source) -> bool:
+        """Return whether the evaluations on these data decide about the run."""
+        return any(metric.source == source for metric in self.watched)
+
+
+def value_in(metric: WatchedMetric, values: Mapping[str, float | None], source: Source) -> float | None:
+    """Return the metric's value among those of an evaluation; None: it is of other data, or has no value."""
+    return values.get(metric.name) if source == metric.source else None

@@ -22,6 +22,7 @@ from atoll.server.rounds.events import (
     EndRun,
     Event,
     Invite,
+    MetricsComputed,
     PauseRun,
     Reject,
     Release,
@@ -87,6 +88,10 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case ClientLost(client_id, reason):
             yield f"{client_id} is lost: {reason}"
+        case MetricsComputed(version, source) if machine.rules.best is not None and machine.rules.best.source == source:
+            best = machine.ledger.best
+            if best is not None and best.version == version:
+                yield f"version {version}: the best so far: {machine.rules.best} is {best.value:.6g}"
         case ResumeRequested(wait):
             yield "the run is resumed" + (", and waits until there is room" if wait else "")
         case _:

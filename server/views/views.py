@@ -126,14 +126,24 @@ def _run(history: History, row: RunRow) -> Document:
 
 def _whole_run(history: History, row: RunRow) -> Document:
     evaluations = history.evaluations(row.run_id)
+    machine = history.machine(row.run_id)
     return _run(history, row) | {
         "metrics": measures(evaluations),
         "unmeasured": unmeasured(evaluations),
-        "pausing": what_a_pause_waits_for(machine := history.machine(row.run_id)),
+        "best": _best(machine),
+        "pausing": what_a_pause_waits_for(machine),
         "waiting": _wait(history, machine),
         "name_conflicts": _conflicts(history, machine),
         "settings": row.config.model_dump(mode="json"),
     }
+
+
+def _best(machine: RunMachine) -> Document | None:
+    """Return the best version with its metric; None: no metric decides, or it has had no value yet."""
+    metric, best = machine.rules.best, machine.ledger.best
+    if metric is None or best is None:
+        return None
+    return {"version": best.version, "metric": metric.name, "source": metric.source, "value": best.value}
 
 
 def _conflicts(history: History, machine: RunMachine) -> list[Document]:
@@ -213,7 +223,11 @@ def _client(client_id: ClientId, membership: Membership) -> Document:
 
 def _versions(history: History, run_id: RunId) -> list[Document]:
     measured, parts = measures(history.evaluations(run_id)), _parts(history, run_id)
-    return [_version(row, parts.get(row.version), measured) for row in history.versions(run_id)]
+    best = history.machine(run_id).ledger.best
+    return [
+        _version(row, parts.get(row.version), measured) | {"best": best is not None and best.version == row.version}
+        for row in history.versions(run_id)
+    ]
 
 
 def _metadata(history: History, run_id: RunId) -> dict[str, str]:

@@ -13,6 +13,8 @@ from atoll.parallel.worker.model_bench import ModelBench
 from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
+from atoll.server.config.model import faults_of_metrics
+from atoll.server.config.run import RunConfig
 from atoll.server.files.versions import VersionFile
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.models import Models
@@ -37,12 +39,17 @@ class Evaluations:
         self._benches: BoundedMapping[ClientId, Bench] = BoundedMapping(BENCHES_MAX)
         self._sizes: dict[ClientId, int] = {}
 
-    def check(self, server_every: int) -> None:
-        """Check that the server has test data if it measures every `server_every`-th version (0: none).
+    def check(self, config: RunConfig) -> None:
+        """Check that the server has test data if it measures versions, and that the metrics of the settings exist.
 
         Raises:
-            ConfigError: the test data has no examples.
+            ConfigError: the test data has no examples; the task does not measure a metric that decides about the run.
         """
+        if config.rules.watched and (
+            faults := [*faults_of_metrics(config.model, config.stop, self._server.measures())]
+        ):
+            raise ConfigError(faults)
+        server_every = config.evaluation.server_every
         if server_every and isinstance(self._server, ModelBench) and self._server.is_empty("server"):
             what = f"got {server_every}, and the task's test_data has no examples; allowed: 0, or data to measure on"
             raise ConfigError([f"evaluation.server_every: {what}"])

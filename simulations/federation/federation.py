@@ -45,7 +45,7 @@ from atoll.simulations.federation.evaluations import Evaluations, bench_of
 from atoll.simulations.federation.garbage import few_collections
 from atoll.simulations.federation.invitation_tally import InvitationTally
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.report import Json, Measured, RunFolder, line_of
+from atoll.simulations.federation.report import Json, Measured, RunFolder, best_of, line_of
 from atoll.simulations.federation.round_count import reopen
 from atoll.simulations.federation.service import Service
 from atoll.simulations.federation.site import Environment, Site
@@ -124,7 +124,7 @@ class Federation:
         self.client_states = ClientStates(folder / "clients", numbers, saved.client_states if saved else ())
         self.updates = Updates(folder / "updates", self.versions.row_layout, saved.updates if saved else ())
         self.evaluations = Evaluations(setting.task, request, self.versions, self.client_states)
-        self.evaluations.check(config.evaluation.server_every)
+        self.evaluations.check(config)
         self.engine = engine_of(
             setting.simulation,
             setting.training,
@@ -373,6 +373,7 @@ class Federation:
             "rounds": int(ledger.next_round) - 1 - (self.machine.round is not None),  # those that have ended
             "version": int(ledger.version),
             "model_digest": str(ledger.model_digest),
+            **best_of(self.setting.config.model.metric, ledger.best),
             "engine": self.engine.name,
             "seed": self.setting.config.seed,
             "notes": list(self.setting.notes),

@@ -3,13 +3,17 @@
 from typing import Protocol
 
 from atoll.client.session import events as client
-from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.protocol.vocabulary import ClientId, Digest, Version
 from atoll.server.rounds.events import Abandon, Aggregate, CloseEvaluation, Commit
 
 
 class Host(Protocol):
     """The federation that a service coordinates: it folds and measures models, and records the rounds."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics of the task."""
 
     def fold(self, effect: Aggregate) -> Digest:
         """Make the next version of the model.

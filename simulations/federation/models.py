@@ -38,7 +38,7 @@ from atoll.server.rounds.events import Aggregate
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
 
 KEEP_VERSIONS = 5
-"""Minimum number of newest versions that stay on disk."""
+"""Minimum number of newest versions whose files stay, of those that have files."""
 
 CACHED_MAX = 3
 """Maximum number of newest versions in memory."""
@@ -78,7 +78,8 @@ class Models(Versions):
         self._arrays: dict[Digest, Arrays] = {}
         self._slots: dict[Version, Arrays] = {}
         self._unwritten: dict[Version, _Unwritten] = {}  # oldest first
-        self._saved = _needed(keep) if keep else frozenset[Version]()  # the versions of the last snapshot
+        self._keep_versions = config.model.keep_versions or 1
+        self._saved = self._needed(keep) if keep else frozenset[Version]()  # the versions of the last snapshot
         self._collected_at = 0.0
         self.store.drop_versions_after(keep.version if keep else Version(-1))  # of a process killed after the snapshot
         if keep is None:
@@ -213,7 +214,7 @@ class Models(Versions):
         """
         for version in list(self._unwritten):
             self._write(version)
-        self._saved = _needed(keep)
+        self._saved = self._needed(keep)
 
     def _write(self, version: Version) -> None:
         """Write a version to the same files as `fold_version`."""
@@ -235,12 +236,20 @@ class Models(Versions):
         self.remember(version_file(self.store, version, described.manifest_bytes))
         del self._unwritten[version]
 
+    def _needed(self, keep: Keep) -> frozenset[Version]:
+        """Return the versions that the user keeps, and those that a resumed run needs.
+
+        The last but one is among them, for the step of free riders.
+        """
+        first = max(0, keep.version - max(self._keep_versions, 2) + 1)
+        return keep.versions | {Version(number) for number in range(first, keep.version + 1)}
+
     # ------------------------------------------------------------ garbage
 
     def collect(self, keep: Keep, live: Collection[Digest], *, at_once: bool = False) -> None:
         """Drop the versions that no decision can need any more; at most every `GARBAGE_EVERY_S`, delete their files."""
         for version in [version for version in self._unwritten if version <= keep.version - CACHED_MAX]:
-            if version in keep.versions:
+            if version in keep.versions or version > keep.version - self._keep_versions:
                 self._write(version)
             else:
                 del self._unwritten[version]
@@ -248,13 +257,11 @@ class Models(Versions):
         if at_once or now - self._collected_at >= GARBAGE_EVERY_S:
             self._collected_at = now
             self.store.collect_garbage(
-                live, keep_versions=KEEP_VERSIONS, current=keep.version, pinned=keep.versions | self._saved
+                live,
+                keep_versions=max(KEEP_VERSIONS, self._keep_versions),
+                current=keep.version,
+                pinned=keep.versions | self._saved,
             )
-
-
-def _needed(keep: Keep) -> frozenset[Version]:
-    """Return the versions that a resumed run needs, with the last but one, for the step of free riders."""
-    return keep.versions | {keep.version, Version(max(0, keep.version - 1))}
 
 
 def _manifest(pieces: Iterable[Piece], config: RunConfig) -> VersionManifest:

@@ -22,6 +22,7 @@ from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import addable
 from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 
 FATES_MAX = 1000
 """Maximum number of invitations of a round whose fates are listed, and maximum number of listed failures."""
@@ -133,6 +134,13 @@ def line_of(
         failed = islice(record.with_fate(Fate.FAILED), FATES_MAX)
         line["failures"] = {name: _reason_of(client) for name, client in failed}
     return line
+
+
+def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:
+    """Return the best version for the result of a run; nothing if no metric decides or none has a value."""
+    if metric is None or best is None:
+        return {}
+    return {"best": {"version": int(best.version), "metric": metric.name, "source": metric.source, "value": best.value}}
 
 
 def _of_buffer(record: RoundRecord) -> Json:

@@ -49,6 +49,6 @@ def _faults_of_finished_run(ledger: Ledger, before: int, config: RunConfig) -> I
 
 
 def reopen(ledger: Ledger, rounds: int) -> None:
-    """Reopen a finished run if its number of rounds has grown; leave any other run as it is."""
-    if ledger.state is RunState.FINISHED and ledger.version < rounds:
+    """Reopen a finished run if its number of rounds has grown; leave any other run, also after an early stop."""
+    if ledger.state is RunState.FINISHED and ledger.version < rounds and not ledger.early_stop:
         ledger.state, ledger.cause, ledger.is_round_due = RunState.RUNNING, "", True

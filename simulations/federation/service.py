@@ -7,7 +7,7 @@ evaluation) takes no virtual time, because policies are compared by the time tha
 import json
 
 from atoll.client.session import events as client
-from atoll.parallel.task.metrics import why_refused
+from atoll.parallel.task.metrics import finite, values, why_refused
 from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
@@ -27,12 +27,14 @@ from atoll.server.rounds.events import (
     CloseEvaluation,
     CohortDrawn,
     Commit,
+    ComputeMetrics,
     DrawCohort,
     Effect,
     EndRun,
     EvaluateModel,
     Event,
     Invite,
+    MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
     Profile,
@@ -151,6 +153,8 @@ class Service:
                 self._timeline.after(0.0, self._aggregate, effect)
             case EvaluateModel(version):
                 self._timeline.after(0.0, self._evaluate, version)
+            case ComputeMetrics():
+                self._timeline.after(0.0, self._compute, effect)
             case OpenNextRound(not_before):
                 pause = self.config.pause if self.machine.ledger.next_round > 1 else 0.0
                 due, self._round_due = self._round_due, None  # a part of a resumed run's pause has passed
@@ -222,6 +226,10 @@ class Service:
             self.post(ModelEvaluated(version, None, found))
             return
         self.post(ModelEvaluated(version, found))
+
+    def _compute(self, effect: ComputeMetrics) -> None:
+        found = values(self._host.metrics, effect.statistics)
+        self.post(MetricsComputed(effect.version, effect.source, finite(found)))
 
     def _open_next_round(self) -> None:
         if self.machine.ledger.state is RunState.RUNNING:

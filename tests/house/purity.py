@@ -21,6 +21,7 @@ NOTHING: frozenset[str] = frozenset()
 
 PURE: dict[str, frozenset[str]] = {
     "aggregation/fold/weights.py": NOTHING,
+    "parallel/task/metrics.py": NOTHING,
     "protocol/backoff.py": NOTHING,
     "protocol/displaced.py": NOTHING,
     "client/policy/content.py": frozenset({"json"}),

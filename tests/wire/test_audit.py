@@ -80,8 +80,11 @@ async def test_admin_calls_are_there_with_their_caller_and_outcome(tmp_path):
                 await admin.StopRun(pb.StopRunRequest(run_id="nobody"))
             with pytest.raises(grpc.aio.AioRpcError):
                 await admin.StartRun(pb.StartRunRequest(config_toml="secret = 'hunter2'"))
-        it.coordinator.audit.flush()
-        stopped, unknown, bad = events(tmp_path, "call")
+        async with asyncio.timeout(BOUND_S):  # a call is recorded when the server has ended it
+            while len(recorded := events(tmp_path, "call")) < 3:
+                await asyncio.sleep(0.05)
+                it.coordinator.audit.flush()
+        stopped, unknown, bad = recorded
         assert stopped.object == f"/atoll.v1.Admin/StopRun {it.run.run_id}"
         assert (stopped.outcome, stopped.actor, stopped.role) == ("OK", "ipv4:127.0.0.1", "anonymous")
         assert unknown.outcome.startswith("NOT_FOUND: there is no run 'nobody'")

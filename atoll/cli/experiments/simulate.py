@@ -14,7 +14,7 @@ import typer
 from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say, say_settings, seconds
+from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
 from atoll.cli.stopping import INTERRUPTED, if_stopped
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def note_unused(file: "SimulationFile", what: str) -> None:
     from atoll.simulations.federation.config import OF_A_COORDINATOR
 
     used = [key.removeprefix("coordinator.") for key in OF_A_COORDINATOR]
-    note_unused_settings(file, what, used=used, why=f"{NO_COORDINATOR}, and keeps one version")
+    note_unused_settings(file, what, used=used, why=f"{NO_COORDINATOR}; `model.keep_versions` is of the run")
 
 
 def _sets_kind(what: str, overrides: list[str]) -> bool:
@@ -322,6 +322,8 @@ def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
         f"{count_of(result['trainings'], 'training')} by the {result['engine']} engine; "
         f"{printable_size(result['bytes_down'])} down, {printable_size(result['bytes_up'])} up"
     )
+    if best := result.get("best"):
+        say(best_text(best))
     if account := result.get("invitations"):
         say(_of_invitations(account))
     if failures:

@@ -130,7 +130,7 @@ def _note_unused(grid: "Grid", grid_file: Path) -> None:
     from atoll.cli.files import note_unused
 
     given = {key.removeprefix("coordinator."): value for key, value in grid.unused.items()}
-    note_unused(given, str(grid_file), why=f"{NO_COORDINATOR}, and keeps one version")
+    note_unused(given, str(grid_file), why=f"{NO_COORDINATOR}; `model.keep_versions` is of the run")
 
 
 def _wanted(metric: str | None, grid: "Grid") -> "RequestedMetric | None":

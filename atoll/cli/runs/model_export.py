@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from atoll.aggregation.tensors.layout import CONTROL
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
@@ -114,6 +114,18 @@ def export_remote(state: Path, run: str, version: int | None, out: Path) -> Expo
     finally:
         gathered.unlink(missing_ok=True)
     return Exported(run_id, chosen, digest, out, out.stat().st_size)
+
+
+def best_version(seen: dict[str, Any]) -> int:
+    """Return the best version among the rows of a run's versions.
+
+    Raises:
+        CommandError: no metric decides, or it has had no value yet.
+    """
+    found = [int(row["version"]) for row in seen["rows"] if row["best"]]
+    if not found:
+        raise CommandError(f"--best: run {seen['run']} has no best version yet: its setting model.best names a metric")
+    return found[0]
 
 
 def copying(out: Path) -> AbstractContextManager[None]:

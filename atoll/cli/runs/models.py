@@ -7,7 +7,7 @@ import typer
 
 from atoll.aggregation.printable import printable_size
 from atoll.cli import options
-from atoll.cli.faults import Commands
+from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
 from atoll.cli.runs.views import open_history, read_view
 
@@ -19,6 +19,7 @@ Number = Annotated[
         metavar="[VERSION]", callback=options.between(0), help="The version; by default the newest version."
     ),
 ]
+Best = Annotated[bool, typer.Option("--best", help="The best version, by the metric `model.best` of the run.")]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The safetensors file to write.")]
 
 
@@ -29,8 +30,8 @@ def list_versions(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the versions of a run's model: metrics, size, and whether the version is still stored, and in how many parts
-    at the aggregation ranks.
+    """List the versions of a run's model: metrics, size, whether the version is still stored, and in how many parts at
+    the aggregation ranks, and which one is the best by `model.best`.
     """
     seen = read_view("versions", state, database, run=run)
     if json:
@@ -53,6 +54,7 @@ def list_versions(
 def export(
     out: Out,
     version: Number = None,
+    best: Best = False,
     run: options.Run = "",
     state: options.State = options.STATE,
     database: options.Database = "",
@@ -66,6 +68,10 @@ def export(
     """
     from atoll.cli.runs import admin, model_export
 
+    if best:
+        if version is not None:
+            raise CommandError(f"--best: got version {version}, too; allowed: one of them")
+        version = model_export.best_version(read_view("versions", state, database, run=run))
     if not database and admin.is_elsewhere(state):
         done = model_export.export_remote(state, run, version, out)
     else:
@@ -81,6 +87,7 @@ def export(
 
 
 def _kept_text(version: dict[str, Any]) -> str:
-    if not version["kept"]:
-        return "no"
-    return "yes" if version["parts"] == 1 else f"in {version['parts']} parts"
+    kept = "no"
+    if version["kept"]:
+        kept = "yes" if version["parts"] == 1 else f"in {version['parts']} parts"
+    return f"{kept}, best" if version["best"] else kept

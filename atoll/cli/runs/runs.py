@@ -8,7 +8,7 @@ import typer
 from atoll.aggregation.printable import instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
-from atoll.cli.printing import as_json, clock, metrics_text, say, shortened, table
+from atoll.cli.printing import as_json, best_text, clock, metrics_text, say, shortened, table
 from atoll.cli.runs.views import read_view
 
 if TYPE_CHECKING:
@@ -75,8 +75,9 @@ def resume(
     """Continue a paused run, or reopen an ended one from its last committed version.
 
     `--set rounds=6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may go on with other
-    settings of `rounds`, `pause`, `round`, `cohort`, `local` and `evaluation`. Settings of `local` that change are
-    asked for at the sites again, where approval is by hand. It is queued while `max_runs` runs are active.
+    settings of `rounds`, `pause`, `round`, `cohort`, `local`, `evaluation`, `model` and `stop`. Settings of `local`
+    that change are asked for at the sites again, where approval is by hand. A run that ended early goes on, and its
+    patience begins anew. It is queued while `max_runs` runs are active.
     """
     from atoll.cli.files import refuse_settings_of_the_host
     from atoll.cli.runs import admin
@@ -165,6 +166,8 @@ def show(
             say(conflict["sentence"])
     for version, measured in sorted(found["metrics"].items(), key=lambda item: int(item[0]))[-5:]:
         say(f"version {version}: {metrics_text(measured)}")
+    if found["best"]:
+        say(best_text(found["best"]))
     for missing in found["unmeasured"][-1:]:
         say(f"version {missing['version']} was not measured ({missing['source']}): {missing['reason']}")
     say("\n" + seen["toml"].rstrip("\n"))

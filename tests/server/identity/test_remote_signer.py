@@ -145,6 +145,21 @@ async def test_while_it_is_away_nobody_waits_for_ever_and_nothing_is_kept(tmp_pa
 
 
 @live
+async def test_an_order_to_a_stream_that_is_replaced_goes_to_the_newer_one(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "test")
+    signer = RemoteSigner(authority.ca_pem)
+    older = signer.connect()
+    waiting = asyncio.create_task(signer.sign(make_request(new_key()), NORTH))
+    assert await older.outbox.get() is not None
+    newer = signer.connect()
+    order = await newer.outbox.get()
+    assert order is not None
+    signer.answered(newer, AuthorityServer(authority, tmp_path).answer(order))
+    assert read_leaf(await waiting).identity == NORTH
+    assert older.pending == newer.pending == {}
+
+
+@live
 async def test_whoever_waits_for_one_that_goes_is_told(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "test")
     signer = RemoteSigner(authority.ca_pem)

@@ -1,0 +1,141 @@
+"""The settings of a run's versions: which stay, which is the best one, and the metric that ends the run early."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from atoll.parallel.worker.bench import Measures
+from atoll.protocol.settings import STRICT
+from atoll.server.rounds.run_rules import EarlyStop, Source, WatchedMetric
+
+Mode = Literal["max", "min"]
+MetricName = Annotated[str, Field(max_length=100)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Value = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def watched(name: str, source: Source | None, mode: Mode | None) -> WatchedMetric:
+    """Return a metric with the defaults of its settings."""
+    return WatchedMetric(name, source or "server", mode or ("min" if name == "loss" else "max"))
+
+
+class ModelConfig(BaseModel):
+    """The versions of the model that stay on disk."""
+
+    model_config = STRICT
+
+    keep_versions: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Newest versions of the model that stay; version 0, the best one and those that a round or a late update needs
+    stay, too; absent: `coordinator.keep_versions` at the time when the run begins, in a simulation 1."""
+
+    best: MetricName = ""
+    """Metric of the best version, such as "auroc", or "loss": that version stays, `atoll model list` marks it, and
+    `atoll model export --best` exports it. Of equal versions the first is the best. Empty: no version is the best."""
+
+    mode: Mode | None = None
+    """The better value of `best`: the larger ("max") or the smaller ("min"); absent: "min" for "loss", else "max"."""
+
+    source: Source | None = None
+    """The data on which `best` is measured: the server's test data, or those of all clients together, by the intervals
+    of `evaluation`; absent: "server"."""
+
+    @model_validator(mode="after")
+    def _only_with_a_metric(self) -> "ModelConfig":
+        _check_unused(self, "best", ("mode", "source"))
+        return self
+
+    @property
+    def metric(self) -> WatchedMetric | None:
+        """The metric of the best version; None: no version is the best."""
+        return watched(self.best, self.source, self.mode) if self.best else None
+
+
+class StopConfig(BaseModel):
+    """The early end of a run by a metric; the run is then finished."""
+
+    model_config = STRICT
+
+    metric: MetricName = ""
+    """Metric that may end the run before `rounds`: at its `target`, or after `patience`. Each round then waits for the
+    evaluation of the version before it. Empty: no early stop."""
+
+    mode: Mode | None = None
+    """The better value of `metric`: the larger ("max") or the smaller ("min"); absent: "min" for "loss", else "max"."""
+
+    source: Source | None = None
+    """The data on which `metric` is measured: "server" or "clients", as in `model.source`; absent: "server"."""
+
+    patience: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Evaluations in a row without a better value, after which the run ends; absent: no limit."""
+
+    min_delta: Amount | None = None
+    """Least difference to the best value that counts as better; absent: 0."""
+
+    target: Value | None = None
+    """Value of `metric` at which, or beyond which, the run ends; absent: none."""
+
+    @model_validator(mode="after")
+    def _only_with_a_metric(self) -> "StopConfig":
+        _check_unused(self, "metric", ("mode", "source", "patience", "min_delta", "target"))
+        if self.metric and self.patience is None and self.target is None:
+            raise ValueError(f"metric {self.metric!r} never ends the run: set patience, target, or both")
+        if self.min_delta is not None and self.patience is None:
+            raise ValueError("min_delta is of patience, and there is none: set patience, or leave min_delta out")
+        return self
+
+    @property
+    def rule(self) -> EarlyStop | None:
+        """The rule of the run's machine; None: no early stop."""
+        if not self.metric:
+            return None
+        metric = watched(self.metric, self.source, self.mode)
+        return EarlyStop(metric, self.patience or 0, self.min_delta or 0.0, self.target)
+
+
+def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: Measures) -> Iterator[str]:
+    """Yield the fault of each metric that the task does not measure.
+
+    Args:
+        model: the run's versions.
+        stop: its early stop.
+        measures: what the task measures.
+    """
+    for table, name, metric in _watched(model, stop):
+        key = f"{table}.{name}"
+        if measures.names is not None and metric.name not in measures.names:
+            allowed = ", ".join(measures.names) or "none, as the task measures nothing"
+            yield f"{key}: got {metric.name!r}; allowed: {allowed}"
+        elif metric.source == "server" and measures.why_not_here:
+            clients = f'{table}.source = "clients" with evaluation.clients_every'
+            yield f"{key}: got {metric.name!r} of the server, and {measures.why_not_here}; allowed: {clients}"
+
+
+def _watched(model: ModelConfig, stop: StopConfig) -> Iterator[tuple[str, str, WatchedMetric]]:
+    """Yield table, key and metric of each that decides."""
+    if model.metric is not None:
+        yield "model", "best", model.metric
+    if stop.rule is not None:
+        yield "stop", "metric", stop.rule.metric
+
+
+def _check_unused(config: BaseModel, name: str, options: tuple[str, ...]) -> None:
+    given = [] if getattr(config, name) else [option for option in options if getattr(config, option) is not None]
+    if given:
+        raise ValueError(f"{', '.join(given)} without {name} decides nothing: set {name}, or leave it out")
+
+
+def faults_of_watching(model: ModelConfig, stop: StopConfig, *, every: Mapping[Source, int]) -> Iterator[str]:
+    """Yield the fault of each metric that no evaluation measures.
+
+    Args:
+        model: the run's versions.
+        stop: its early stop.
+        every: the interval of the evaluations by the server and by the clients; 0: never.
+    """
+    for table, name, metric in _watched(model, stop):
+        if not every[metric.source]:
+            other: Source = "clients" if metric.source == "server" else "server"
+            way_out = f"set it to 1 or more, or source = {other!r}" if every[other] else "set it to 1 or more"
+            setting = f"evaluation.{metric.source}_every"
+            yield f"{table}: {name} {metric.name!r} is measured by {setting}, which is 0: {way_out}"

@@ -1,0 +1,164 @@
+"""The evaluations of a run's versions, and what their metrics decide: the best version, an early stop. Pure.
+
+A run with an early stop opens its next round after the value of the newest version is known, so that its end depends on
+the values alone and never on the time that an evaluation takes.
+"""
+
+from collections.abc import Iterator
+
+from atoll.protocol.vocabulary import DECLINES, RunState, Version
+from atoll.server.rounds.client_evaluation import ClientEvaluation, clients_to_ask, merged
+from atoll.server.rounds.events import (
+    ClientEvaluated,
+    ComputeMetrics,
+    Effect,
+    EvaluateModel,
+    MetricsComputed,
+    ModelEvaluated,
+    PauseRequested,
+    Sums,
+)
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.run_rules import MeasuredVersion, RunRules, Source, WatchedMetric, value_in
+from atoll.server.rounds.update_intake import Intake
+
+
+class Evaluations(Intake):
+    """The part of a run's machine that asks for evaluations and takes their results; `run_machine` has the rest."""
+
+    def _next_round_or_end(self) -> Effects:
+        raise NotImplementedError
+
+    def _pause(self, event: PauseRequested, now: float) -> Effects:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ requests and answers
+
+    def _evaluate(self, now: float) -> Effects:
+        """Request the evaluations of the committed version: on the server's own data, and by the clients."""
+        ledger, rules = self.ledger, self.rules
+        is_last = ledger.version >= rules.rounds
+        effects: list[Effect] = []
+        every = rules.evaluate_server_every
+        if every and (ledger.version % every == 0 or is_last):
+            ledger.unevaluated.append(ledger.version)
+            effects.append(EvaluateModel(ledger.version))
+        every = rules.evaluate_clients_every
+        if every and (ledger.version % every == 0 or is_last):
+            connected = (c for c in ledger.membership.evaluating() if not self.invitations.is_training(c))
+            most = rules.evaluate_clients_max
+            asked = clients_to_ask(connected, most=most, seed=rules.seed, version=ledger.version)
+            if asked:
+                evaluation = ClientEvaluation(ledger.version, now + rules.evaluation_deadline, asked)
+                effects += [evaluation.ask(c, ledger.membership.counted_round(c)) for c in asked]
+                ledger.evaluation = evaluation
+        return tuple(effects)
+
+    def _model_evaluated(self, event: ModelEvaluated, now: float) -> Effects:
+        if event.version not in self.ledger.unevaluated:
+            return ()
+        self.ledger.unevaluated.remove(event.version)
+        return (*self._compute(event.version, "server", event.statistics, event.detail), *self._go_on())
+
+    def _client_evaluated(self, event: ClientEvaluated, now: float) -> Effects:
+        if event.reason is not None:
+            self.ledger.membership.noted(event.client_id, event.reason, event.detail, now)
+        if event.reason in DECLINES:
+            self.ledger.membership.declined_evaluation(event.client_id)
+        if self.ledger.evaluation is None:
+            return ()
+        self.ledger.evaluation.answered(event)
+        return self._close_evaluation_when_complete()
+
+    def _close_evaluation_when_complete(self) -> Effects:
+        evaluation = self.ledger.evaluation
+        return self._close_evaluation() if evaluation and evaluation.is_complete else ()
+
+    def _close_evaluation(self) -> Effects:
+        evaluation, self.ledger.evaluation = self.ledger.evaluation, None
+        assert evaluation is not None
+        closed = evaluation.close()
+        sums = merged(closed.answers)[0] if self.rules.watches("clients") else None
+        why_not = "; ".join(sorted(set(closed.failures.values())))
+        return (closed, *self._compute(closed.version, "clients", sums, why_not), *self._go_on())
+
+    # ------------------------------------------------------------ metrics
+
+    def _compute(self, version: Version, source: Source, statistics: Sums | None, why_not: str) -> Effects:
+        """Request the values of an evaluation whose metrics decide about the run."""
+        if not self.rules.watches(source):
+            return ()
+        if not statistics:
+            keys = [key for key, _ in self._unknown(source)]
+            fault = f"{' and '.join(keys)}: the {source} could not measure version {version}: {why_not}"
+            return self._pause(PauseRequested(fault), self.ledger.now) if keys else ()
+        effect = ComputeMetrics(version, source, statistics)
+        self.ledger.computing.append(effect)
+        return (effect,)
+
+    @property
+    def _awaits_metric(self) -> bool:
+        """Return whether an early stop needs a value that is not known yet."""
+        stop, ledger = self.rules.stop, self.ledger
+        if stop is None:
+            return False
+        source = stop.metric.source
+        is_evaluating = source == "server" and bool(ledger.unevaluated)
+        return is_evaluating or any(effect.source == source for effect in ledger.computing)
+
+    def _metrics_computed(self, event: MetricsComputed, now: float) -> Effects:
+        ledger = self.ledger
+        others = [e for e in ledger.computing if (e.version, e.source) != (event.version, event.source)]
+        if len(others) == len(ledger.computing):
+            return ()
+        ledger.computing = others
+        self._note_best(event)
+        self._note_progress(event)
+        effects: Effects = ()
+        if faults := [*self._absent(event)]:
+            effects = self._pause(PauseRequested("; ".join(faults)), now)
+        return (*effects, *self._go_on())
+
+    def _note_best(self, event: MetricsComputed) -> None:
+        best, ledger = self.rules.best, self.ledger
+        if best is None or (value := value_in(best, event.values, event.source)) is None:
+            return
+        if ledger.best is None or best.is_better(value, ledger.best.value):
+            ledger.best = MeasuredVersion(event.version, value)
+
+    def _note_progress(self, event: MetricsComputed) -> None:
+        stop, ledger = self.rules.stop, self.ledger
+        if stop is None or ledger.state is not RunState.RUNNING:
+            return
+        if (value := value_in(stop.metric, event.values, event.source)) is not None:
+            measured = MeasuredVersion(event.version, value)
+            ledger.progress = stop.after(ledger.progress, measured)
+            ledger.early_stop = stop.cause(ledger.progress, measured)
+
+    def _absent(self, event: MetricsComputed) -> Iterator[str]:
+        """Yield the fault of each watched metric that the first evaluation of its data does not have."""
+        for key, metric in self._unknown(event.source):
+            if event.values and metric.name not in event.values:
+                names = ", ".join(sorted(event.values))
+                yield f"{key}: got {metric.name!r}, which the {metric.source} did not measure; allowed: {names}"
+
+    def _unknown(self, source: Source) -> Iterator[tuple[str, WatchedMetric]]:
+        """Yield the metrics that decide by evaluations of these data and have had no value yet, each with its key."""
+        rules, ledger = self.rules, self.ledger
+        if rules.best is not None and rules.best.source == source and ledger.best is None:
+            yield "model.best", rules.best
+        if rules.stop is not None and rules.stop.metric.source == source and ledger.progress is None:
+            yield "stop.metric", rules.stop.metric
+
+    def _forget_measures(self, rules: RunRules) -> None:
+        """Forget what was measured by other metrics than those of new rules."""
+        if rules.best != self.rules.best:
+            self.ledger.best = None
+        if rules.stop != self.rules.stop:
+            self.ledger.progress, self.ledger.early_stop = None, ""
+
+    def _go_on(self) -> Effects:
+        """Open the next round or end the run, if it has only waited for an evaluation."""
+        ledger = self.ledger
+        is_waiting = ledger.state is RunState.RUNNING and self.round is None and not ledger.is_round_due
+        return self._next_round_or_end() if is_waiting else ()

@@ -1,0 +1,90 @@
+"""The settings of versions and of an early stop: their faults, their defaults, their change at a resume."""
+
+import pytest
+
+from atoll.parallel.worker.bench import Measures
+from atoll.protocol.settings import ConfigError, load_text
+from atoll.server.config.model import faults_of_metrics
+from atoll.server.config.run import RunConfig
+from atoll.server.config.run_changes import are_equal, changed, differing_keys, with_number_of_versions
+from atoll.server.rounds.run_rules import EarlyStop, WatchedMetric
+
+EVERY = "evaluation.clients_every=1"
+
+
+def config(*overrides: str) -> RunConfig:
+    return load_text(RunConfig, 'task = "a:b"', overrides, name="run.toml")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (["model.mode=min"], "model: mode without best decides nothing: set best, or leave it out"),
+        (["stop.patience=3", "stop.source=clients"], "stop: source, patience without metric decides nothing"),
+        (["stop.metric=auc"], "stop: metric 'auc' never ends the run: set patience, target, or both"),
+        (["stop.metric=auc", "stop.min_delta=1.0", "stop.target=1.0"], "stop: min_delta is of patience"),
+        (
+            ["model.best=auc", "model.source=clients"],
+            "model: best 'auc' is measured by evaluation.clients_every, which is 0: set it to 1 or more, or "
+            "source = 'server'",
+        ),
+        (
+            ["stop.metric=auc", "stop.patience=1", "evaluation.server_every=0"],
+            "stop: metric 'auc' is measured by evaluation.server_every, which is 0: set it to 1 or more",
+        ),
+        (["model.keep_versions=0"], "model.keep_versions: got 0; allowed: integer >= 1, <= 1000000"),
+        (["model.best=auc", "model.mode=largest"], 'model.mode: got \'largest\'; allowed: "max" | "min"'),
+    ],
+)
+def test_what_decides_nothing_is_refused(overrides: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(*overrides)
+    assert fault in str(refused.value)
+
+
+def test_a_loss_is_better_when_it_is_smaller() -> None:
+    rules = config("model.best=loss", "stop.metric=auroc", "stop.source=clients", "stop.target=0.9", EVERY).rules
+    assert rules.best == WatchedMetric("loss", "server", "min")
+    assert rules.stop == EarlyStop(WatchedMetric("auroc", "clients", "max"), target=0.9)
+    assert config("model.best=loss", "model.mode=max").rules.best == WatchedMetric("loss", "server", "max")
+
+
+@pytest.mark.parametrize(
+    ("measures", "faults"),
+    [
+        (Measures(("accuracy", "auc", "loss")), []),
+        (Measures(None), []),
+        (Measures(("accuracy", "loss")), ["model.best: got 'auc'; allowed: accuracy, loss"]),
+        (
+            Measures(("auc",), "the task has no test_data"),
+            [
+                "model.best: got 'auc' of the server, and the task has no test_data; "
+                'allowed: model.source = "clients" with evaluation.clients_every'
+            ],
+        ),
+        (
+            Measures((), "the task has no `evaluate`"),
+            ["model.best: got 'auc'; allowed: none, as the task measures nothing"],
+        ),
+    ],
+)
+def test_a_metric_that_the_task_lacks_is_named(measures: Measures, faults: list[str]) -> None:
+    found = config("model.best=auc")
+    assert [*faults_of_metrics(found.model, found.stop, measures)] == faults
+
+
+def test_the_number_of_versions_belongs_to_the_run() -> None:
+    begun = with_number_of_versions(config(), 7)
+    assert begun.model.keep_versions == 7
+    assert with_number_of_versions(config("model.keep_versions=2"), 7).model.keep_versions == 2
+    assert are_equal(begun, config())  # the same file again
+    assert differing_keys(begun, config("model.keep_versions=8")) == ["model.keep_versions"]
+    assert differing_keys(begun, config("rounds=3")) == ["rounds"]
+
+
+def test_a_resume_may_change_them() -> None:
+    new = changed(
+        config(), ["model.keep_versions=9", "model.best=loss", "stop.metric=loss", "stop.patience=4"], version=3
+    )
+    assert (new.model.keep_versions, new.rules.best) == (9, WatchedMetric("loss", "server", "min"))
+    assert new.rules.stop == EarlyStop(WatchedMetric("loss", "server", "min"), 4)

@@ -1,0 +1,98 @@
+"""Simulated runs that keep their best version and end early."""
+
+import pytest
+
+from atoll.protocol.settings import ConfigError
+from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
+from tests.simulations.federation.test_interrupting import interrupted
+
+COHORT = ("round.cohort_size=2", "local.lr=0.6", "seed=4")
+STOP = (*COHORT, "rounds=40", "stop.metric=loss", "stop.patience=2", "model.best=loss")
+CLIENTS = ("evaluation.server_every=0", "evaluation.clients_every=1", "stop.source=clients", "model.source=clients")
+
+
+def best_by_hand(found, source):
+    """Return the first of the smallest losses, and the version at which two later ones were not smaller."""
+    best, since = (0, float("inf")), 0
+    for line in found:
+        loss = line[source]["loss"]
+        since += 1
+        if loss < best[1]:
+            best, since = (line["version"], loss), 0
+        if since == 2:
+            return best, line["version"]
+    return best, 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "source"), [(STOP, "server"), ((*STOP, *CLIENTS), "clients")], ids=["server", "clients"]
+)
+def test_a_run_ends_early_and_keeps_its_best_version(tmp_path, overrides, source):
+    result, found = simulate(tmp_path, *overrides)
+    (version, loss), end = best_by_hand(found, source)
+    assert 0 < version < end < 40
+    assert (result["state"], result["version"]) == ("finished", end)
+    assert result["cause"].startswith(f"early stop: loss ({source}) has not improved in 2 evaluations")
+    assert result["best"] == {"version": version, "metric": "loss", "source": source, "value": loss}
+    assert model(tmp_path, version).keys() == model(tmp_path, end).keys()
+
+
+def test_the_rounds_until_the_end_are_those_of_a_run_without_a_stop(tmp_path):
+    result, found = simulate(tmp_path / "stopped", *STOP)
+    whole, lines_of_whole = simulate(tmp_path / "whole", *COHORT, f"rounds={result['version']}")
+    assert result["model_digest"] == whole["model_digest"]
+    assert without_real_time(found) == without_real_time(lines_of_whole)
+
+
+@pytest.mark.parametrize("overrides", [STOP, (*STOP, *CLIENTS)], ids=["server", "clients"])
+def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, overrides):
+    whole, told = simulate(tmp_path / "whole", *overrides)
+    for after in range(1, whole["version"]):
+        interrupted(tmp_path / "parts", overrides, after)
+    result, found = simulate(tmp_path / "parts", *overrides)
+    assert (result["model_digest"], result["best"]) == (whole["model_digest"], whole["best"])
+    assert without_real_time(found) == without_real_time(told)
+    assert model(tmp_path / "parts", result["best"]["version"])
+
+
+def test_a_run_that_ended_early_stays_finished(tmp_path):
+    result, _ = simulate(tmp_path, *STOP)
+    again, found = simulate(tmp_path, *STOP)
+    assert (again["version"], again["cause"]) == (result["version"], result["cause"])
+    more, _ = simulate(tmp_path, *STOP, "rounds=60")  # a run of 60 rounds would have ended there, too
+    assert (more["version"], more["cause"]) == (result["version"], result["cause"])
+    assert len(lines(tmp_path)) == len(found) == result["version"]
+
+
+def test_as_many_versions_stay_as_the_run_keeps(tmp_path):
+    simulate(tmp_path, *COHORT, "rounds=12", "model.keep_versions=8")
+    kept = {int(path.name[:6]) for path in (tmp_path / "models" / "versions").glob("*.safetensors")}
+    assert kept == {0, *range(5, 13)}
+
+
+@pytest.mark.parametrize("mode", ["fedbuff", "fedasync"])
+def test_an_asynchronous_run_ends_early_too(tmp_path, mode):
+    speeds = "devices.examples_per_s={low=1,high=30}"
+    overrides = (f"round.mode={mode}", "round.concurrency=3", speeds, "round.deadline=600.0", "local.lr=0.6")
+    overrides += ("rounds=40", "stop.metric=loss", "stop.patience=2", "model.best=loss")
+    overrides += ("round.buffer_size=2",) if mode == "fedbuff" else ()
+    result, found = simulate(tmp_path, *overrides)
+    (version, loss), end = best_by_hand(found, "server")
+    assert (result["version"], result["best"]["version"], result["best"]["value"]) == (end, version, loss)
+    account = result["invitations"]
+    assert account.pop("invited") == sum(account.values())
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("model.best=auroc", "model.best: got 'auroc'; allowed: accuracy, loss"),
+        ("stop.metric=f1", "stop.metric: got 'f1'"),
+    ],
+)
+def test_a_metric_that_the_task_lacks_is_refused_before_the_first_round(tmp_path, override, fault):
+    patience = ("stop.patience=2",) if override.startswith("stop") else ()
+    with pytest.raises(ConfigError, match=fault):
+        simulate(tmp_path, *COHORT, "rounds=3", override, *patience)
+    assert not (tmp_path / "rounds.jsonl").exists()
+    assert settings(*COHORT).model.best == ""
