@@ -183,7 +183,8 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
     if namesakes and not again and await coordinator.has_settings(namesakes[-1].run_id, config):
         ended = namesakes[-1].machine.ledger
         run_id = namesakes[-1].run_id
-        more = f" --set rounds={ended.version + 1}" if ended.state is RunState.FINISHED else ""
+        has_all = ended.state is RunState.FINISHED and not ended.early_stop
+        more = f" --rounds {ended.version + 1}" if has_all else ""
         reopen = f"--stay and `atoll run resume {run_id}{more}` continue it, "
         what = (run_id, ended.state, ended.cause, reopen)
         logger.warning("run %s with these settings is %s already (%s): %s--again starts a new one", *what)

@@ -14,6 +14,7 @@ from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text
+from atoll.server.config.model import run_and_version
 from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
 
@@ -146,6 +147,8 @@ def _source(key: str, set_here: Container[str], name: str) -> str:
 def _with_paths_of_elsewhere(file: RunFile, set_here: Container[str], name: str) -> RunFile:
     """Return the run unchanged after checking that its files have absolute paths; the coordinator looks for them."""
     places = {key: reference.rpartition(":")[0] for key, reference in _references(file).items()}
+    if (start := file.model.start) and run_and_version(start) is None:
+        places["model.start"] = start if "/" in start else f"./{start}"
     if faults := [
         f"{_source(key, set_here, name)}{key}: {place} is a relative path, and the coordinator is on another machine: "
         "name the absolute path of the file there"
@@ -163,11 +166,18 @@ def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], nam
         absolute[key] = _absolute(reference, Path() if key in set_here else folder)
         if (fault := missing_file(absolute[key])) is not None:
             faults.append(f"{_source(key, set_here, name)}{key}: {fault}")
+    model = file.model
+    if model.start and run_and_version(model.start) is None:
+        path = os.path.abspath((Path() if "model.start" in set_here else folder) / model.start)
+        model = model.model_copy(update={"start": path})
+        if not os.path.isfile(path):
+            faults.append(f"{_source('model.start', set_here, name)}model.start: there is no file {path}")
     if faults:
         raise ConfigError(faults)
     cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})
     aggregation = file.aggregation.model_copy(update={"rule": absolute["aggregation.rule"]})
-    file = file.model_copy(update={"task": absolute["task"], "cohort": cohort, "aggregation": aggregation})
+    changes = {"task": absolute["task"], "cohort": cohort, "aggregation": aggregation, "model": model}
+    file = file.model_copy(update=changes)
     return _with_absolute_traces(file, folder, set_here)
 
 

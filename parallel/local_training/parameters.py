@@ -47,13 +47,26 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         if fault := travel_fault(name, tensor):
             faults.append(fault)
             continue
-        memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        memory = _memory_of(tensor)
         if tensor.numel() == 0 or memory not in seen:
             state[name] = tensor
         seen.add(memory)
     if faults:
         raise TaskBroken("; ".join(faults))
     return state
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
+    """Return all names of each tensor that the model holds under several, by the one under which it travels."""
+    names: dict[tuple[Any, ...], list[str]] = {}
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, torch.Tensor) and tensor.numel():
+            names.setdefault(_memory_of(tensor), []).append(name)
+    return {of_one[0]: of_one for of_one in names.values() if len(of_one) > 1}
 
 
 def travel_fault(name: str, tensor: Any) -> str | None:

@@ -52,6 +52,15 @@ class TrainConfig:
     """The optimizer: sgd, adam, adamw, lars, larc, lamb or novograd; none: `local.optimizer`. If it differs from that
     of `local`, momentum and weight decay are its own defaults."""
 
+    start: str | None = None
+    """The safetensors file from which the model starts, such as one that `atoll model export` writes; a tied tensor
+    may have any of its names. A training that continues from its checkpoint does not read it; none: the task's own
+    model."""
+
+    strict: bool = True
+    """Refuse a `start` that lacks a tensor of the model, or has others; false: what does not fit keeps the task's own
+    values, and is listed."""
+
     schedule: str = "constant"
     """The learning rate after the warm-up: constant, linear, cosine, polynomial or wsd."""
 

@@ -26,9 +26,11 @@ from atoll.parallel.local_training.parameters import value_faults
 from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
+from atoll.parallel.local_training.warm_start import Start, StartRefused, start_model
 from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.randomness import generators_kept
+from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import in_order, test_data, training_data
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
 from atoll.parallel.trainer.guard import Guard
@@ -107,9 +109,25 @@ def train(job: Job, here: Surroundings) -> Result:
     model = job.task.model()
     if faults := value_faults(model):
         raise JobRefused("; ".join(faults))
+    note = _start(job.config, here, model)
     recipe = _recipe(job, len(data), model)
     with _threads(threads_for(model, job.config.threads)), _axes(job, here) as axes:
-        return _Builder(job, recipe, here, axes, model, borrowed).train(data, tests)
+        return _Builder(job, recipe, here, axes, model, borrowed, note).train(data, tests)
+
+
+def _start(config: TrainConfig, here: Surroundings, model: nn.Module) -> str:
+    """Give a new training's model the values of its start, and return a note on tensors that were left.
+
+    Raises:
+        JobRefused: the file cannot be read, or does not fit the model.
+    """
+    folder = here.folder / CHECKPOINTS
+    if config.start is None or (folder.is_dir() and any(folder.iterdir())):
+        return ""
+    try:
+        return start_model(model, Start(Path(config.start), config.strict))
+    except (StartRefused, OSError) as error:
+        raise JobRefused(f"train.start: {error}") from error
 
 
 def threads_for(model: nn.Module, wanted: int | None) -> int:
@@ -163,6 +181,8 @@ class _Builder:
     axes: Axes | None
     model: nn.Module
     borrowed: list[str]
+    note: str
+    """The tensors that have not started from the given file."""
 
     @property
     def device(self) -> torch.device:
@@ -201,6 +221,7 @@ class _Builder:
             here.report(
                 {"event": "begin", "step": engine.steps, "steps": self.recipe.steps, "task": job.name}
                 | {"train": asdict(config), "local": asdict(job.task.local), "plan": asdict(job.plan)}
+                | ({"start": self.note} if self.note else {})
             )
             training = Training(
                 task=job.task,

@@ -5,6 +5,7 @@ from typing import Any
 
 from atoll.aggregation.tensors.layout import CONTROL
 from atoll.parallel.local_training.algorithms import check_algorithm
+from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
 from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_of
 from atoll.parallel.task.deadline import Deadline
@@ -38,6 +39,10 @@ class ArrayBench:
         except NotFinite as error:
             raise TaskBroken(str(error)) from error
         return arrays
+
+    def aliases(self) -> Aliases:
+        """Return nothing: arrays have one name each."""
+        return {}
 
     def buffers(self) -> list[str]:
         """Return no names: arrays do not tell which of them are trained."""

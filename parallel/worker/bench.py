@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.deadline import Deadline
@@ -52,6 +53,10 @@ class Bench(Protocol):
 
     def initial(self, seed: int) -> Arrays:
         """Return the tensors of version 0."""
+        ...
+
+    def aliases(self) -> Aliases:
+        """Return the names of the tied tensors of the model."""
         ...
 
     def buffers(self) -> list[str]:

@@ -9,6 +9,7 @@ from atoll.aggregation.tensors.layout import CONTROL, Tensor, in_order
 from atoll.parallel.local_training.algorithms import check_algorithm
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
+    aliases_of,
     buffers_of,
     build_model,
     initial_parameters,
@@ -20,6 +21,7 @@ from atoll.parallel.local_training.parameters import (
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
+from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.parallel.task.deadline import Deadline
@@ -58,6 +60,10 @@ class ModelBench:
         if self._algorithm == "scaffold":
             arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
         return arrays
+
+    def aliases(self) -> Aliases:
+        """Return the names of the tied tensors of the model."""
+        return aliases_of(build_model(self._task, 0))
 
     def buffers(self) -> list[str]:
         """Return the names of the model's untrained float tensors, without the local layers."""

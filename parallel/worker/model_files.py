@@ -11,6 +11,7 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import CONTROL, Piece
 from atoll.aggregation.tensors.pieces import piece_bytes_of
 from atoll.aggregation.updates.encoded_writer import Feedback, write_encoded
+from atoll.parallel.local_training.warm_start import Start, started
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.worker.bench import Bench
@@ -19,11 +20,30 @@ CODEC_STREAM = 1
 """The stream of the codec's random numbers, beside that of the training with the same seed."""
 
 
-def write_initial(out: Path, bench: Bench, seed: int) -> tuple[Piece, ...]:
-    """Write version 0, with a list of its untrained float tensors in the header; raises as `Bench.initial`."""
-    arrays, buffers = bench.initial(seed), bench.buffers()
+def write_initial(out: Path, bench: Bench, seed: int, start: Start | None = None) -> tuple[tuple[Piece, ...], str]:
+    """Write version 0, with a list of its untrained float tensors in the header.
+
+    Args:
+        out: the file.
+        bench: the task.
+        seed: of its own values.
+        start: a file whose values take their place; None: none.
+
+    Returns:
+        The pieces of version 0, and a note on tensors that have kept the task's own values, or are not used.
+
+    Raises:
+        StartRefused: the file does not fit.
+        OSError: a file cannot be read or written.
+        Exception: as `Bench.initial`.
+    """
+    arrays, buffers, note = bench.initial(seed), bench.buffers(), ""
+    if start is not None:
+        found = started(arrays, bench.aliases(), start)
+        arrays, note = found.arrays, found.note
     metadata = {safetensors_file.BUFFERS: json.dumps(buffers)} if buffers else None
-    return safetensors_file.write(out, arrays, metadata=metadata, piece_bytes=piece_bytes_of(layout_of(arrays)))
+    pieces = safetensors_file.write(out, arrays, metadata=metadata, piece_bytes=piece_bytes_of(layout_of(arrays)))
+    return pieces, note
 
 
 def write_update(

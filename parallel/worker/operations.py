@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
@@ -63,7 +64,9 @@ class Operations:
         return {"num_examples": bench.num_examples(), "layout": layout_fields(layout_of(bench.initial(0)))}
 
     def _initial(self, request: Json, deadline: Deadline) -> Json:
-        return {"pieces": piece_fields(write_initial(Path(request["out"]), self._loaded(), request["seed"]))}
+        start = Start(Path(request["start"]), request["strict"]) if request.get("start") else None
+        pieces, note = write_initial(Path(request["out"]), self._loaded(), request["seed"], start)
+        return {"pieces": piece_fields(pieces), "note": note}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
         outcome = self._loaded().train(_received(request), request, deadline)

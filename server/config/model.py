@@ -1,9 +1,9 @@
-"""The settings of a run's versions: which stay, which is the best one, and the metric that ends the run early."""
+"""The settings of a run's versions: their start, those that stay, the best one, the metric that ends the run early."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.parallel.worker.bench import Measures
 from atoll.protocol.settings import STRICT
@@ -15,15 +15,38 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Value = Annotated[float, Field(allow_inf_nan=False)]
 
 
+OF_A_RUN, BEST = "run:", "best"
+
+
 def watched(name: str, source: Source | None, mode: Mode | None) -> WatchedMetric:
     """Return a metric with the defaults of its settings."""
     return WatchedMetric(name, source or "server", mode or ("min" if name == "loss" else "max"))
 
 
+def run_and_version(start: str) -> tuple[str, str] | None:
+    """Return the run and the version that a start names, as `run:NAME[@VERSION]`; None: it names a file.
+
+    The version is a number, "best", or empty for the newest one.
+    """
+    if not start.startswith(OF_A_RUN):
+        return None
+    name, _, version = start.removeprefix(OF_A_RUN).partition("@")
+    return name, version
+
+
 class ModelConfig(BaseModel):
-    """The versions of the model that stay on disk."""
+    """The start of the model, and its versions that stay on disk."""
 
     model_config = STRICT
+
+    start: str = ""
+    """Start of the model: a safetensors file, such as "model.safetensors" of `atoll model export` or `atoll train`, or
+    "run:NAME[@VERSION]", a version of another run of the same coordinator, by default its newest one, or "best". Names
+    and shapes are checked; a tied tensor may have any of its names. Empty: the task's own model."""
+
+    strict: bool | None = None
+    """Refuse a `start` that lacks a tensor of the model, or has others. false: what does not fit keeps the task's own
+    values, and is listed; absent: true."""
 
     keep_versions: int | None = Field(default=None, ge=1, le=1_000_000)
     """Newest versions of the model that stay; version 0, the best one and those that a round or a late update needs
@@ -40,10 +63,25 @@ class ModelConfig(BaseModel):
     """The data on which `best` is measured: the server's test data, or those of all clients together, by the intervals
     of `evaluation`; absent: "server"."""
 
+    @field_validator("start")
+    @classmethod
+    def _file_or_run(cls, start: str) -> str:
+        if (named := run_and_version(start)) is None:
+            return start
+        if not named[0] or not (named[1] in ("", BEST) or named[1].isdecimal()) or start.endswith("@"):
+            raise ValueError('allowed: a file, "run:NAME", "run:NAME@7" or "run:NAME@best"')
+        return start
+
     @model_validator(mode="after")
-    def _only_with_a_metric(self) -> "ModelConfig":
+    def _only_what_decides(self) -> "ModelConfig":
         _check_unused(self, "best", ("mode", "source"))
+        _check_unused(self, "start", ("strict",))
         return self
+
+    @property
+    def is_strict(self) -> bool:
+        """The strictness of a start: it must have all tensors of the model, and no others."""
+        return self.strict is not False
 
     @property
     def metric(self) -> WatchedMetric | None:

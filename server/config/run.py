@@ -169,7 +169,7 @@ class RunConfig(BaseModel):
     """Evaluation of versions."""
 
     model: ModelConfig = ModelConfig()
-    """The versions of the model that stay on disk."""
+    """The start of the model, and its versions that stay on disk."""
 
     stop: StopConfig = StopConfig()
     """The early end of a run by a metric."""

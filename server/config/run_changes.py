@@ -10,7 +10,7 @@ from atoll.server.config.run import RunConfig
 CHANGEABLE = ("rounds", "pause", "round", "cohort", "local", "evaluation", "model", "stop")
 """The keys and tables that a resumed run may change; the others are part of its model or of its name."""
 
-ONE_FROM_THE_BEGINNING = ("round.mode", "round.buffer_size", "round.alpha")
+ONE_FROM_THE_BEGINNING = ("round.mode", "round.buffer_size", "round.alpha", "model.start", "model.strict")
 """Settings of these tables that the state of a run depends on."""
 
 
@@ -53,9 +53,9 @@ def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"keep_versions": keep_versions})})
 
 
-def are_equal(config: RunConfig, wanted: RunConfig) -> bool:
+def are_equal(config: RunConfig | None, wanted: RunConfig) -> bool:
     """Return whether a run has the settings that are wanted; wanted ones may leave the number of versions out."""
-    return not differing_keys(config, wanted)
+    return config is not None and not differing_keys(config, wanted)
 
 
 def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.tensors.layout import Piece
+from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.worker.bench import Measures
 from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.rounds.events import Sums
@@ -63,9 +64,16 @@ class Evaluator:
         """
         await self._call(self._worker.start)
 
-    async def write_initial(self, out: Path, seed: int) -> tuple[Piece, ...]:
-        """Write version 0 from the task's model, seeded, and return its pieces."""
-        answer = await self._ask("initial", seed=seed, out=str(out))
+    async def write_initial(self, out: Path, seed: int, start: Start | None = None) -> tuple[Piece, ...]:
+        """Write version 0 from the task's model, seeded, or from the values of a file, and return its pieces.
+
+        Raises:
+            EvaluationFailed: the task fails, or the file does not fit its model.
+        """
+        given = {} if start is None else {"start": str(start.path), "strict": start.is_strict}
+        answer = await self._ask("initial", seed=seed, out=str(out), **given)
+        if answer["note"]:
+            logger.warning("version 0 is from %s: %s", given["start"], answer["note"])
         return tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in answer["pieces"])
 
     async def evaluate(self, model: Path) -> Sums | str:

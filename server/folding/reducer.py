@@ -21,6 +21,7 @@ from atoll.aggregation.rules.rule import Place
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.safetensors_file import parse_header, read_buffers
 from atoll.aggregation.updates.inspection import inspect
+from atoll.parallel.local_training.warm_start import Start
 from atoll.protocol import crash_points
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
@@ -72,13 +73,13 @@ class Reducer(Versions):
         self.method, self._settings = Method.of(*settings, is_over=is_over, sums_here=sums_here), settings
         self.keep_versions = keep_versions
 
-    async def write_initial(self, evaluator: Evaluator, seed: int) -> None:
-        """Write version 0 from the task's own model.
+    async def write_initial(self, evaluator: Evaluator, seed: int, start: Start | None = None) -> None:
+        """Write version 0 from the task's own model, or from the values of a file.
 
         Raises:
             ManifestError: the model, or an update of it, does not fit into a manifest.
         """
-        pieces = await evaluator.write_initial(self.store.version_path(Version(0)), seed)
+        pieces = await evaluator.write_initial(self.store.version_path(Version(0)), seed, start)
         manifest = VersionManifest.of(pieces)
         check_model_travels(manifest, self._settings[0].codec_name)
         self.store.write_manifest(Version(0), manifest.encode())

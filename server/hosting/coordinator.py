@@ -35,6 +35,7 @@ from atoll.server.hosting.retention import Keep
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts
+from atoll.server.hosting.start_version import start_of
 from atoll.server.hosting.update_judge import Judge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
@@ -237,7 +238,8 @@ class Coordinator:
         run_id = RunId(f"{config.name}-{await on_thread(self._journal_thread, self.journal.next_number, config.name)}")
         evaluator = self._factory.evaluator(config, run_id)
         try:
-            reducer = await self._factory.first_version(config, run_id, evaluator)
+            start = await start_of(config.model, self.runs)
+            reducer = await self._factory.first_version(config, run_id, evaluator, start)
             row = RunRow.new(run_id, config, config.rules, self.clock.now())
             await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
         except BaseException:
@@ -253,16 +255,14 @@ class Coordinator:
         """Return whether a run has these settings, or began with them before a resume changed them."""
         if are_equal(self._run(run_id).config, config):
             return True
-        first = await on_thread(self._journal_thread, self.journal.first_settings, run_id)
-        return first is not None and are_equal(first, config)
+        return are_equal(await on_thread(self._journal_thread, self.journal.first_settings, run_id), config)
 
     def namesake_of(self, run_id: RunId) -> str:
         """Return how the last run of the same name would have gone on with the settings of a new one, or ""."""
         new = self._run(run_id).config
         older = [run for other, run in self.runs.items() if other != run_id and run.config.name == new.name]
-        if not older or older[-1].machine.ledger.state not in TERMINAL:
-            return ""
-        if not may_go_on((last := older[-1]).config, new, version=last.machine.ledger.version):
+        last = older[-1] if older and older[-1].machine.ledger.state in TERMINAL else None
+        if last is None or not may_go_on(last.config, new, version=last.machine.ledger.version):
             return ""
         return (
             f"it begins from version 0; run {last.run_id} is {last.machine.ledger.state} at version "
@@ -339,7 +339,7 @@ class Coordinator:
     def _check_resumable(self, run: RunDriver, *, has_changes: bool) -> None:
         ledger, run_id = run.machine.ledger, run.run_id
         if ledger.state is RunState.FINISHED and not has_changes and not ledger.early_stop:
-            more = f"`atoll run resume {run_id} --set rounds={ledger.version + 1}` (or more) gives it further rounds"
+            more = f"`atoll run resume {run_id} --rounds {ledger.version + 1}` (or more) gives it further rounds"
             raise OperatorError(f"run {run_id} is finished: {ledger.cause}; {more}")
         if ledger.pause_reason is not None and has_changes:
             raise OperatorError(f"run {run_id} is still in a round: change its settings when it is paused")

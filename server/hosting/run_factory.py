@@ -6,6 +6,7 @@ from functools import partial
 from typing import NoReturn
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.settings import ConfigError
@@ -120,7 +121,9 @@ class RunFactory:
             sums_here=self._ranks is None or self._config.start_aggregators,  # on this machine at least
         )
 
-    async def first_version(self, config: RunConfig, run_id: RunId, evaluator: Evaluator) -> Reducer:
+    async def first_version(
+        self, config: RunConfig, run_id: RunId, evaluator: Evaluator, start: Start | None
+    ) -> Reducer:
         """Load the task and the sampler and write version 0; when that fails, the run leaves no file.
 
         Raises:
@@ -133,7 +136,7 @@ class RunFactory:
             await evaluator.check()
             await self._check_watched(config, evaluator)
             config.cohort.build()
-            await reducer.write_initial(evaluator, config.seed)
+            await reducer.write_initial(evaluator, config.seed, start)
             self._check_quota(config, reducer)
         except (EvaluationFailed, ValueError, OSError) as error:
             evaluator.close()  # it writes its log there

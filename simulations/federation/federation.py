@@ -134,8 +134,8 @@ class Federation:
             before=saved.engine if saved else "",
             tell=tell,
         )
-        if warning := config.round.warning_of_staleness(len(numbers)):
-            tell(warning)
+        for line in filter(None, (self.versions.note, config.round.warning_of_staleness(len(numbers)))):
+            tell(line)
         self.trainings = Trainings(self.engine, self.versions.arrays, self._state_of, self._num_wanted)
         due = saved.round_due if saved else None
         self.service = Service(

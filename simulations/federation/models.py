@@ -18,6 +18,7 @@ from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.pieces import layout_of_pieces
+from atoll.parallel.local_training.warm_start import Start, StartRefused
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.worker.bench import Bench
 from atoll.parallel.worker.model_files import write_initial
@@ -80,13 +81,25 @@ class Models(Versions):
         self._unwritten: dict[Version, _Unwritten] = {}  # oldest first
         self._keep_versions = config.model.keep_versions or 1
         self._saved = self._needed(keep) if keep else frozenset[Version]()  # the versions of the last snapshot
-        self._collected_at = 0.0
+        self._collected_at, self.note = 0.0, ""
         self.store.drop_versions_after(keep.version if keep else Version(-1))  # of a process killed after the snapshot
         if keep is None:
-            pieces = write_initial(self.store.version_path(Version(0)), bench, config.seed)
+            pieces, self.note = self._first(bench)
             self.store.write_manifest(Version(0), _manifest(pieces, config).encode())
         else:
             self._verify(Version(0), keep.version)
+
+    def _first(self, bench: Bench) -> tuple[tuple[Piece, ...], str]:
+        """Write version 0; return its pieces, and a note on tensors that have not started from the given file."""
+        model = self._config.model
+        start = Start(Path(model.start), model.is_strict) if model.start else None
+        try:
+            pieces, note = write_initial(self.store.version_path(Version(0)), bench, self._config.seed, start)
+        except (StartRefused, OSError) as error:
+            if start is None:
+                raise
+            raise ConfigError([f"model.start: {error}"]) from error
+        return pieces, note and f"version 0 is from {model.start}: {note}"
 
     def _verify(self, *versions: Version) -> None:
         """Verify the bytes of versions by their manifests, and the presence of the last one's slots."""

@@ -12,6 +12,7 @@ from atoll.client.policy.config import SitePolicy
 from atoll.parallel.task.local import Local
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.process import HostFile
+from atoll.server.config.model import ModelConfig
 from atoll.server.config.run import RunFile
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import overrides
@@ -30,10 +31,11 @@ def read(text: str, folder: Path) -> Any:
         ConfigError: what is not allowed in it.
         CommandError: the same of a plan.
     """
-    tables = tomllib.loads(text).keys()
+    document = tomllib.loads(text)
+    tables = document.keys()
     if "tasks" in tables:
         return load_text(SitePolicy, text, name="page")
-    if "model" in tables:
+    if "model" in tables and not document["model"].keys() & ModelConfig.model_fields.keys():
         (folder / "plan.toml").write_text(text)
         return parse_arguments(str(folder / "plan.toml"), None, {})
     whole = text if "task" in tables else f"task = 'digits.py:task'\n{text}"

@@ -36,6 +36,10 @@ State = Annotated[
 Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="The reason, which `atoll run show` and `atoll run list` print.")
 ]
+Rounds = Annotated[
+    int | None,
+    typer.Option("--rounds", metavar="N", callback=options.between(1), help="The rounds of the whole run from now on."),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Delete without asking for confirmation.")]
 
 
@@ -69,19 +73,21 @@ def stop(
 def resume(
     run: options.RunArgument,
     state: options.State = options.STATE,
+    rounds: Rounds = None,
     overrides: options.Set = [],  # noqa: B006
     json: options.Json = False,
 ) -> None:
     """Continue a paused run, or reopen an ended one from its last committed version.
 
-    `--set rounds=6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may go on with other
+    `--rounds 6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may go on with other
     settings of `rounds`, `pause`, `round`, `cohort`, `local`, `evaluation`, `model` and `stop`. Settings of `local`
     that change are asked for at the sites again, where approval is by hand. A run that ended early goes on, and its
     patience begins anew. It is queued while `max_runs` runs are active.
     """
-    from atoll.cli.files import refuse_settings_of_the_host
+    from atoll.cli.files import overriding, refuse_settings_of_the_host
     from atoll.cli.runs import admin
 
+    overrides = overriding(overrides, rounds=rounds)
     refuse_settings_of_the_host(overrides)
     _report(admin.resume(state, run, overrides), json)
 

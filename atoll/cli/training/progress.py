@@ -77,6 +77,8 @@ def speed(event: Event) -> str:
 
 def about(event: Event) -> str | None:
     """Return the line for a resumption or an evaluation; None for other events."""
+    if event["event"] == "begin" and "start" in event:
+        return f"the model starts from {event['train']['start']}: {event['start']}"
     if event["event"] == "begin" and event["step"]:
         return f"resuming from step {event['step']}"
     if event["event"] == "evaluation":

@@ -1,0 +1,182 @@
+"""A model that starts from the tensors of a safetensors file, of Atoll or of another library, in place of its own.
+
+A tensor of the model takes the values of the file's tensor of its name; one that the model holds under several names
+(tied weights) takes those of any of them. Floats travel as float32, bool as uint8, as everywhere.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.aggregation.tensors.layout import CONTROL
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import TaskMismatch
+
+NAMES_MAX = 8
+"""The tensors that a fault lists."""
+
+LENIENT = "strict = false keeps the task's own values of what does not fit"
+
+Aliases = Mapping[str, Sequence[str]]
+"""All names of a tensor, by the one under which it travels; a tensor that is missing here has one name."""
+
+
+class StartRefused(TaskMismatch):
+    """The file is no start of the model; the message lists every difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A file whose tensors a model starts from."""
+
+    path: Path
+    is_strict: bool = True
+    """Refuse a file that does not have all tensors of the model, and no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The tensors of a model that has started from a file."""
+
+    arrays: Arrays
+    own: tuple[str, ...] = ()
+    """The tensors of the model that have kept the task's own values; none if strict."""
+    unused: tuple[str, ...] = ()
+    """The tensors of the file that the model lacks, or has with another shape; none if strict."""
+
+    @property
+    def note(self) -> str:
+        """The tensors that were left, in words; empty: none."""
+        parts = (("the task's own values stay in", self.own), ("not used:", self.unused))
+        return "; ".join(f"{what} {listed(names)}" for what, names in parts if names)
+
+
+def start_model(model: Any, start: Start) -> str:
+    """Give a newly built torch model the values of a file, in place; return a note on what was left.
+
+    Raises:
+        StartRefused: the file does not fit, or is no safetensors file; the model is unchanged.
+        OSError: it cannot be read.
+    """
+    from atoll.parallel.local_training.parameters import aliases_of, load_parameters, parameters_of
+
+    found = started(parameters_of(model), aliases_of(model), start)
+    load_parameters(model, found.arrays)
+    return found.note
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a person reads them, the first few of many."""
+    names = [*names]
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def started(initial: Arrays, aliases: Aliases, start: Start) -> Matched:
+    """Return a model's tensors with the values of a file.
+
+    Args:
+        initial: the task's own tensors, as they travel; SCAFFOLD's control variates stay as they are.
+        aliases: the names of its tied tensors.
+        start: the file.
+
+    Raises:
+        StartRefused: the file does not fit, or is no safetensors file.
+        OSError: it cannot be read.
+    """
+    return matched(initial, aliases, read(start.path), is_strict=start.is_strict, where=str(start.path))
+
+
+def matched(initial: Arrays, aliases: Aliases, given: Arrays, *, is_strict: bool, where: str) -> Matched:
+    """Return a model's tensors with the values of the given ones; `where` they are from. Raises as `started`."""
+    arrays, own, used, misfits, faults = dict(initial), list[str](), set[str](), list[str](), list[str]()
+    for name in (name for name in initial if not name.startswith(CONTROL)):
+        found = [alias for alias in dict.fromkeys((name, *aliases.get(name, ()))) if alias in given]
+        used.update(found)
+        if any(not np.array_equal(given[alias], given[found[0]], equal_nan=True) for alias in found[1:]):
+            faults.append(f"{' and '.join(found)} are one tensor of the model, and differ in {where}")
+        elif not found:
+            own.append(name)
+        elif misfit := _misfit(given[found[0]], initial[name]):
+            misfits.append(f"{found[0]} is {misfit}")
+            own.append(name)
+            used.difference_update(found)
+        else:
+            arrays[name] = given[found[0]].astype(initial[name].dtype)
+            if not np.isfinite(arrays[name]).all():
+                faults.append(f"{found[0]} has NaN, infinite values or values beyond float32 in {where}")
+    unused = [name for name in given if name not in used]
+    if len(own) == sum(not name.startswith(CONTROL) for name in initial):
+        faults.append(f"no tensor of {where} is one of the model: it has {listed(given)}; the model has {listed(own)}")
+    elif is_strict and (own or unused):
+        faults += [*misfits, *_differences(own, unused, misfits, where)]
+        faults[-1] += f"; {LENIENT}"
+    if faults:
+        raise StartRefused("; ".join(faults))
+    return Matched(arrays, tuple(own), tuple(unused))
+
+
+def _differences(own: list[str], unused: list[str], misfits: list[str], where: str) -> list[str]:
+    odd = {misfit.partition(" is ")[0] for misfit in misfits}
+    parts = (("lacks", [name for name in own if name not in odd]), ("has, and the model lacks,", unused))
+    shown = [(what, [name for name in names if name not in odd]) for what, names in parts]
+    return [f"{where} {what} {listed(names)}" for what, names in shown if names]
+
+
+def _misfit(given: np.ndarray[Any, Any], own: np.ndarray[Any, Any]) -> str:
+    """Return how a tensor of the file differs from the model's; empty: it fits."""
+    if given.shape != own.shape:
+        return f"{given.dtype} {given.shape}, and the model has {own.dtype} {own.shape}"
+    is_same_kind = (given.dtype.kind == "f") == (own.dtype.kind == "f")
+    if not is_same_kind or (own.dtype.kind != "f" and not np.can_cast(given.dtype, own.dtype, "safe")):
+        return f"{given.dtype}, and the model has {own.dtype}"
+    return ""
+
+
+def read(path: Path) -> Arrays:
+    """Return the tensors of a safetensors file as they travel, without SCAFFOLD's control variates.
+
+    Raises:
+        StartRefused: it is no safetensors file.
+        OSError: it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    with path.open("rb"):
+        pass  # its reason, where it cannot be read, is clearer than the library's
+    try:
+        with safe_open(path, framework="np") as file:
+            names = [name for name in file.keys() if not name.startswith(CONTROL)]  # noqa: SIM118 - no mapping
+            dtypes = {name: file.get_slice(name).get_dtype() for name in names}
+            arrays = {name: file.get_tensor(name) for name in names if dtypes[name] in _OF_NUMPY}
+        if rest := [name for name in names if name not in arrays]:
+            arrays |= _by_torch(path, rest)
+    except SafetensorError as error:
+        raise StartRefused(f"{path} is no safetensors file: {error}") from error
+    return {name: _as_it_travels(arrays[name]) for name in names}
+
+
+_OF_NUMPY = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "U16", "U32", "U64", "BOOL"})
+"""The dtypes of a file that numpy has."""
+
+
+def _by_torch(path: Path, names: list[str]) -> Arrays:
+    """Return floats that numpy lacks, such as bfloat16, as float32."""
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in names}
+    if odd := [f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if not tensor.dtype.is_floating_point]:
+        raise StartRefused(f"{path}: {listed(odd)}, and only floats, integers and bool can travel")
+    return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
+
+
+def _as_it_travels(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # beyond float32: infinite, and refused by its name
+            return array.astype(np.float32)
+    return array.astype(np.uint8) if array.dtype == np.bool_ else array

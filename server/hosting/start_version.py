@@ -1,0 +1,54 @@
+"""The start of a run's model: a file, or a version of another run of the same coordinator."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from atoll.aggregation.printable import instead_of
+from atoll.parallel.local_training.warm_start import Start
+from atoll.protocol.vocabulary import RunId, Version
+from atoll.server.config.model import BEST, ModelConfig, run_and_version
+from atoll.server.errors import OperatorError
+from atoll.server.hosting.run_driver import RunDriver
+
+
+async def start_of(model: ModelConfig, runs: Mapping[RunId, RunDriver]) -> Start | None:
+    """Return the file from which a new run starts; None: from the task's own model.
+
+    Args:
+        model: the settings of the run's versions.
+        runs: the runs of this coordinator.
+
+    Raises:
+        OperatorError: there is no such file, run or version.
+    """
+    if not model.start:
+        return None
+    named = run_and_version(model.start)
+    return Start(_file(model.start) if named is None else await _file_of(*named, runs), model.is_strict)
+
+
+def _file(path: str) -> Path:
+    if not os.path.isfile(path):
+        raise OperatorError(f"model.start: there is no file {path}")
+    return Path(path)
+
+
+async def _file_of(name: str, wanted: str, runs: Mapping[RunId, RunDriver]) -> Path:
+    """Return the file of a version of a run, by its id or the newest one of a name."""
+    found = [run for run_id, run in runs.items() if run_id == name]
+    found = found or [run for run in runs.values() if run.config.name == name]
+    if not found:
+        raise OperatorError(f"model.start: there is no run {name!r}{instead_of(name, list(runs))}")
+    run = found[-1]
+    ledger = run.machine.ledger
+    if wanted == BEST and ledger.best is None:
+        raise OperatorError(f"model.start: run {run.run_id} has no best version; its setting model.best names a metric")
+    best = ledger.version if ledger.best is None else ledger.best.version
+    version = best if wanted == BEST else Version(int(wanted)) if wanted else ledger.version
+    try:
+        return await run.reducer.whole(version)
+    except (OSError, LookupError) as error:
+        kept = ", ".join(map(str, run.reducer.store.versions()))
+        what = f"version {version} of {run.run_id} is not kept, or not made yet (kept: {kept})"
+        raise OperatorError(f"model.start: {what}") from error
