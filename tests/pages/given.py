@@ -147,6 +147,8 @@ GIVEN = {
         is_long=True,
     ),
     "docs/running.md#2": Given(run="hosted", instead=DELETED, is_long=True),
+    "docs/running.md#3": Given(is_long=True),
+    "docs/running.md#4": Given(run="hosted", is_long=True),
     "docs/simulation.md": Given(
         instead={
             "--rounds 20": "--rounds 2",

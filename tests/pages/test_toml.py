@@ -11,8 +11,8 @@ from atoll.cli.training.plan import parse_arguments
 from atoll.client.policy.config import SitePolicy
 from atoll.parallel.task.local import Local
 from atoll.protocol.settings import ConfigError, load_text
-from atoll.server.config.process import HostFile
 from atoll.server.config.model import ModelConfig
+from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import overrides
