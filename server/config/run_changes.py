@@ -65,6 +65,28 @@ def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
     return [*_differences(one.model_dump(), other.model_dump(), "")]
 
 
+def changes_of(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two differ, each with both values, by the keys that `--set` takes.
+
+    Values of `local` are one by one; None: the value is absent.
+    """
+    documents = one.model_dump(), other.model_dump()
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in _differences(*documents, ""):
+        if key == "local":
+            names = [name for name in {**one.local, **other.local} if one.local.get(name) != other.local.get(name)]
+            found |= {f"local.{name}": (one.local.get(name), other.local.get(name)) for name in names}
+        else:
+            found[key] = (_value_at(documents[0], key), _value_at(documents[1], key))
+    return found
+
+
+def _value_at(document: Any, key: str) -> Any:
+    for part in key.split("."):
+        document = document[part]
+    return document
+
+
 def _differences(one: Any, other: Any, key: str) -> Iterator[str]:
     if isinstance(one, dict) and isinstance(other, dict) and key != "local":
         for name in dict.fromkeys((*one, *other)):

@@ -154,10 +154,11 @@ class RunDriver:
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
         add_rows(self._rows, decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
-        has_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
-        keep = Keep.after(self._seq, self.machine, self.config.round) if has_end else None
+        is_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
+        keep = Keep.after(self._seq, self.machine, self.config.round) if is_end else None
         if isinstance(event, ResumeRequested) and event.rules is not None:
-            self._rows.settings.append(SettingsChange(self.run_id, self.config))
+            following = self.machine.ledger.next_round
+            self._rows.settings.append(SettingsChange(self.run_id, self.config, self._seq, now, following))
         self._posted.append(_Posted(effects, lines, keep, done))
         if isinstance(event, UploadBegun):  # no caller waits for it: it may be written with the next event
             self._loop.call_later(UNHURRIED_S, self._wake.set)
@@ -218,7 +219,6 @@ class RunDriver:
     def _arm_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if (deadline := self.machine.deadline) is not None:
             self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._time_passed)
 

@@ -6,6 +6,7 @@ committed again. The caller encodes the values when it fills a batch, so that a 
 machines continue. Entries, snapshots and pages carry checksums; a damaged row is never replayed.
 """
 
+import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cache
@@ -34,6 +35,7 @@ _DELETED = "deleted run "
 """Prefix of a key of the table `meta`; the id of a deleted run follows."""
 
 _FIRST = "first settings of run "
+_CHANGED = "changed settings of run "
 """Prefix of a key of the table `meta`, for a run whose settings a resume has changed; its id follows."""
 
 # ---------------------------------------------------------------- rows
@@ -79,6 +81,12 @@ class SettingsChange:
 
     run_id: RunId
     config: RunConfig
+    seq: int
+    """The number of the resume's entry."""
+    at: float
+    """The time of the resume [s since the epoch]."""
+    round_id: RoundId
+    """The first round that they hold in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +216,7 @@ class Journal:
         """Return the settings with which a run began, if a resume has changed them since."""
         key = f"{_FIRST}{run_id}"
         text = self._database.read(lambda connection: connection.scalar(select(META.c.value).where(META.c.key == key)))
-        return None if text is None else RunConfig.model_validate_json(as_of_then(text, "round"))
+        return None if text is None else _config(text)
 
     def next_number(self, name: str) -> int:
         """Return the number for the next run of this name, whose id no run has ever had, deleted ones included."""
@@ -225,6 +233,7 @@ class Journal:
             for table in (RUNS, JOURNAL, SNAPSHOTS, MEMBERS, ROUNDS, VERSIONS, UPDATES, EVALUATIONS):
                 connection.execute(delete(table).where(table.c.run_id == run_id))
             connection.execute(delete(META).where(META.c.key == f"{_FIRST}{run_id}"))
+            connection.execute(delete(META).where(META.c.key.startswith(f"{_CHANGED}{run_id} ", autoescape=True)))
             connection.execute(META.insert().values(key=f"{_DELETED}{run_id}", value=""))
 
         self._database.write(drop)
@@ -336,12 +345,40 @@ class Journal:
 
 
 def _change_settings(connection: Connection, new: SettingsChange) -> None:
-    """Replace the settings of a run; its first ones stay beside them."""
+    """Replace the settings of a run; its first ones stay beside them, and so does each change."""
     of_run, first = RUNS.c.run_id == new.run_id, f"{_FIRST}{new.run_id}"
     if connection.scalar(select(META.c.value).where(META.c.key == first)) is None:
         before = connection.scalar(select(RUNS.c.config).where(of_run))
         connection.execute(META.insert().values(key=first, value=before))
-    connection.execute(update(RUNS).where(of_run).values(config=new.config.model_dump_json()))
+    config = new.config.model_dump_json()
+    connection.execute(update(RUNS).where(of_run).values(config=config))
+    change = {"at": new.at, "round": new.round_id, "config": config}
+    key = f"{_CHANGED}{new.run_id} {new.seq:015d}"
+    connection.execute(META.insert().values(key=key, value=json.dumps(change)))
+
+
+def settings_of(connection: Connection, run_id: RunId) -> list[SettingsChange]:
+    """Return the settings with which a run began, as a change before round 1, and each change since, in their order.
+
+    Empty if no resume has changed them.
+    """
+    first = connection.scalar(select(META.c.value).where(META.c.key == f"{_FIRST}{run_id}"))
+    if first is None:
+        return []
+    begin = f"{_CHANGED}{run_id} "
+    rows = connection.execute(select(META).where(META.c.key.startswith(begin, autoescape=True)).order_by(META.c.key))
+    return [
+        SettingsChange(run_id, _config(first), 0, 0.0, RoundId(1)),
+        *(_settings_change(run_id, int(row.key.removeprefix(begin)), json.loads(row.value)) for row in rows),
+    ]
+
+
+def _settings_change(run_id: RunId, seq: int, fields: dict[str, Any]) -> SettingsChange:
+    return SettingsChange(run_id, _config(fields["config"]), seq, fields["at"], RoundId(fields["round"]))
+
+
+def _config(text: str) -> RunConfig:
+    return RunConfig.model_validate_json(as_of_then(text, "round"))
 
 
 def _deleted(connection: Connection) -> list[RunId]:

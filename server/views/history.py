@@ -16,7 +16,7 @@ from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.journal.binding import has_state, open_database
 from atoll.server.journal.codec import decode_record
-from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow, run_rows
+from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow, run_rows, settings_of
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
@@ -103,6 +103,11 @@ class History:
         order = (EVALUATIONS.c.version, EVALUATIONS.c.source)
         with self._database.transaction() as connection:
             return [_evaluation(row) for row in connection.execute(_of_run(EVALUATIONS, run_id).order_by(*order))]
+
+    def settings(self, run_id: RunId) -> list[SettingsChange]:
+        """Return the first settings of a run and each change by a resume, in their order; empty: none has changed."""
+        with self._database.transaction() as connection:
+            return settings_of(connection, run_id)
 
     def membership(self, run_id: RunId) -> Membership:
         """Return the clients that have joined the run; without a coordinator none is connected."""

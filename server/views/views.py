@@ -1,8 +1,9 @@
 """The views of runs in JSON types, for the commands on this machine and for remote ones."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 from atoll.aggregation.tensors.safetensors_file import read_metadata
@@ -10,8 +11,9 @@ from atoll.parallel.task.metrics import NOT_FINITE, values
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, RunState, Version
+from atoll.server.config.run_changes import changes_of
 from atoll.server.files.run_store import RunStore
-from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow
+from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow
 from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.state_directory import run_folder
 from atoll.server.names.places import CLIENT
@@ -135,7 +137,19 @@ def _whole_run(history: History, row: RunRow) -> Document:
         "waiting": _wait(history, machine),
         "name_conflicts": _conflicts(history, machine),
         "settings": row.config.model_dump(mode="json"),
+        "changes": [*_changes(history.settings(row.run_id))],
     }
+
+
+def _changes(settings: list[SettingsChange]) -> Iterator[Document]:
+    """Yield each change of a run's settings: its time, the first round that it holds in, and old and new values."""
+    for before, after in pairwise(settings):
+        values = changes_of(before.config, after.config)
+        yield {
+            "at": after.at,
+            "round": after.round_id,
+            "values": {key: {"before": old, "after": new} for key, (old, new) in values.items()},
+        }
 
 
 def _best(machine: RunMachine) -> Document | None:

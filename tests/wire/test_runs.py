@@ -9,6 +9,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RunState
 from atoll.server.process import host
 from atoll.server.views.history import History
+from atoll.server.views.views import View, look
 from tests.wire.live_coordinator import TINY, running, settings
 from tests.wire.test_round import live
 
@@ -87,7 +88,7 @@ async def test_a_finished_run_gets_more_rounds_and_other_settings_also_after_a_r
             await report(client, await client.next("invite"))
         await a.next("run_ended")
         for overrides, fault in (
-            ([], "run tiny-1 is finished: 1 round is committed; `atoll run resume tiny-1 --set rounds=2`"),
+            ([], "run tiny-1 is finished: 1 round is committed; `atoll run resume tiny-1 --rounds 2`"),
             (["rounds=1"], "rounds: got 1; 1 are committed already; allowed: integer > 1"),
             (["rounds=2", "seed=9"], "seed: a run keeps it to its end; allowed: rounds, pause, round, cohort"),
             (["rounds=2", "round.mode=fedasync"], "round.mode"),
@@ -109,6 +110,13 @@ async def test_a_finished_run_gets_more_rounds_and_other_settings_also_after_a_r
         assert it.run.machine.ledger.version == 2
     row = History(state).run("tiny-1")
     assert (row.config.rounds, row.config.round.deadline, row.rules.rounds) == (3, 77.0, 1)
+    first, changed = History(state).settings(row.run_id)
+    assert (first.config.rounds, first.round_id) == (1, 1)
+    assert (changed.config, changed.round_id) == (row.config, 2)
+    [change] = look(History(state), View.RUN, "tiny-1")["document"]["changes"]
+    assert change["round"] == 2
+    assert change["values"]["rounds"] == {"before": 1, "after": 3}
+    assert set(change["values"]) == {"rounds", "round.deadline"}
     async with running(state, rounds=1) as it, it.client("a") as a, it.client("b") as b:  # as a supervisor starts it
         assert list(it.coordinator.runs) == ["tiny-1"], "the settings that it began with are its own"
         assert it.run.machine.rules.rounds == 3
@@ -118,6 +126,9 @@ async def test_a_finished_run_gets_more_rounds_and_other_settings_also_after_a_r
     config = settings(state, rounds=1)
     assert await host(config.coordinator, config.run) == 0
     assert "run tiny-1 with these settings is finished already (3 rounds are committed)" in caplog.text
+    async with running(state, rounds=2, name="other") as it, it.admin() as admin:
+        await admin.DeleteRun(pb.DeleteRunRequest(run_id="tiny-1"))
+        assert History(state).settings(row.run_id) == []
 
 
 @live

@@ -1,7 +1,7 @@
 """`atoll run ...`: start, stop, pause, resume and delete runs; list and show them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -174,9 +174,21 @@ def show(
         say(f"version {version}: {metrics_text(measured)}")
     if found["best"]:
         say(best_text(found["best"]))
+    for change in found["changes"]:
+        say(_change_text(change))
     for missing in found["unmeasured"][-1:]:
         say(f"version {missing['version']} was not measured ({missing['source']}): {missing['reason']}")
     say("\n" + seen["toml"].rstrip("\n"))
+
+
+def _change_text(change: dict[str, Any]) -> str:
+    """Return a change of settings as a sentence: `from round 6 on: local.lr 0.1 -> 0.01 (changed 2026-11-27 ...)`."""
+    values = (f"{key} {_plain(value['before'])} -> {_plain(value['after'])}" for key, value in change["values"].items())
+    return f"from round {change['round']} on: {', '.join(values)} (changed {clock(change['at'])})"
+
+
+def _plain(value: Any) -> str:
+    return "absent" if value is None else str(value)
 
 
 def _report(reply: "RunReply", json: bool) -> None:

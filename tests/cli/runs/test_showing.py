@@ -156,7 +156,7 @@ def test_a_damaged_version_is_not_exported(it: Federation, tmp_path: Path) -> No
 
 def test_the_coordinator_s_refusals_come_in_its_own_words(it: Federation) -> None:
     assert refused("run", "resume", "done-1", "--state", it.state) == [
-        "run done-1 is finished: 2 rounds are committed; `atoll run resume done-1 --set rounds=3` (or more) gives it "
+        "run done-1 is finished: 2 rounds are committed; `atoll run resume done-1 --rounds 3` (or more) gives it "
         "further rounds"
     ]
     (fault,) = refused("run", "stop", "nope", "--state", it.state)

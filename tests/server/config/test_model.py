@@ -6,7 +6,7 @@ from atoll.parallel.worker.bench import Measures
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.model import faults_of_metrics
 from atoll.server.config.run import RunConfig
-from atoll.server.config.run_changes import are_equal, changed, differing_keys, with_number_of_versions
+from atoll.server.config.run_changes import are_equal, changed, changes_of, differing_keys, with_number_of_versions
 from atoll.server.rounds.run_rules import EarlyStop, WatchedMetric
 
 EVERY = "evaluation.clients_every=1"
@@ -80,6 +80,17 @@ def test_the_number_of_versions_belongs_to_the_run() -> None:
     assert are_equal(begun, config())  # the same file again
     assert differing_keys(begun, config("model.keep_versions=8")) == ["model.keep_versions"]
     assert differing_keys(begun, config("rounds=3")) == ["rounds"]
+
+
+def test_changes_are_named_one_by_one_with_both_values() -> None:
+    one, other = config("local.lr=0.1", "local.epochs=2"), config("local.lr=0.01", "rounds=3", "model.best=loss")
+    assert changes_of(one, other) == {
+        "rounds": (10, 3),
+        "local.lr": (0.1, 0.01),
+        "local.epochs": (2, None),
+        "model.best": ("", "loss"),
+    }
+    assert changes_of(one, one) == {}
 
 
 def test_a_resume_may_change_them() -> None:

@@ -46,6 +46,8 @@ def events_of(kind):
         return st.builds(kind, update=updates)
     if kind in (ev.ModelEvaluated, ev.ClientEvaluated):
         return st.builds(kind, statistics=st.none() | sums)
+    if kind is ev.MetricsComputed:
+        return st.builds(kind, values=st.dictionaries(st.text(), st.none() | finite, max_size=3))
     if kind is ev.CoordinatorStarted:
         return st.builds(kind, down_since=finite)
     if kind is ev.ResumeRequested:
