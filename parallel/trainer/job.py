@@ -1,5 +1,7 @@
 """The job of a training, and the checks of it before any process group can hang."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +54,7 @@ def check_job(job: Job, world_size: int) -> None:
         plan.mesh.check_world(world_size)
     except ValueError as error:
         faults.append(str(error))
-    if task.fit is not None:
-        faults.append("the task has its own loop (fit), which the trainer can neither distribute nor resume")
-    if not task.sites:
-        faults.append("the task names no sites, so there is no data to pool")
+    faults += _faults_of_inputs(task, config)
     if config.noise_every is not None and plan.mesh.pp > 1:
         faults.append(
             f"train.noise_every: a pipeline cannot measure it, got {config.noise_every} with pp={plan.mesh.pp}"
@@ -80,6 +79,16 @@ def check_job(job: Job, world_size: int) -> None:
         faults.append(str(error))
     if faults:
         raise JobRefused("; ".join(faults))
+
+
+def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
+    """Yield what a training lacks: a loop that is ours, data, the file that it starts from."""
+    if task.fit is not None:
+        yield "the task has its own loop (fit), which the trainer can neither distribute nor resume"
+    if not task.sites:
+        yield "the task names no sites, so there is no data to pool"
+    if config.start is not None and not os.path.isfile(config.start):
+        yield f"train.start: there is no file {config.start}"
 
 
 def check_forward(job: Job, data: Any) -> list[str]:

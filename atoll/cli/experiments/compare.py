@@ -154,6 +154,7 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
     from atoll.cli.training.request import Request, job_of
 
     has_length = any(override.startswith(("train.epochs=", "train.steps=")) for override in overrides)
+    start = [f"train.start={file.model.start}", f"train.strict={_text(file.model.is_strict)}"]
     request = Request(
         task=file.task,
         nproc=None,
@@ -161,7 +162,11 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
         zero=None,
         out=folder / CENTRALIZED,
         device=file.simulation.device,
-        overrides=[*overrides, *([] if has_length else [f"train.epochs={epochs}"])],
+        overrides=[
+            *(start if file.model.start else []),  # both begin alike, unless train.start is given beside it
+            *overrides,
+            *([] if has_length else [f"train.epochs={epochs}"]),
+        ],
         is_fresh=False,
     )
     job_of(request)

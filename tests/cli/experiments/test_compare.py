@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.aggregation.tensors import safetensors_file
 from tests.cli.invoking import invoke, refused
 
 TASK = "atoll.simulations.experiments.tables.digits:task"
@@ -66,3 +67,21 @@ def test_a_metric_that_turns_out_not_to_be_measured_is_named(tmp_path: Path) -> 
     assert result.exit_code == 2
     said = result.stderr.splitlines()[-1]
     assert said.startswith("atoll: --metric: clients/loss was not measured in the federated and the ")
+
+
+def test_both_trainings_start_from_the_same_file(tmp_path: Path) -> None:
+    trained = tmp_path / "trained"
+    assert invoke("train", TASK, "--out", trained, "--device", "cpu", "--set", "train.steps=2").exit_code == 0
+    start = trained / "model.safetensors"
+    asked = ["compare", TASK, *SMALL, "--set", "rounds=1", *FAST, "--epochs", 1, "--no-plot"]
+    asked += ["--set", "train.steps=1", "--set", "local.lr=0.000001"]
+    out = tmp_path / "both"
+    assert invoke(*asked, "--out", out, "--set", f"model.start={start}").exit_code == 0
+    begun = safetensors_file.read(start)
+    federated = out / "federated" / "models" / "versions" / "000001.safetensors"
+    for model in (federated, out / "centralized" / "model.safetensors"):
+        found = safetensors_file.read(model)
+        assert all(abs(found[name] - begun[name]).max() < 1e-4 for name in begun), model
+    missing = refused(*asked, "--out", tmp_path / "no", "--set", f"train.start={tmp_path / 'no.safetensors'}")
+    assert missing == [f"train.start: there is no file {tmp_path / 'no.safetensors'}"]
+    assert not (tmp_path / "no").exists()
