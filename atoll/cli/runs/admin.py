@@ -64,6 +64,10 @@ class NoAnswer(CommandError):
     """No answer at the coordinator's address."""
 
 
+class NotTrusted(NoAnswer):
+    """A server at the coordinator's address, but no connection, because of a certificate: the address is right."""
+
+
 def dialer(state: Path) -> Dialer:
     """Return the dialer, with the owner's credential, of the coordinator that holds `state` and of its ranks.
 
@@ -196,6 +200,8 @@ def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> An
         note(f"there is no {state} here: asking the coordinator at {place.admin_address}")
     try:
         return _ask(dialer, place.admin_address, request)
+    except NotTrusted:
+        raise
     except NoAnswer as error:
         where = identity_folder() / PLACE
         hint = f"if its address has changed, ask its operator for the new one, and set admin_address in {where}"
@@ -244,7 +250,8 @@ def _refusal(error: Any, address: str, waited: float, dialer: Dialer) -> Command
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         within = f" within {waited:.0f} s" if waited >= 1 else ""
         why = asyncio.run(explained(details, address, dialer.credential))
-        return NoAnswer(f"the coordinator at {address} does not answer{within}: {why}")
+        kind = NoAnswer if why == details else NotTrusted
+        return kind(f"the coordinator at {address} does not answer{within}: {why}")
     return CommandError(*without_frames(details))
 
 

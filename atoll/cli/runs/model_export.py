@@ -122,7 +122,7 @@ def best_version(seen: dict[str, Any]) -> int:
     Raises:
         CommandError: no metric decides, or it has had no value yet.
     """
-    found = [int(row["version"]) for row in seen["rows"] if row["best"]]
+    found = [int(row["version"]) for row in seen["rows"] if row.get("best")]
     if not found:
         raise CommandError(f"--best: run {seen['run']} has no best version yet: its setting model.best names a metric")
     return found[0]

@@ -90,4 +90,4 @@ def _kept_text(version: dict[str, Any]) -> str:
     kept = "no"
     if version["kept"]:
         kept = "yes" if version["parts"] == 1 else f"in {version['parts']} parts"
-    return f"{kept}, best" if version["best"] else kept
+    return f"{kept}, best" if version.get("best") else kept  # an older coordinator elsewhere names none

@@ -172,9 +172,9 @@ def show(
             say(conflict["sentence"])
     for version, measured in sorted(found["metrics"].items(), key=lambda item: int(item[0]))[-5:]:
         say(f"version {version}: {metrics_text(measured)}")
-    if found["best"]:
-        say(best_text(found["best"]))
-    for change in found["changes"]:
+    if best := found.get("best"):  # an older coordinator elsewhere shows none
+        say(best_text(best))
+    for change in found.get("changes", ()):
         say(_change_text(change))
     for missing in found["unmeasured"][-1:]:
         say(f"version {missing['version']} was not measured ({missing['source']}): {missing['reason']}")

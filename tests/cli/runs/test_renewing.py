@@ -5,10 +5,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
+import grpc
 import pytest
 
+from atoll.cli.faults import CommandError
 from atoll.cli.runs import admin
+from atoll.protocol.identity import handshake_fault
 from atoll.protocol.identity.certificates import Issuer, key_to_pem, new_key, to_pem
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.enrolling import Place
@@ -67,3 +71,38 @@ def test_what_another_command_has_renewed_meanwhile_is_not_renewed_again(
     monkeypatch.setattr(admin, "renew_once", renew_once)
     admin.elsewhere()
     assert Credential.load(olga) == newer
+
+
+class Unavailable(grpc.RpcError):
+    """A call that found no connection, with the library's text."""
+
+    def __init__(self, details: str) -> None:
+        self._details = details
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return self._details
+
+
+NOTHING_THERE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7072: Connection refused"
+NOT_TRUSTED = "Tls handshake failed (TSI_PROTOCOL_FAILURE): CERTIFICATE_VERIFY_FAILED: certificate has expired"
+
+
+@pytest.mark.parametrize(("details", "is_the_address"), [(NOTHING_THERE, True), (NOT_TRUSTED, False)])
+def test_an_address_is_doubted_only_if_nothing_trusted_could_answer_there(
+    olga: Path, monkeypatch: pytest.MonkeyPatch, details: str, is_the_address: bool
+) -> None:
+    credential(age_s=0.0).store(olga)
+
+    def fails(_: Any) -> Any:
+        raise Unavailable(details)
+
+    monkeypatch.setattr(admin, "CONNECT_S", 0.0)
+    monkeypatch.setattr(handshake_fault, "certificate_at", AsyncMock(side_effect=OSError))
+    with pytest.raises(CommandError) as refused:
+        admin.ask(Path("nowhere"), fails)
+    hints = [fault for fault in refused.value.faults if fault.startswith("if its address has changed")]
+    assert bool(hints) == is_the_address
+    assert ("clock" in str(refused.value)) != is_the_address
