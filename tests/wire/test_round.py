@@ -257,7 +257,7 @@ async def test_run_that_has_ended_begins_anew_only_when_asked_to(tmp_path, caplo
     config = settings(tmp_path / "state", rounds=1)
     assert await host(config.coordinator, config.run) == 0
     assert "run tiny-1 with these settings is finished already (1 round is committed): --stay and" in caplog.text
-    assert "`atoll run resume tiny-1 --set rounds=2` continue it, --again starts a new one" in caplog.text
+    assert "`atoll run resume tiny-1 --rounds 2` continue it, --again starts a new one" in caplog.text
     assert [run.run_id for run in History(tmp_path / "state").runs()] == ["tiny-1"]
     async with running(tmp_path / "state", rounds=2) as it:
         assert list(it.coordinator.runs) == ["tiny-1", "tiny-2"]
