@@ -90,6 +90,7 @@ NOTHING_THERE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:1
 NOT_TRUSTED = "Tls handshake failed (TSI_PROTOCOL_FAILURE): CERTIFICATE_VERIFY_FAILED: certificate has expired"
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(("details", "is_the_address"), [(NOTHING_THERE, True), (NOT_TRUSTED, False)])
 def test_an_address_is_doubted_only_if_nothing_trusted_could_answer_there(
     olga: Path, monkeypatch: pytest.MonkeyPatch, details: str, is_the_address: bool
