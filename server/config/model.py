@@ -14,11 +14,11 @@ MetricName = Annotated[str, Field(max_length=100)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Value = Annotated[float, Field(allow_inf_nan=False)]
 
-
 OF_A_RUN, BEST = "run:", "best"
+"""The beginning of a start that names a run, and its best version in place of a number."""
 
 
-def watched(name: str, source: Source | None, mode: Mode | None) -> WatchedMetric:
+def _metric_of(name: str, source: Source | None, mode: Mode | None) -> WatchedMetric:
     """Return a metric with the defaults of its settings."""
     return WatchedMetric(name, source or "server", mode or ("min" if name == "loss" else "max"))
 
@@ -86,7 +86,7 @@ class ModelConfig(BaseModel):
     @property
     def metric(self) -> WatchedMetric | None:
         """The metric of the best version; None: no version is the best."""
-        return watched(self.best, self.source, self.mode) if self.best else None
+        return _metric_of(self.best, self.source, self.mode) if self.best else None
 
 
 class StopConfig(BaseModel):
@@ -127,7 +127,7 @@ class StopConfig(BaseModel):
         """The rule of the run's machine; None: no early stop."""
         if not self.metric:
             return None
-        metric = watched(self.metric, self.source, self.mode)
+        metric = _metric_of(self.metric, self.source, self.mode)
         return EarlyStop(metric, self.patience or 0, self.min_delta or 0.0, self.target)
 
 

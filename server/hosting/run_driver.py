@@ -154,8 +154,8 @@ class RunDriver:
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
         add_rows(self._rows, decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
-        is_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
-        keep = Keep.after(self._seq, self.machine, self.config.round) if is_end else None
+        has_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
+        keep = Keep.after(self._seq, self.machine, self.config.round) if has_end else None
         if isinstance(event, ResumeRequested) and event.rules is not None:
             following = self.machine.ledger.next_round
             self._rows.settings.append(SettingsChange(self.run_id, self.config, self._seq, now, following))

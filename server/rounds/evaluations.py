@@ -4,6 +4,7 @@ A run with an early stop opens its next round after the value of the newest vers
 the values alone and never on the time that an evaluation takes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from atoll.protocol.vocabulary import DECLINES, RunState, Version
@@ -23,14 +24,14 @@ from atoll.server.rounds.run_rules import MeasuredVersion, RunRules, Source, Wat
 from atoll.server.rounds.update_intake import Intake
 
 
-class Evaluations(Intake):
+class Evaluations(Intake, ABC):
     """The part of a run's machine that asks for evaluations and takes their results; `run_machine` has the rest."""
 
-    def _next_round_or_end(self) -> Effects:
-        raise NotImplementedError
+    @abstractmethod
+    def _next_round_or_end(self) -> Effects: ...
 
-    def _pause(self, event: PauseRequested, now: float) -> Effects:
-        raise NotImplementedError
+    @abstractmethod
+    def _pause(self, event: PauseRequested, now: float) -> Effects: ...
 
     # ------------------------------------------------------------ requests and answers
 
