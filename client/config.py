@@ -11,6 +11,7 @@ from atoll.protocol.identity.names import is_name
 from atoll.protocol.settings import STRICT, Folder
 from atoll.protocol.wire.channel import Address, loopback_only
 
+Plain = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 
 
@@ -35,6 +36,11 @@ class AgentConfig(BaseModel):
     state: Folder = Field(default="atoll-agent", validate_default=True)
     """State directory, one for each agent: its credential, its models, and the spool of finished updates that the
     coordinator has not answered yet."""
+
+    task: dict[str, Plain] = {}
+    """The site's own values for its tasks' `settings`, such as `file = "patients.csv"`: they never leave this machine.
+    A relative path in them is the task's own affair. Each task takes the names that it declares; a name that none of
+    them declares is refused."""
 
     policy: Folder | None = None
     """The site's own policy, a TOML file that is read again whenever it changes (docs/policy.md); absent: all tasks

@@ -68,6 +68,7 @@ async def run_agent(
                 lease=config.lease,
                 threads=config.threads or None,
                 device=config.device,
+                settings=config.task,
                 load_timeout=config.load_timeout,
             )
         membership = replace(membership, dialer=through_proxy(membership.dialer, os.environ))

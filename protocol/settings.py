@@ -12,7 +12,7 @@ import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -105,6 +105,7 @@ def load_text(model_type: type[Model], text: str, overrides: Sequence[str] = (),
     """
     faults = []
     document: dict[str, Any] = {}
+    short_tables: ShortTables = getattr(model_type, "short_tables", {})
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
@@ -112,11 +113,12 @@ def load_text(model_type: type[Model], text: str, overrides: Sequence[str] = (),
     overridden = []
     for override in overrides:
         try:
-            overridden.append(_apply(override, document))
+            overridden.append(_apply(override, document, short_tables))
         except ValueError as error:
             faults.append(_line("--set", str(error)))
     if faults:
         raise ConfigError(faults)
+    _in_full(document, short_tables)
     try:
         return model_type.model_validate(document)
     except ValidationError as error:
@@ -136,19 +138,38 @@ def _line(source: str, what: str) -> str:
 # ---------------------------------------------------------------- --set
 
 
-def _apply(override: str, document: dict[str, Any]) -> tuple[str, ...]:
-    """Put `a.b=value` into the document and return its key; raises ValueError."""
+ShortTables = Mapping[str, tuple[str, str]]
+"""Texts that may be written as a table: the key of the text in it, and the field of its other keys."""
+
+
+def _in_full(document: dict[str, Any], short_tables: ShortTables) -> None:
+    """Turn the tables of a document that stand for a text into the text and the field of their other keys."""
+    for name, (key, others) in short_tables.items():
+        table = document.get(name)
+        if isinstance(table, dict):
+            rest = {each: value for each, value in table.items() if each != key}
+            document[others] = {**document.get(others, {}), **rest}
+            del document[name]
+            if key in table:
+                document[name] = table[key]
+
+
+def _apply(override: str, document: dict[str, Any], short_tables: ShortTables) -> tuple[str, ...]:
+    """Put `a.b=value` into the document and return its key in the model; raises ValueError."""
     name, equals, text = override.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(_BARE_KEY.fullmatch(part) for part in key):
         raise ValueError(f"got {without_password(override)!r}; allowed: key=value, with a key such as round.quorum")
     table = document
+    if len(key) == 2 and isinstance(text_alone := document.get(key[0]), str) and key[0] in short_tables:
+        document[key[0]] = {short_tables[key[0]][0]: text_alone}
     for part in key[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ValueError(f"{'.'.join(key)}: {part} is not a table")
     table[key[-1]] = _value(".".join(key), text.strip())
-    return key
+    reference, others = short_tables.get(key[0], ("", ""))
+    return (others, *key[1:]) if others and len(key) > 1 and key[1] != reference else key
 
 
 def _value(key: str, text: str) -> Any:

@@ -83,6 +83,7 @@ class Jobs:
                 model=self._cache.path(invitation.model_digest),
                 out=self._update_out,
                 round_id=invitation.round_id,
+                version=invitation.base_version,
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
                 algorithm=invitation.algorithm,
@@ -171,6 +172,7 @@ class Jobs:
             order = EvaluateOrder(
                 task=request.task,
                 model=self._cache.path(request.model_digest),
+                version=request.version,
                 local=_overrides(request.local),
                 own=self._client_state.find(request.run_id, request.counted_round),
                 model_seed=request.model_seed,

@@ -28,8 +28,10 @@ class TrainOrder:
     """File of the update."""
     round_id: int
     seed: int
+    version: int = 0
+    """Version of the global model."""
     local: Mapping[str, Any]
-    """Overrides of the task's Local."""
+    """Values of the run for the task (`given`)."""
     algorithm: str = "fedavg"
     own: Path | None = None
     """File with the client state after the newest training that counted."""
@@ -53,8 +55,10 @@ class EvaluateOrder:
 
     task: str
     model: Path
+    version: int = 0
+    """Version of the global model."""
     local: Mapping[str, Any]
-    """Overrides of the task's Local."""
+    """Values of the run for the task (`given`)."""
     own: Path | None = None
     """File with the client state after the newest training that counted."""
     model_seed: int = 0

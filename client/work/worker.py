@@ -43,6 +43,7 @@ class WorkerRunner:
         lease: seconds that a worker may outlive its budget before it is killed.
         threads: threads of the training; None: the number that torch chooses.
         device: "auto", "cpu" or "cuda".
+        settings: the site's own settings for its tasks.
         load_timeout: seconds in which a worker must have loaded its task.
     """
 
@@ -55,9 +56,11 @@ class WorkerRunner:
         lease: float,
         threads: int | None = None,
         device: str = "cpu",
+        settings: Mapping[str, Any] | None = None,
         load_timeout: float = LOAD_TIMEOUT_S,
     ) -> None:
         self._references, self._log_path = dict(tasks), state.worker_log
+        self._settings = dict(settings or {})
         self._workers = {
             name: Worker(
                 reference,
@@ -65,6 +68,7 @@ class WorkerRunner:
                 site=site,
                 threads=threads,
                 device=device,
+                settings=self._settings,
                 load_timeout_s=load_timeout,
             )
             for name, reference in tasks.items()
@@ -79,7 +83,7 @@ class WorkerRunner:
 
     async def describe(self) -> int:
         """Load every task once, and return the largest number of training examples; see `Runner`."""
-        most = 0
+        most, declared = 0, set[str]()
         for name in self._workers:
             try:
                 answer = await self._run(name, "describe", DESCRIBE_TIMEOUT_S, {})
@@ -91,7 +95,13 @@ class WorkerRunner:
                 if (what_to_do := said_of_data(last, self._references[name])) is not None:
                     raise DataAway([f"{message}: {what_to_do}"]) from error
                 raise ConfigError([message]) from error
-            most = max(most, answer["num_examples"] or 0)
+            most, declared = max(most, answer["num_examples"] or 0), declared.union(answer["settings"])
+        if unknown := sorted(self._settings.keys() - declared):
+            known = ", ".join(sorted(declared)) or "none"
+            tasks = ", ".join(self._references.values())
+            raise ConfigError(
+                [f"task.{name}: unknown key (known, from the settings of {tasks}: {known})" for name in unknown]
+            )
         return most
 
     async def train(self, order: TrainOrder) -> Training:
@@ -101,6 +111,7 @@ class WorkerRunner:
             "out": str(order.out.absolute()),
             "seed": order.seed,
             "round_id": order.round_id,
+            "version": order.version,
             "local": dict(order.local),
             "algorithm": order.algorithm,
             "own": str(order.own.absolute()) if order.own else None,
@@ -130,6 +141,7 @@ class WorkerRunner:
         request = {
             "model": str(order.model.absolute()),
             "split": "test",
+            "version": order.version,
             "local": dict(order.local),
             "own": str(order.own.absolute()) if order.own else None,
             "model_seed": order.model_seed,

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
+from atoll.parallel.task.context import Context, within
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import seeded
 
@@ -172,7 +173,7 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
     Raises:
         TaskBroken: it is no module.
     """
-    with seeded(seed):
+    with seeded(seed), within(Context(seed=seed, options=task.options)):
         model = task.model()
     if not isinstance(model, torch.nn.Module):
         raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")

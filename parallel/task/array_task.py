@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from atoll.parallel.task.context import Context
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.metrics import Statistics, as_statistics
 
@@ -31,7 +32,11 @@ class Instructions:
     has."""
 
     local: Mapping[str, Any] = field(default_factory=dict)
-    """The run's table of local settings (TOML `[local]`), unchecked: the task decides what its keys mean."""
+    """The run's table of local settings (TOML `[local]`), unchecked: the task decides what its keys mean. Settings with
+    a schedule have their values in this round."""
+
+    context: Context = field(default_factory=Context)
+    """The same, as a `Task`'s functions get it, with the version of the model, the options and the site's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,10 @@ class ArrayTask(Protocol):
       data. The split is "train" or "test" of a site, or "server", where the site is None.
     - `num_examples(site)`: return the size of a site's training data.
     - `metrics`: a `Metric` by name, for each value that is not total / count.
+    - `options` and `settings`: values of a run and of a site by name, with their defaults, as in `Task`.
+
+    `initial`, `evaluate` and `num_examples` may have a further parameter named `context`, in which they get the
+    `Context`.
     """
 
     def initial(self, seed: int) -> "Arrays":

@@ -37,7 +37,7 @@ def overridden(
         if key not in hints:
             faults.append(f"{section}.{key}: unknown key, got {given!r} (known: {', '.join(hints)})")
             continue
-        value = _read(hints[key], given) if isinstance(given, str) else given
+        value = read_value(hints[key], given) if isinstance(given, str) else given
         if fits(hints[key], value):
             changes[key] = value
         else:
@@ -78,7 +78,7 @@ def words(hint: tuple[type, ...]) -> str:
     return " or ".join("none" if kind is NoneType else kind.__name__ for kind in hint)
 
 
-def _read(hint: tuple[type, ...], text: str) -> object:
+def read_value(hint: tuple[type, ...], text: str) -> object:
     """Return the value that the text of a command line denotes; the text itself if it denotes none."""
     if NoneType in hint and text.lower() == "none":
         return None

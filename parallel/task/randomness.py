@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atoll.parallel.task.context import context_of, within
+
 if TYPE_CHECKING:
     from atoll.parallel.task.task import Task
 
@@ -54,7 +56,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def data_of(task: "Task", site: str, split: str) -> Any:
     """Return `task.data(site, split)`, read with seeded generators."""
-    with seeded(DATA_SEED):
+    with seeded(DATA_SEED), within(context_of(task, site=site)):
         return task.data(site, split)
 
 
@@ -62,5 +64,5 @@ def server_data_of(task: "Task") -> Any:
     """Return the server's data, read with seeded generators; None: the task has none."""
     if task.test_data is None:
         return None
-    with seeded(DATA_SEED):
+    with seeded(DATA_SEED), within(context_of(task)):
         return task.test_data()

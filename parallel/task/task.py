@@ -1,15 +1,17 @@
 """The `Task` of a user, and the way to load it. Importing this file does not import torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
 from atoll.parallel.task.collated import CollatedData
+from atoll.parallel.task.context import Context, context_of, contextual
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.eager import step_without_compiler
 from atoll.parallel.task.errors import TaskNotFound
+from atoll.parallel.task.given import Plain, value_faults, with_tables, with_values
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metric
 from atoll.parallel.task.reference import ReferenceNotFound, is_file, load_module, split
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayTask",
+    "Context",
     "Deadline",
     "Instructions",
     "Local",
@@ -45,18 +48,21 @@ class Task:
             test_data=load_test,
         )
 
+    `model`, `data`, `loss`, `test_data`, `fit` and the metrics may have a further parameter named `context`, in which
+    they get the `Context`: site, round, version, seed, deadline, options and settings.
+
     Raises:
         ValueError: a field is of a wrong type; the message lists all faults.
     """
 
-    model: "Callable[[], torch.nn.Module]"
+    model: "Callable[..., torch.nn.Module]"
     """() -> the model with its initial weights; `outputs = model(inputs)`."""
 
-    data: Callable[[str, str], Any]
+    data: Callable[..., Any]
     """(site, split) -> map-style data set of (inputs, targets), split being "train" or "test"; None if the site has no
     such split."""
 
-    loss: "Callable[[Any, Any], torch.Tensor]"
+    loss: "Callable[..., torch.Tensor]"
     """(outputs, targets) -> mean loss over the batch: over its examples, or over other units (tokens, weights)."""
 
     sites: Sequence[str] = ()
@@ -70,10 +76,10 @@ class Task:
     local: Local = field(default_factory=Local)
     """The settings of the local training; a run's TOML may override them."""
 
-    test_data: Callable[[], Any] | None = None
+    test_data: Callable[..., Any] | None = None
     """() -> the server's data set, on which the coordinator measures every version; None: it measures none."""
 
-    fit: Callable[[Any, Any, Local, Deadline], float] | None = None
+    fit: Callable[..., float] | None = None
     """(model, data, local, deadline) -> fraction of the work done, in (0, 1]: a training loop of your own (Lightning,
     Hugging Face) in place of the built-in one."""
 
@@ -86,16 +92,58 @@ class Task:
     """rows -> the batch (inputs, targets), for rows that torch cannot stack as they are: dicts, triples, texts of
     different lengths, which are padded here. None: rows are (inputs, targets) of equal shapes."""
 
+    options: Mapping[str, Plain | None] = field(default_factory=dict)
+    """Values of a run by name, with their defaults: a run's `[task]` table may set others of the same types, for all
+    sites alike. They are `context.options`."""
+
+    settings: Mapping[str, Plain | None] = field(default_factory=dict)
+    """Values of a site by name, with their defaults, such as the path of its file: the `[task]` table of its
+    `agent.toml` may set others of the same types, which never leave the site. They are `context.settings`."""
+
+    site_settings: Mapping[str, Mapping[str, Plain | None]] = field(default_factory=dict)
+    """Settings of some sites by their names, over `settings`: for a simulation and a centralized training, whose files
+    may set them in `[sites.NAME]`."""
+
     def __post_init__(self) -> None:
         faults = list(_faults(self))
         if faults:
             raise ValueError("Task: " + "; ".join(faults))
         object.__setattr__(self, "sites", tuple(self.sites))
-        if self.collate is not None:
-            for name in ("data", "test_data"):
-                given = getattr(self, name)
-                if given is not None and not isinstance(given, CollatedData):  # `replace` has wrapped it already
-                    object.__setattr__(self, name, CollatedData(given, self.collate))
+        otherwise = context_of(self)
+        for name in ("model", "data", "loss", "test_data", "fit"):
+            object.__setattr__(self, name, self._wrapped(name, otherwise))
+        metrics = {name: _contextual_metric(metric, otherwise) for name, metric in self.metrics.items()}
+        object.__setattr__(self, "metrics", metrics)
+
+    def _wrapped(self, name: str, otherwise: Context) -> Any:
+        """Return a function of the task with its context, and with the collation of its data."""
+        function = getattr(self, name)
+        if isinstance(function, CollatedData):  # `dataclasses.replace` gives what was wrapped before
+            function = function.data
+        function = contextual(function, otherwise)
+        has_rows = name in ("data", "test_data") and function is not None and self.collate is not None
+        return CollatedData(function, self.collate) if has_rows and self.collate is not None else function
+
+    def with_options(self, values: Mapping[str, Any]) -> "Task":
+        """Return a copy with a run's options; errors as in `given.with_values`."""
+        changed = with_values(self.options, values, where="task", declared_by="Task(options=...)")
+        return replace(self, options=changed) if values else self
+
+    def with_settings(self, values: Mapping[str, Any]) -> "Task":
+        """Return a copy with a site's settings; errors as in `given.with_values`."""
+        changed = with_values(self.settings, values, where="task", declared_by="Task(settings=...)")
+        return replace(self, settings=changed) if values else self
+
+    def with_site_settings(self, tables: Mapping[str, Mapping[str, Any]]) -> "Task":
+        """Return a copy with the settings of some sites; errors as in `given.with_tables`."""
+        changed = with_tables(self.settings, self.site_settings, tables, self.sites)
+        return replace(self, site_settings=changed) if tables else self
+
+
+def _contextual_metric(metric: Any, otherwise: Context) -> Any:
+    if isinstance(metric, Metric):
+        return replace(metric, statistics=contextual(metric.statistics, otherwise))
+    return contextual(metric, otherwise)
 
 
 def _faults(task: Task) -> Iterator[str]:
@@ -111,6 +159,8 @@ def _faults(task: Task) -> Iterator[str]:
         yield f"local must be a Local, got {task.local!r}"
     yield from _site_faults(task.sites)
     yield from _metric_faults(task.metrics)
+    yield from value_faults("options", task.options)
+    yield from value_faults("settings", task.settings)
 
 
 def _site_faults(sites: object) -> Iterator[str]:

@@ -28,6 +28,7 @@ from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.local_training.warm_start import Start, StartRefused, start_model
 from atoll.parallel.optimizers.make import make_optimizer
+from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.config import TrainConfig
@@ -102,6 +103,11 @@ def train(job: Job, here: Surroundings) -> Result:
         RunDiffers, CheckpointMismatch: the folder holds another training.
         NotFinite: the loss is no longer finite.
     """
+    with within(context_of(job.task, seed=job.config.seed)):
+        return _train(job, here)
+
+
+def _train(job: Job, here: Surroundings) -> Result:
     check_job(job, here.world.size)
     data, tests = training_data(job.task), test_data(job.task)
     borrowed = check_forward(job, data)

@@ -7,12 +7,15 @@ from atoll.aggregation.tensors.layout import CONTROL
 from atoll.parallel.local_training.algorithms import check_algorithm
 from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
+from atoll.parallel.task.array_values import valued
 from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_of
+from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
+from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import seed_everything, seeded
-from atoll.parallel.worker.bench import Measures, Outcome, Received
+from atoll.parallel.worker.bench import Measures, Outcome, Received, only_declared
 
 
 class ArrayBench:
@@ -20,14 +23,18 @@ class ArrayBench:
 
     def __init__(self, task: ArrayTask, request: dict[str, Any]) -> None:
         self.metrics: Metrics = getattr(task, "metrics", {})
-        self._task = task
+        given = Given.read(request.get("local") or {})
+        self._loaded = valued(task, settings=only_declared(request, getattr(task, "settings", {})))
+        self._task, self._options = valued(self._loaded, given.options), given.options
         self._site: str | None = request.get("site")
-        self._local: dict[str, Any] = request.get("local") or {}
+        given.overrides(1)  # every schedule has a start
+        self._local = given.local
         check_algorithm(request.get("algorithm") or "fedavg", None)
 
     def initial(self, seed: int) -> Arrays:
         """Return the task's initial arrays, checked."""
-        with seeded(seed):  # for libraries that draw from a global generator
+        context = context_of(self._task, seed=seed)
+        with seeded(seed), within(context):  # seeded for libraries that draw from a global generator
             arrays = self._task.initial(seed)
         layout_of(arrays)
         if reserved := [name for name in arrays if name.startswith(CONTROL)]:
@@ -40,6 +47,10 @@ class ArrayBench:
             raise TaskBroken(str(error)) from error
         return arrays
 
+    def settings(self) -> list[str]:
+        """Return the names of the site's settings that the task declares."""
+        return list(getattr(self._task, "settings", {}))
+
     def aliases(self) -> Aliases:
         """Return nothing: arrays have one name each."""
         return {}
@@ -51,7 +62,8 @@ class ArrayBench:
     def num_examples(self) -> int | None:
         """Return the task's own number; None without a site, or if the task has none."""
         count = getattr(self._task, "num_examples", None)
-        return int(count(self._site)) if count is not None and self._site is not None else None
+        with within(context_of(self._task, site=self._site)):
+            return int(count(self._site)) if count is not None and self._site is not None else None
 
     def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
         """Let the task train; it has to observe the deadline by itself."""
@@ -60,10 +72,13 @@ class ArrayBench:
         check_algorithm(request.get("algorithm") or "fedavg", None)
         if deadline.passed():
             raise OutOfTime("the deadline passed before the training began")
-        local = self._local | (request.get("local") or {})
+        given, version = self._given(request), request.get("version") or 0
         parameters = arrays.version
         layout = layout_of(parameters)
-        instructions = Instructions(self._site, request["seed"], request.get("round_id", 0), deadline, local)
+        seed, round_id = request["seed"], request.get("round_id", 0)
+        context = context_of(self._task, site=self._site, round=round_id, version=version, seed=seed, deadline=deadline)
+        local = {**self._local, **given.overrides(version + 1)}
+        instructions = Instructions(self._site, seed, round_id, deadline, local, context)
         seed_everything(instructions.seed)
         trained = checked(self._task.train(parameters, instructions))
         check_like(trained.update, layout, may_omit=True)  # the coordinator decides about partial updates
@@ -72,13 +87,22 @@ class ArrayBench:
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
         """Return the statistics of the task's own `evaluate`, or the reason why there are none."""
+        self._given(request)
         evaluate, split = getattr(self._task, "evaluate", None), request["split"]
         site = None if split == "server" else self._site
         if evaluate is None or (split != "server" and site is None):
             return "the task has no `evaluate`, or there is no site"
-        with seeded(request.get("model_seed") or 0):
+        seed, version = request.get("model_seed") or 0, request.get("version") or 0
+        with seeded(seed), within(context_of(self._task, site=site, version=version, seed=seed)):
             statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
         return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)
+
+    def _given(self, request: dict[str, Any]) -> Given:
+        """Return the values of the request's run, and take its options."""
+        given = Given.read(request.get("local") or {})
+        if "local" in request and given.options != self._options:  # the worker's last run had others
+            self._task, self._options = valued(self._loaded, given.options), given.options
+        return given
 
     def measures(self) -> Measures:
         """Return that the task's `evaluate` names its metrics itself, or that it has none."""

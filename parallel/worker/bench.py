@@ -1,5 +1,6 @@
 """The bench, a task with one site ready for work: the interface of both kinds of task to the worker process."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,6 +56,10 @@ class Bench(Protocol):
         """Return the tensors of version 0."""
         ...
 
+    def settings(self) -> list[str]:
+        """Return the names of the site's settings that the task declares."""
+        ...
+
     def aliases(self) -> Aliases:
         """Return the names of the tied tensors of the model."""
         ...
@@ -78,3 +83,9 @@ class Bench(Protocol):
     def measures(self) -> Measures:
         """Return what an evaluation measures."""
         ...
+
+
+def only_declared(request: Json, declared: Mapping[str, Any]) -> Json:
+    """Return a site's settings without those of its other tasks, of which the agent knows the names."""
+    settings: Json = request.get("settings") or {}
+    return {name: value for name, value in settings.items() if name in declared}

@@ -24,13 +24,15 @@ from atoll.parallel.local_training.training import evaluate, make_optimizer, tra
 from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays, check_like
+from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
+from atoll.parallel.task.given import Given
 from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Json, Measures, Outcome, Received
+from atoll.parallel.worker.bench import Json, Measures, Outcome, Received, only_declared
 
 
 class ModelBench:
@@ -39,11 +41,13 @@ class ModelBench:
     def __init__(self, task: Task, request: dict[str, Any]) -> None:
         if request.get("threads"):
             torch.set_num_threads(request["threads"])
-        self.metrics = task.metrics
-        self._task = task
+        given = Given.read(request.get("local") or {})
+        self._loaded = task.with_settings(only_declared(request, task.settings))
+        self._task, self._options = self._loaded.with_options(given.options), given.options
         self._site: str | None = request.get("site")
         self._device = _device(request.get("device") or "cpu")
-        self._local = task.local.with_overrides(request.get("local") or {})
+        given.check(task.local, request.get("rounds") or 1)
+        self._local = task.local.with_overrides(given.local)
         self._algorithm: str = request.get("algorithm") or "fedavg"
         check_algorithm(self._algorithm, self._local, has_fit=task.fit is not None)
         self._model: torch.nn.Module | None = None
@@ -51,6 +55,11 @@ class ModelBench:
         if self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
         self._datasets: dict[str, Any] = {}
+
+    @property
+    def metrics(self) -> Metrics:
+        """The task's metrics."""
+        return self._task.metrics
 
     def initial(self, seed: int) -> Arrays:
         """Return a newly built model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
@@ -60,6 +69,10 @@ class ModelBench:
         if self._algorithm == "scaffold":
             arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
         return arrays
+
+    def settings(self) -> list[str]:
+        """Return the names of the site's settings that the task declares."""
+        return list(self._task.settings)
 
     def aliases(self) -> Aliases:
         """Return the names of the tied tensors of the model."""
@@ -77,22 +90,23 @@ class ModelBench:
 
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
-        local, algorithm = self._local.with_overrides(request.get("local") or {}), request.get("algorithm") or "fedavg"
+        local, algorithm = self._local_of(request, request.get("version") or 0), request.get("algorithm") or "fedavg"
         check_algorithm(algorithm, local, has_fit=self._task.fit is not None)
         dataset, model = self._training_data(), self._the_model(request)
         before, stays = self._merged(arrays, local, request, model)
         load_parameters(model, before)
         control = _control_variates(model, arrays, stays) if algorithm == "scaffold" else None
-        work = train_locally(
-            self._task,
-            model,
-            dataset,
-            local,
-            seed=request["seed"],
-            deadline=deadline,
-            device=self._device,
-            corrections=control.corrections if control else None,
-        )
+        with within(self._context(request, round=request.get("round_id") or 0, deadline=deadline)):
+            work = train_locally(
+                self._task,
+                model,
+                dataset,
+                local,
+                seed=request["seed"],
+                deadline=deadline,
+                device=self._device,
+                corrections=control.corrections if control else None,
+            )
         update, report = update_of(before, model), Json(steps=work.steps)
         own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
         update = {name: array for name, array in update.items() if name not in stays}
@@ -105,12 +119,25 @@ class ModelBench:
 
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
         """Evaluate on the site's split with its local layers, or on the server's data."""
-        local, where = self._local.with_overrides(request.get("local") or {}), request["split"]
+        local, where = self._local_of(request, request.get("version") or 0), request["split"]
         if why_not := self._why_not(where, local):
             return why_not
         model, dataset = self._the_model(request), self._dataset(where)
         load_parameters(model, self._merged(arrays, local, request, model)[0])
-        return evaluate(self._task, model, dataset, device=self._device, seed=_model_seed(request))
+        with within(self._context(request, site=None if where == "server" else self._site)):
+            return evaluate(self._task, model, dataset, device=self._device, seed=_model_seed(request))
+
+    def _local_of(self, request: Json, version: int) -> Local:
+        """Return the settings of the round after a version; take the options of the request's run."""
+        given = Given.read(request.get("local") or {})
+        if "local" in request and given.options != self._options:  # the worker's last run had others
+            self._task, self._options = self._loaded.with_options(given.options), given.options
+            self._model, self._datasets = None, {}
+        return given.local_of(self._local, version + 1)
+
+    def _context(self, request: Json, **circumstances: Any) -> Context:
+        fields = {"site": self._site, "version": request.get("version") or 0} | circumstances
+        return context_of(self._task, seed=request.get("seed") or _model_seed(request), **fields)
 
     def measures(self) -> Measures:
         """Return the names of the loss and the task's metrics, and whether the server has data for them."""

@@ -61,7 +61,8 @@ class Operations:
 
     def _describe(self, request: Json, deadline: Deadline) -> Json:
         bench = self._loaded()
-        return {"num_examples": bench.num_examples(), "layout": layout_fields(layout_of(bench.initial(0)))}
+        layout = layout_fields(layout_of(bench.initial(0)))
+        return {"num_examples": bench.num_examples(), "layout": layout, "settings": bench.settings()}
 
     def _initial(self, request: Json, deadline: Deadline) -> Json:
         start = Start(Path(request["start"]), request["strict"]) if request.get("start") else None

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,17 @@ class WorkerError(RuntimeError):
         super().__init__(f"{kind}: {detail}")
 
 
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """The terms of a run for its task."""
+
+    local: Mapping[str, Any] = field(default_factory=dict)
+    """The values of the run for the task (`given`)."""
+    algorithm: str = "fedavg"
+    rounds: int = 1
+    """The number of rounds for which the values must fit."""
+
+
 class Worker:
     """One task of one site, in a process that is started on demand, and again after it has ended.
 
@@ -67,8 +79,8 @@ class Worker:
         task: `module:attribute` or `path/to/file.py:attribute`.
         log_path: the file to which the process's stderr, and all prints of the user's code, are appended.
         site: the owner of the data; None for a worker that only evaluates on the server's data.
-        local: overrides of the task's local training.
-        algorithm: the run's algorithm; a task that does not fit it does not load.
+        run: the run's terms for the task; a task that does not allow them does not load.
+        settings: the site's own settings for the task.
         threads: number of threads of the process; None: the libraries' own choice.
         device: torch's device: "cpu", "cuda", or "auto" for a GPU if there is one.
         load_timeout_s: seconds in which the process must have started and loaded the task.
@@ -80,8 +92,8 @@ class Worker:
         *,
         log_path: Path,
         site: str | None = None,
-        local: Mapping[str, Any] | None = None,
-        algorithm: str = "fedavg",
+        run: RunTerms | None = None,
+        settings: Mapping[str, Any] | None = None,
         threads: int | None = None,
         device: str = "cpu",
         load_timeout_s: float = LOAD_TIMEOUT_S,
@@ -90,8 +102,8 @@ class Worker:
         self._load = {
             "task": task,
             "site": site,
-            "local": dict(local or {}),
-            "algorithm": algorithm,
+            "settings": dict(settings or {}),
+            **asdict(run or RunTerms()),
             "threads": threads,
             "device": device,
         }

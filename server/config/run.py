@@ -4,17 +4,19 @@ The string under a field is its documentation: `docs/configuration.md` is genera
 """
 
 import re
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.parallel.task.given import OPTION
 from atoll.protocol.reference import Reference, check_known_or_reference
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.process import CoordinatorConfig
+from atoll.server.config.schedule import ScheduleConfig, faults_of_optimizer, optimizer_at
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules, Source
@@ -135,11 +137,19 @@ class RunConfig(BaseModel):
 
     model_config = STRICT
 
+    short_tables: ClassVar[Mapping[str, tuple[str, str]]] = {"task": ("reference", "options")}
+    """Texts that may be written as a table: the key of the text in it, and the field of its other keys."""
+
     name: str = "run"
     """Name of the run: 1 to 64 of the characters a-z, 0-9, - and _."""
 
     task: Reference
-    """Task: `module:attribute` or `path/to/file.py:attribute`; the first argument on the command line."""
+    """Task: `module:attribute` or `path/to/file.py:attribute`; the first argument on the command line. As a table,
+    `[task]`: its `reference`, and the values of `options`."""
+
+    options: dict[str, Plain] = {}
+    """Values of the task's own `options`, checked by the task: the other keys of the table `[task]`, such as
+    `smoothing = 0.1`, or `--set task.smoothing=0.1`."""
 
     rounds: int = Field(default=10, ge=1, le=2**31)
     """Commits after which the run is finished; abandoned rounds do not count."""
@@ -165,6 +175,9 @@ class RunConfig(BaseModel):
     local: dict[str, Plain | list[Plain]] = {}
     """Overrides of the task's own `Local`, such as `lr = 0.05`: plain values, checked by the task."""
 
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Settings that change over the rounds."""
+
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation of versions."""
 
@@ -173,6 +186,18 @@ class RunConfig(BaseModel):
 
     stop: StopConfig = StopConfig()
     """The early end of a run by a metric."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that the run gives to its task, as they travel: see `parallel.task.given`."""
+        schedules = {
+            key: schedule.table(self.rounds, self.local.get(key)) for key, schedule in self.schedule.local.items()
+        }
+        return {**self.local, **schedules, **{f"{OPTION}{name}": value for name, value in self.options.items()}}
+
+    def optimizer_at(self, version: int) -> OptimizerConfig:
+        """Return the settings of the server optimizer for the step to a version."""
+        return optimizer_at(self.optimizer, self.schedule.optimizer, version, rounds=self.rounds)
 
     @property
     def rules(self) -> RunRules:
@@ -198,9 +223,20 @@ class RunConfig(BaseModel):
         evaluation = self.evaluation
         every: dict[Source, int] = {"server": evaluation.server_every, "clients": evaluation.clients_every}
         faults += faults_of_watching(self.model, self.stop, every=every)
+        faults += faults_of_optimizer(self.optimizer, self.schedule.optimizer, self.rounds)
+        faults += self._faults_of_schedules()
         if faults:
             raise ValueError("; ".join(faults))
         return self
+
+    def _faults_of_schedules(self) -> Iterator[str]:
+        """Yield the local settings with two starts, or with a list beside a value of their own."""
+        for key, schedule in self.schedule.local.items():
+            if key in self.local and (schedule.start is not None or schedule.kind == "list"):
+                name = "values" if schedule.kind == "list" else "start"
+                yield f"schedule: local.{key}: has {name}, and local.{key} is set too: leave one out"
+        if self.schedule.optimizer and self.round.mode == "fedasync":
+            yield "schedule: optimizer: mode fedasync has none but its alpha, which is round.alpha"
 
     def _faults_of_fedasync(self) -> Iterator[str]:
         """Yield the settings that mode fedasync excludes: its step is one update, mixed in by alpha."""

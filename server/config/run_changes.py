@@ -7,7 +7,7 @@ from typing import Any
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig
 
-CHANGEABLE = ("rounds", "pause", "round", "cohort", "local", "evaluation", "model", "stop")
+CHANGEABLE = ("rounds", "pause", "round", "cohort", "local", "schedule", "evaluation", "model", "stop", "options")
 """The keys and tables that a resumed run may change; the others are part of its model or of its name."""
 
 ONE_FROM_THE_BEGINNING = ("round.mode", "round.buffer_size", "round.alpha", "model.start", "model.strict")
@@ -35,7 +35,8 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
     for key in differing_keys(old, new):
         if key.partition(".")[0] not in CHANGEABLE or key in ONE_FROM_THE_BEGINNING:
             allowed = ", ".join(CHANGEABLE)
-            yield f"--set: {key}: a run keeps it to its end; allowed: {allowed}; a new run may have another {key}"
+            name = _as_set(key)
+            yield f"--set: {name}: a run keeps it to its end; allowed: {allowed}; a new run may have another {name}"
     if new.rounds <= version:
         yield f"--set: rounds: got {new.rounds}; {version} are committed already; allowed: integer > {version}"
     place = new.cohort.sampler.rpartition(":")[0]
@@ -77,13 +78,18 @@ def changes_of(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
             names = [name for name in {**one.local, **other.local} if one.local.get(name) != other.local.get(name)]
             found |= {f"local.{name}": (one.local.get(name), other.local.get(name)) for name in names}
         else:
-            found[key] = (_value_at(documents[0], key), _value_at(documents[1], key))
+            found[_as_set(key)] = (_value_at(documents[0], key), _value_at(documents[1], key))
     return found
+
+
+def _as_set(key: str) -> str:
+    """Return a key as `--set` takes it: the task's options are in its table."""
+    return f"task.{key.removeprefix('options.')}" if key.startswith("options.") else key
 
 
 def _value_at(document: Any, key: str) -> Any:
     for part in key.split("."):
-        document = document[part]
+        document = document.get(part) if isinstance(document, dict) else None
     return document
 
 
@@ -104,4 +110,6 @@ def as_overrides(old: RunConfig, new: RunConfig) -> str:
     """Return the options of a resume that change one run's settings to others, as far as a line has room."""
     values = {"rounds": new.rounds}
     keys = differing_keys(old, new)
-    return " ".join(f"--set {key}={values.get(key, '...')}" for key in keys[:4]) + (" ..." if len(keys) > 4 else "")
+    return " ".join(f"--set {_as_set(key)}={values.get(key, '...')}" for key in keys[:4]) + (
+        " ..." if len(keys) > 4 else ""
+    )

@@ -14,7 +14,7 @@ from typing import Any
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.worker.bench import Measures
-from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import LOAD_TIMEOUT_S, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.rounds.events import Sums
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ class Reference:
     algorithm: str = "fedavg"
     seed: int = 0
     """The seed of the run."""
+    rounds: int = 1
+    """The number of rounds for which the settings must fit."""
 
 
 class Evaluator:
@@ -47,8 +49,7 @@ class Evaluator:
         self._worker = Worker(
             reference.task,
             log_path=log_path,
-            local=reference.local,
-            algorithm=reference.algorithm,
+            run=RunTerms(reference.local, reference.algorithm, reference.rounds),
             load_timeout_s=load_timeout_s,
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
@@ -76,13 +77,17 @@ class Evaluator:
             logger.warning("version 0 is from %s: %s", given["start"], answer["note"])
         return tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in answer["pieces"])
 
-    async def evaluate(self, model: Path) -> Sums | str:
+    async def evaluate(self, model: Path, version: int) -> Sums | str:
         """Return the sufficient statistics of a version on the server's data, or the reason why there are none."""
-        answer = await self._ask("evaluate", model=str(model), split="server", model_seed=self._seed)
+        answer = await self._ask("evaluate", model=str(model), split="server", model_seed=self._seed, version=version)
         if answer["statistics"] is None:
             self.cannot = str(answer["reason"])
             return self.cannot
         return {name: tuple(values) for name, values in answer["statistics"].items()}
+
+    async def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of the task's model."""
+        return {name: tuple(shape) for name, _, shape in (await self._ask("describe"))["layout"]}
 
     async def measures(self) -> Measures:
         """Return what an evaluation by the task measures."""

@@ -33,6 +33,7 @@ class Method:
     """The method by which a run's updates become its next version, ready for the fold."""
 
     optimizer: Optimizer
+    """The server optimizer, whose numbers may have a schedule: a plan has those of its fold."""
     rule: Rule | None = None
     norm_bound: float | Literal["median"] | None = None
     algorithm: str = "fedavg"

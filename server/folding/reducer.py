@@ -28,7 +28,7 @@ from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, RunStore
@@ -48,7 +48,7 @@ class Reducer(Versions):
         folder: the folder of the run.
         folding: the executor of folds.
         accepted: the accepted updates by digest; called on a thread.
-        settings: the settings of the aggregation and of the optimizer.
+        settings: the settings of the run.
         is_over: the run has ended: see `Method.of`.
         keep_versions: the number of newest versions that stay on disk.
         sums_here: this process makes the sums: see `Method.of`.
@@ -61,7 +61,7 @@ class Reducer(Versions):
         folding: Executor,
         accepted: Callable[[Sequence[Digest]], dict[Digest, UpdateRow]],
         *,
-        settings: tuple[AggregationConfig, OptimizerConfig],
+        settings: RunConfig,
         is_over: bool,
         keep_versions: int,
         sums_here: bool = True,
@@ -70,8 +70,12 @@ class Reducer(Versions):
         super().__init__(RunStore(folder, disk=disk))
         self._accepted = accepted
         self._folding, self._is_stopping = folding, False
-        self.method, self._settings = Method.of(*settings, is_over=is_over, sums_here=sums_here), settings
-        self.keep_versions = keep_versions
+        self.method = Method.of(settings.aggregation, settings.optimizer, is_over=is_over, sums_here=sums_here)
+        self._settings, self.keep_versions = settings, keep_versions
+
+    def follow(self, settings: RunConfig) -> None:
+        """Follow other settings of the run; those of the aggregation and the optimizer are as before."""
+        self._settings, self.keep_versions = settings, settings.model.keep_versions or self.keep_versions
 
     async def write_initial(self, evaluator: Evaluator, seed: int, start: Start | None = None) -> None:
         """Write version 0 from the task's own model, or from the values of a file.
@@ -81,7 +85,7 @@ class Reducer(Versions):
         """
         pieces = await evaluator.write_initial(self.store.version_path(Version(0)), seed, start)
         manifest = VersionManifest.of(pieces)
-        check_model_travels(manifest, self._settings[0].codec_name)
+        check_model_travels(manifest, self._settings.aggregation.codec_name)
         self.store.write_manifest(Version(0), manifest.encode())
 
     async def fold(self, effect: Aggregate) -> Digest:
@@ -122,7 +126,7 @@ class Reducer(Versions):
             method=self.method,
             digest_of_version=lambda version: self.version(version).digest,
             buffers=read_buffers(self.store.version_path(Version(0))),
-            settings=self._settings,
+            settings=(self._settings.aggregation, self._settings.optimizer_at(effect.base_version + 1)),
         )
         return plan, metas
 
@@ -253,7 +257,7 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
     if plan.anchor is not None:
         anchor = Anchor(store.version_path(plan.anchor.version), plan.anchor.share)
     return Step(
-        method.optimizer,
+        plan.optimizer.build(),
         plan.trained(layout),
         method.rule,
         scale=plan.scale,

@@ -48,7 +48,7 @@ class RunTerms:
     @classmethod
     def of(cls, run_id: RunId, task: str, config: RunConfig) -> "RunTerms":
         """Collect the terms of a run from its settings."""
-        local = json.dumps(config.local, sort_keys=True)
+        local = json.dumps(config.given, sort_keys=True)
         return cls(run_id, task, local, config.aggregation.algorithm, config.seed, config.round.grace)
 
 

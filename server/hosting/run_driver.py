@@ -192,7 +192,7 @@ class RunDriver:
             evaluator: the evaluator with the settings of the local training; None: these are as before.
         """
         self.config, self._sampler = config, sampler
-        self.reducer.keep_versions = config.model.keep_versions or self.reducer.keep_versions
+        self.reducer.follow(config)
         self._terms = messages.RunTerms.of(self.run_id, self.task, config)
         if evaluator is not None:
             self._evaluator.close()
@@ -414,21 +414,21 @@ class RunDriver:
             if self._evaluations.qsize() >= EVALUATIONS_WAITING_MAX:
                 self.post(ModelEvaluated(version, None, "passed over: too many newer versions were waiting"))
                 continue
-            statistics, detail = None, ""
             try:
-                found = self._evaluator.cannot or await self._evaluator.evaluate(await self.reducer.whole(version))
+                path = await self.reducer.whole(version)
+                found = self._evaluator.cannot or await self._evaluator.evaluate(path, version)
                 statistics, detail = (None, found) if isinstance(found, str) else (found, why_refused(found))
             except (EvaluationFailed, OSError) as error:
-                detail = _detail(error)
+                statistics, detail = None, _detail(error)
                 logger.error("version %d could not be evaluated: %s", version, detail)
             self.post(ModelEvaluated(version, statistics, detail))
 
     async def _compute(self, effect: ComputeMetrics) -> None:
         """Compute the values that decide about the run; where the task's code fails, there are none."""
-        values: dict[str, float | None] = {}
         try:
             values = await self._evaluator.values(effect.statistics)
         except EvaluationFailed as error:
+            values = {}
             logger.error("the metrics of version %d have no values: %s", effect.version, _detail(error))
         self.post(MetricsComputed(effect.version, effect.source, finite(values)))
 

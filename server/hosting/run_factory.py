@@ -9,6 +9,7 @@ from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.manifest import parse_version
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RunId, Version
@@ -17,6 +18,7 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import OperatorError
 from atoll.server.files.disk_limits import DiskLimits
+from atoll.server.files.run_store import RunStore
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.fair_executor import FairExecutor
@@ -82,7 +84,7 @@ class RunFactory:
         """
         try:
             sampler = new.cohort.build()
-            if (new.local, new.rules.watched) == (old.local, old.rules.watched):
+            if (new.given, new.rules.watched) == (old.given, old.rules.watched):
                 return sampler, None
             evaluator = self.evaluator(new, run_id)
         except ConfigError as error:
@@ -90,6 +92,7 @@ class RunFactory:
         try:
             await evaluator.check()
             await self._check_watched(new, evaluator)
+            await self._check_same_model(old, new, run_id, evaluator)
         except (EvaluationFailed, ValueError) as error:
             evaluator.close()
             raise OperatorError(str(error)) from error
@@ -97,7 +100,7 @@ class RunFactory:
 
     def evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         """Make the evaluator of a run; its worker process starts with the first request."""
-        reference = Reference(config.task, dict(config.local), config.aggregation.algorithm, config.seed)
+        reference = Reference(config.task, config.given, config.aggregation.algorithm, config.seed, config.rounds)
         return Evaluator(
             reference,
             self._state.run(run_id) / "worker.log",
@@ -114,7 +117,7 @@ class RunFactory:
             self._state.run(run_id),
             self._folding.of(run_id),
             partial(self._shared.journal.updates, run_id),
-            settings=(config.aggregation, config.optimizer),
+            settings=config,
             is_over=is_over,
             keep_versions=config.model.keep_versions or self._config.keep_versions,
             disk=DiskLimits(self._config.disk_free_min, self._config.incoming_max),
@@ -156,6 +159,21 @@ class RunFactory:
             faults := [*faults_of_metrics(config.model, config.stop, await evaluator.measures())]
         ):
             raise ValueError("\n".join(faults))
+
+    async def _check_same_model(self, old: RunConfig, new: RunConfig, run_id: RunId, evaluator: Evaluator) -> None:
+        """Check that the task's model, which may depend on its options, still is that of the run.
+
+        Raises:
+            ValueError: a tensor's name or shape differs.
+        """
+        before = parse_version(RunStore(self._state.run(run_id)).read_manifest(Version(0))).layout
+        here = {tensor.name: tensor.shape for tensor in before}
+        there = await evaluator.shapes()
+        if differing := sorted(name for name in here | there if here.get(name) != there.get(name)):
+            changed = {**old.options, **new.options}.items() - old.options.items()
+            values = ", ".join(f"task.{name} = {value!r}" for name, value in sorted(changed)) or "these settings"
+            what = f"the model would have another {', '.join(differing[:3])}"
+            raise ValueError(f"--set: {values}: {what}; a new run may have it")
 
     def _check_quota(self, config: RunConfig, reducer: Reducer) -> None:
         """Check that an update fits into the quota: a plain one is as large as a version, and would never be received.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.task import Task
@@ -24,17 +25,19 @@ class Benches:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._version: Arrays = {}
+        self._number = 0
         task = training.task
         if isinstance(task, Task):
             self.form = Form.of(
                 build_model(task, training.model_seed), keep=training.local.keep, algorithm=training.algorithm
             )
         else:
-            self.form = Form(layout_of(task.initial(0)), ())
+            with within(context_of(task)):
+                self.form = Form(layout_of(task.initial(0)), ())
 
-    def begin(self, version: Arrays) -> None:
+    def begin(self, version: Arrays, number: int = 0) -> None:
         """Take the version that the next clients train from."""
-        self._version = version
+        self._version, self._number = version, number
 
     def window(self, num_jobs: int) -> int:
         """Return 1: each client has a window of its own."""
@@ -57,6 +60,7 @@ class Benches:
             "seed": job.seed,
             "model_seed": training.model_seed,
             "round_id": job.round_id,
+            "version": self._number,
         }
         bench = ModelBench(task, request) if isinstance(task, Task) else ArrayBench(task, request)
         try:

@@ -9,6 +9,7 @@ import numpy as np
 
 from atoll.parallel.local_training.parameters import initial_parameters
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained, Training
@@ -45,7 +46,10 @@ def check_model(training: Training) -> None:
         NotDeterministic: the models differ.
     """
     task, seed = training.task, training.model_seed
-    first, second = (initial_parameters(task, seed) if isinstance(task, Task) else task.initial(seed) for _ in range(2))
+    with within(context_of(task, seed=seed)):
+        first, second = (
+            initial_parameters(task, seed) if isinstance(task, Task) else task.initial(seed) for _ in range(2)
+        )
     _compare("the model", first, second, BUILT_TWICE)
 
 

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from atoll.parallel.local_training.algorithms import check_algorithm
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.given import Given
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Statistics
 from atoll.parallel.task.task import Task
@@ -29,7 +30,10 @@ class Training:
     task: Task | ArrayTask
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of the run's `[local]`."""
+    """The values of the run for the task: see `parallel.task.given`."""
+
+    version: int = 0
+    """Version of the model that the clients train from."""
 
     algorithm: str = "fedavg"
     """Federated algorithm: fedavg, fednova or scaffold; FedProx and FedSGD are settings of `Local`."""
@@ -46,14 +50,19 @@ class Training:
 
     @property
     def local(self) -> Local:
-        """The local training of one round, with the run's overrides.
+        """The local training of the round after `version`, with the run's overrides.
 
         Raises:
             TaskBroken: the task is an `ArrayTask`, which interprets its overrides itself.
         """
         if not isinstance(self.task, Task):
             raise TaskBroken("an ArrayTask has no Local")
-        return self.task.local.with_overrides(self.overrides)
+        return Given.read(self.overrides).local_of(self.task.local, self.version + 1)
+
+    def at(self, version: int) -> "Training":
+        """Return the settings for the round after another version; the same object where no setting has a schedule."""
+        is_same = version == self.version or not any(isinstance(value, Mapping) for value in self.overrides.values())
+        return self if is_same else replace(self, version=version)
 
 
 @value
@@ -73,7 +82,10 @@ class Job:
     """State of the client after its last training; None: it has none yet."""
 
     round_id: int = 0
-    """Number of the round, for an `ArrayTask`."""
+    """Number of the round, for an `ArrayTask` and the context of a task's functions."""
+
+    version: int = 0
+    """Version of the model that the client trains from; the same in all jobs of a cohort."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:

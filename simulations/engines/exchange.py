@@ -33,6 +33,8 @@ class Exchange:
     def __init__(self, training: Training, model: torch.nn.Module) -> None:
         self.form = Form.of(model, keep=training.local.keep, algorithm=training.algorithm)
         self._training, self._model = training, model
+        self.lr = training.local.lr
+        """The learning rate of the round, for the control variates."""
         self._own_layout = _of_model(self.form.own)
         self._variates = in_order(t for t in self.form.update if t.name.startswith(CONTROL))
         self._names = [t.name for t in _of_model(self.form.update)]
@@ -136,7 +138,7 @@ class Exchange:
         if control is not None:
             model_update = {name: update[name] for name in self._names}
             check_finite(model_update, "update")
-            sent, state = control.after(model_update, num_steps=num_steps, lr=self._training.local.lr)
+            sent, state = control.after(model_update, num_steps=num_steps, lr=self.lr)
             rows.write(index, sent, state)
             return
         if not math.isfinite(np.dot(rows.update[index], rows.update[index])):  # finite only if every number is

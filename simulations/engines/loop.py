@@ -16,6 +16,7 @@ from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.context import context_of, depends_on_context, within
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.metrics import Statistics, add, of_batch
 from atoll.parallel.task.task import Task
@@ -39,18 +40,26 @@ class Loop:
 
     def __init__(self, training: Training) -> None:
         assert isinstance(training.task, Task)
-        self._training, self._task, self._local = training, training.task, training.local
+        self._task, self._has_context = training.task, depends_on_context(training.task)
         self.examples = ExamplesOf(training.task, training.device)
         self.model = build_model(training.task, training.model_seed).to(training.device).train()
         speed_up_pooling(self.model)
         self.exchange = Exchange(training, self.model)
-        self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
+        self._follow(training)
         self._generator = torch.Generator()
         self.units, self._check = units_of(self._task), check_of(self._task)
         self.form = self.exchange.form
 
-    def begin(self, version: Arrays) -> None:
+    def _follow(self, training: Training) -> None:
+        """Train with the settings of a round."""
+        self._training, self._local = training, training.local
+        self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
+        self.exchange.lr = self._local.lr
+
+    def begin(self, version: Arrays, number: int = 0) -> None:
         """Take the version that the next clients train from; raise TaskMismatch if it belongs to another model."""
+        if (training := self._training.at(number)) is not self._training:
+            self._follow(training)
         self.exchange.begin(version)
 
     def window(self, num_jobs: int) -> int:
@@ -73,7 +82,12 @@ class Loop:
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self.model)
         requested = requested_steps(self._local, len(sizes))
         done = min(requested, job.steps or requested)
-        statistics, units = self._run(examples, sizes, done, job.seed)
+        if self._has_context:
+            context = context_of(self._task, site=job.client_id, round=job.round_id, version=job.version, seed=job.seed)
+            with within(context):
+                statistics, units = self._run(examples, sizes, done, job.seed)
+        else:
+            statistics, units = self._run(examples, sizes, done, job.seed)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 update, own = self.exchange.write(rows, index, control, done)

@@ -24,8 +24,8 @@ class Trainer(Protocol):
         """Return the number of clients in a window, which share rows, for a cohort of `num_jobs`."""
         ...
 
-    def begin(self, version: Arrays) -> None:
-        """Take the version that the next clients train from."""
+    def begin(self, version: Arrays, number: int = 0) -> None:
+        """Take the version that the next clients train from, and its number."""
         ...
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
@@ -48,7 +48,7 @@ class OneProcess:
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
         """Train the clients, as `Engine.train`."""
-        self._trainer.begin(version)
+        self._trainer.begin(version, jobs[0].version if jobs else 0)
         at_once = self._trainer.window(len(jobs))
         for first in range(0, len(jobs), at_once):
             window = jobs[first : first + at_once]

@@ -6,7 +6,7 @@ federation, the data itself, once and as the task reads it, in centralized train
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,19 +78,19 @@ def epochs_of(local: Local, num_examples: int, num_clients: int) -> float:
     return min(local.epochs, local.max_steps * local.batch_size * num_clients / num_examples)
 
 
-def federated(report: RunReport, metric: str, *, epochs: float) -> Side:
+def federated(report: RunReport, metric: str, *, epochs: Callable[[int], float]) -> Side:
     """Return the measurements of the federated training.
 
     Args:
         report: the report on the simulated run.
         metric: the name of the metric, WHO/METRIC.
-        epochs: `epochs_of` the run.
+        epochs: `epochs_of` each round.
     """
     passes = 0.0
     points = []
     group, _, name = metric.partition("/")
     for line in report.rounds:
-        passes += epochs * line["counted"] / report.num_clients
+        passes += epochs(line["round"]) * line["counted"] / report.num_clients
         if (value := (line.get(group) or {}).get(name)) is not None:
             points.append(
                 Point(
@@ -124,9 +124,10 @@ def centralized(log: Path, metric: str, *, data_bytes: int) -> Side:
     return Side("centralized", "steps", metric, tuple(points))
 
 
-def passes_of(report: RunReport, *, epochs: float) -> int:
+def passes_of(report: RunReport, *, epochs: Callable[[int], float]) -> int:
     """Return the whole passes over the pooled data of the federation, at least one, for centralized training."""
-    return max(1, math.ceil(epochs * sum(report.participation("counted")) / report.num_clients))
+    counted: float = sum(epochs(line["round"]) * line["counted"] for line in report.rounds)
+    return max(1, math.ceil(counted / report.num_clients))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
 from atoll.server.config.model import run_and_version
-from atoll.server.config.run import RunFile
+from atoll.server.config.run import Plain, RunFile
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
@@ -60,6 +60,10 @@ class SimulationFile(RunFile):
 
     attack: AttackConfig = AttackConfig()
     """Attack of malicious clients."""
+
+    sites: dict[str, dict[str, Plain]] = Field(default={})
+    """Settings of the task's sites by name, as the `[task]` table of each one's `agent.toml` has them:
+    `sites.north.file = "north.csv"`."""
 
     simulation: SimulationConfig = SimulationConfig()
     """Computation of the clients' training on this machine."""

@@ -7,30 +7,37 @@ from typing import Any
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.local import Local
+from atoll.parallel.task.given import Given
 from atoll.parallel.task.task import Task
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Effort
 
+LENGTHS = frozenset({"epochs", "batch_size", "max_steps"})
+"""The local settings on which the length of a training depends."""
+
 
 class Efforts:
-    """The efforts of all clients, each the same in every round.
+    """The efforts of all clients, each the same in every round, unless the length of a training has a schedule.
 
     Args:
         task: the task of the run.
-        overrides: the run's overrides of the task's local settings.
+        overrides: the values of the run for the task (`parallel.task.given`).
         num_examples: the number of training examples of each client.
     """
 
     def __init__(
         self, task: Task | ArrayTask, overrides: Mapping[str, Any], num_examples: Mapping[ClientId, int]
     ) -> None:
-        self._task, self._overrides, self._num_examples = task, overrides, num_examples
+        self._task, self._given, self._num_examples = task, Given.read(overrides), num_examples
+        self._is_scheduled = not LENGTHS.isdisjoint(self._given.schedules)
         self._known: dict[ClientId, Effort] = {}
+        self._version = 0
 
-    def of(self, client_id: ClientId, device: Device) -> Effort:
-        """Return the effort of a client on its device."""
+    def of(self, client_id: ClientId, device: Device, version: int) -> Effort:
+        """Return the effort of a client on its device, in the round after a version."""
+        if self._is_scheduled and version != self._version:
+            self._known, self._version = {}, version
         if client_id not in self._known:
             self._known[client_id] = self._effort(self._num_examples[client_id], device)
         return self._known[client_id]
@@ -38,7 +45,7 @@ class Efforts:
     def _effort(self, num_examples: int, device: Device) -> Effort:
         if not isinstance(self._task, Task):
             return Effort(num_examples, None, device.train_seconds(num_examples))
-        local = self._local
+        local = self._given.local_of(self._task.local, self._version + 1)
         if self._task.fit is not None:
             return Effort(num_examples, None, device.train_seconds(num_examples * local.epochs))
         all_steps = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
@@ -49,8 +56,3 @@ class Efforts:
     def _model(self) -> Any:
         assert isinstance(self._task, Task)
         return build_model(self._task, 0)
-
-    @cached_property
-    def _local(self) -> Local:
-        assert isinstance(self._task, Task)
-        return self._task.local.with_overrides(self._overrides)

@@ -57,14 +57,15 @@ class Evaluations:
     def of_server(self, version: VersionFile) -> Statistics | str:
         """Measure a version on the server's test data; return the sums, or the reason that there are none."""
         received = Received(self._versions.arrays(version.digest))
-        return _refused(self._server.evaluate(received, self._request | {"split": "server"}))
+        asked = self._request | {"split": "server", "version": version.version}
+        return _refused(self._server.evaluate(received, asked))
 
     def of_client(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
         """Measure a version on a client's test data; return the sums, or the reason that there are none."""
         version = self._versions.version(request.version)
         state = self._states.find(client_id, request.counted_round)
         received = Received(self._versions.arrays(version.digest), state)
-        asked = self._request | {"split": "test", "model_seed": request.model_seed}
+        asked = self._request | {"split": "test", "model_seed": request.model_seed, "version": request.version}
         return _refused(self._bench(client_id).evaluate(received, asked))
 
     def num_examples(self, client_id: ClientId) -> int:

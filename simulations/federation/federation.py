@@ -9,7 +9,7 @@ a crash of all processes at the end of a round: clients that were at work begin 
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +20,7 @@ from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.parallel.task.task import Task, task_name
+from atoll.parallel.worker.process import RunTerms
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, RunState, Version
 from atoll.server.config.run import RunConfig
@@ -116,8 +117,8 @@ class Federation:
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
-        request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": threads}
-        request["model_seed"] = config.seed
+        run = RunTerms(config.given, config.aggregation.algorithm, config.rounds)
+        request = {**asdict(run), "threads": threads, "model_seed": config.seed}
         keep = Keep.after(0, self.machine, config.round) if saved else None
         self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
@@ -157,7 +158,7 @@ class Federation:
         """Return the clients' work, with the sums that the trainings of an interrupted run have measured."""
         setting = self.setting
         return ClientWork(
-            efforts=Efforts(setting.task, setting.config.local, setting.num_examples),
+            efforts=Efforts(setting.task, setting.config.given, setting.num_examples),
             trainings=self.trainings,
             evaluations=self.evaluations,
             versions=self.versions,

@@ -74,8 +74,7 @@ class Models(Versions):
     def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int, keep: Keep | None = None) -> None:
         super().__init__(RunStore(folder, is_durable=False))
         self._config, self._threads = config, threads
-        self._settings = (config.aggregation, config.optimizer)
-        self.method = Method.of(*self._settings)
+        self.method = Method.of(config.aggregation, config.optimizer)
         self._arrays: dict[Digest, Arrays] = {}
         self._slots: dict[Version, Arrays] = {}
         self._unwritten: dict[Version, _Unwritten] = {}  # oldest first
@@ -173,7 +172,7 @@ class Models(Versions):
             method=self.method,
             digest_of_version=lambda version: self.version(version).digest,
             buffers=self.buffers,
-            settings=self._settings,
+            settings=(self._config.aggregation, self._config.optimizer_at(effect.base_version + 1)),
         )
         return fold_version(self, plan, updates.weighted(plan), self.method, threads=self._threads)
 
@@ -183,7 +182,7 @@ class Models(Versions):
         weights, factors = weights_and_factors(effect, self.method, [1.0] * len(stored))
         nova = self.method.normalized(weights, [row.steps for row in stored])
         step = Step(
-            self.method.optimizer,
+            self._config.optimizer_at(version).build(),
             trained_of(layout, self.buffers),
             scale=nova.scale,
             num_clients=self.method.num_clients,

@@ -1,9 +1,14 @@
 """The setting of a federation, built from its settings: clients, devices, data, training, adversary."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.array_values import tuned
+from atoll.parallel.task.context import context_of, within
+from atoll.parallel.task.given import Given
+from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import ClientId
@@ -16,6 +21,8 @@ from atoll.simulations.populations.empty_clients import dropping, faults_of_size
 from atoll.simulations.populations.population import Population, populate
 from atoll.simulations.populations.report import report
 
+Read = TypeVar("Read")
+
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
     """Build and check all parts that the settings name, before the first round begins.
@@ -25,18 +32,19 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
             clients than there are, a rule or a sampler that does not load.
     """
     faults: list[str] = []
+    task = or_faults(lambda: as_given(file, task), faults) or task
     sampler = or_faults(file.cohort.build, faults)
     training = or_faults(lambda: training_of(file.simulation, task, file.run), faults)
     populated = or_faults(lambda: _populated(file, task), faults)
     if populated is None:
-        raise ConfigError(faults)  # without clients the other parts cannot be checked
+        raise ConfigError(list(dict.fromkeys(faults)))  # without clients the other parts cannot be checked
     populated_task, num_examples, population, notes = populated
     names = [str(name) for name in num_examples]
     attacked = or_faults(lambda: _attacked(file, populated_task, names), faults)
     fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
     faults += _cohort_faults(file, len(names))
     if faults or sampler is None or training is None or attacked is None or fleet is None:
-        raise ConfigError(faults)
+        raise ConfigError(list(dict.fromkeys(faults)))  # two parts may have met the same fault
     adversary, poisoned = attacked
     return Setting(
         config=file.run,
@@ -51,6 +59,37 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         population_report=None if population is None else lambda: report(population).plain(),
         notes=notes,
     )
+
+
+def as_given(file: SimulationFile, task: Task | ArrayTask) -> Task | ArrayTask:
+    """Return the task with the run's options and the sites' settings, after a check of its settings in every round.
+
+    Raises:
+        ConfigError: the task does not allow them.
+    """
+    faults: list[str] = []
+    given = or_faults(lambda: _read(lambda: Given.read(file.run.given)), faults)
+    if given is None:
+        raise ConfigError(faults)
+    if isinstance(task, Task):
+        local = task.local
+        or_faults(lambda: _read(lambda: given.check(local, file.rounds)), faults)
+    else:
+        or_faults(lambda: _read(lambda: given.overrides(1)), faults)
+    tuned_task = or_faults(lambda: _read(lambda: tuned(task, given.options, file.sites)), faults)
+    if faults or tuned_task is None:
+        raise ConfigError(faults)
+    return tuned_task
+
+
+def _read(read: Callable[[], Read]) -> Read:
+    """Return what `read` makes of settings for a task; raise ConfigError if the task refuses them."""
+    try:
+        return read()
+    except OverridesRefused as error:
+        raise ConfigError(error.faults) from None
+    except ValueError as error:
+        raise ConfigError(str(error).split("; ")) from error
 
 
 def _populated(
@@ -73,12 +112,17 @@ def _populated(
         raise ConfigError([f"{file.task}: the task has no sites, and so no clients to simulate"])
     if count is None:
         return task, dict.fromkeys(map(ClientId, sites), 1), None, ()
-    by_site = {str(site): int(count(site)) for site in sites}
+    by_site = {str(site): _size_of(task, site, count) for site in sites}
     if faults := [f"population: {fault}" for fault in faults_of_sizes(file.population, by_site)]:
         raise ConfigError(faults)
     filled = {ClientId(site): size for site, size in by_site.items() if size}
     empty = [site for site, size in by_site.items() if not size]
     return task, filled, None, (dropping(empty, len(by_site)),) if empty else ()
+
+
+def _size_of(task: ArrayTask, site: str, count: Callable[[str], int]) -> int:
+    with within(context_of(task, site=site)):
+        return int(count(site))
 
 
 def _attacked(file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]) -> tuple[Adversary, Task | ArrayTask]:

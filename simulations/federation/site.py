@@ -258,7 +258,7 @@ class Site:
         self._receive(Evaluated(request.key, sums, detail))
 
     def _train(self, invitation: Invitation, budget: float) -> None:
-        effort = self.env.work.efforts.of(self.client_id, self.device)
+        effort = self.env.work.efforts.of(self.client_id, self.device, invitation.base_version)
         now = self.env.timeline.now
         self._training = self.env.work.trainings.begin(self.client_id, invitation, effort, now, budget)
         self._plan_end()

@@ -31,7 +31,7 @@ def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunCo
     try:
         return Training(
             task=task,
-            overrides=dict(run.local),
+            overrides=run.given,
             algorithm=run.aggregation.algorithm,
             device=simulation.device,
             model_seed=run.seed,

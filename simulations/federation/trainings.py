@@ -140,6 +140,7 @@ class Trainings:
                 t.steps,
                 self._state_of(t.client_id, t.invitation),
                 t.invitation.round_id,
+                t.invitation.base_version,
             )
             for t in trainings
         ]

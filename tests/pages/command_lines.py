@@ -51,7 +51,8 @@ def _unknown_setting(words: list[str]) -> str:
     """Return the first `--set KEY=VALUE` whose key no table of settings has; empty: there is none."""
     for option, value in pairwise(words):
         key = value.partition("=")[0].strip()
-        if option == "--set" and key not in setting_keys() and key != "KEY":
+        is_of_a_task = key.startswith(("task.", "sites."))  # each task has its own
+        if option == "--set" and key not in setting_keys() and key != "KEY" and not is_of_a_task:
             return f"--set {value}: there is no setting {key}"
     return ""
 

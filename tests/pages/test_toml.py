@@ -8,6 +8,7 @@ import pytest
 
 from atoll.cli.faults import CommandError
 from atoll.cli.training.plan import parse_arguments
+from atoll.client.config import AgentConfig
 from atoll.client.policy.config import SitePolicy
 from atoll.parallel.task.local import Local
 from atoll.protocol.settings import ConfigError, load_text
@@ -33,6 +34,8 @@ def read(text: str, folder: Path) -> Any:
     """
     document = tomllib.loads(text)
     tables = document.keys()
+    if "site" in tables:
+        return load_text(AgentConfig, text, name="page")
     if "tasks" in tables:
         return load_text(SitePolicy, text, name="page")
     if "model" in tables and not document["model"].keys() & ModelConfig.model_fields.keys():
@@ -57,8 +60,11 @@ def test_the_settings_of_a_page_are_allowed(block: Block, tmp_path: Path) -> Non
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
 def test_a_key_that_is_not_there_is_noticed_in_each_of_its_tables(block: Block, tmp_path: Path) -> None:
     lines = block.text.splitlines()
-    # A group of the grid has columns of any name.
-    tables = [0, *(number + 1 for number, line in enumerate(lines) if line.startswith("[") and "[[grid" not in line)]
+    free = ("[[grid", "[task]", "[sites.")  # a group of the grid has columns of any name, each task its own values
+    tables = [
+        0,
+        *(number + 1 for number, line in enumerate(lines) if line.startswith("[") and not line.startswith(free)),
+    ]
     for place in tables:
         text = "\n".join([*lines[:place], "moonphase = 1", *lines[place:]])
         with pytest.raises((ConfigError, CommandError, ValueError), match="moonphase"):

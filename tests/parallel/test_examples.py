@@ -15,7 +15,7 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.model_bench import ModelBench
-from atoll.parallel.worker.process import Worker
+from atoll.parallel.worker.process import RunTerms, Worker
 from examples import digits, iris_sklearn
 from examples.central import train_centrally
 
@@ -92,7 +92,7 @@ def test_digits_train_in_a_worker_and_a_slow_disk_makes_a_straggler(
 ) -> None:
     monkeypatch.setenv("ATOLL_DEMO_SLOW_S", delay_s)
     reference = f"{EXAMPLES}/digits.py:task"
-    worker = Worker(reference, site="north", log_path=tmp_path / "log", threads=1, local={"epochs": 1})
+    worker = Worker(reference, site="north", log_path=tmp_path / "log", threads=1, run=RunTerms({"epochs": 1}))
     paths = {"model": str(tmp_path / "version"), "out": str(tmp_path / "update")}
     try:
         described = worker.call("describe", 60)

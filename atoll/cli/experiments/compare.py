@@ -84,6 +84,7 @@ def compare(
     federated run. Both continue after an interruption. Exit code 130 after Ctrl-C or SIGTERM.
     """
     if_stopped("before a round began; nothing was written")
+    from atoll.parallel.task.given import Given
     from atoll.parallel.trainer.run import LOG
     from atoll.simulations.experiments.compare import centralized, epochs_of, federated, passes_of, pooled, rows, write
     from atoll.simulations.experiments.plots import main_metric
@@ -94,12 +95,19 @@ def compare(
     _check_metric(metric, file, task)
     folder = out or Path(f"atoll-compare-{file.name}")
     local = [f"local.{key}={_text(value)}" for key, value in file.local.items()]
+    local += [f"task.{key}={_text(value)}" for key, value in file.options.items()]
+    for site, values in file.sites.items():
+        local += [f"sites.{site}.{key}={_text(value)}" for key, value in values.items()]
     request = _request(file, folder, [*local, *central], epochs or 1)
     if_stopped("before a round began; the same command goes on")
     report = _simulate(file, task, folder / FEDERATED)
     if_stopped("after the federated training; the same command goes on")
     data = pooled(task)
-    in_a_round = epochs_of(task.local.with_overrides(file.local), data.num_examples, report.num_clients)
+
+    def in_a_round(round_: int) -> float:
+        local = Given.read(file.run.given).local_of(task.local, round_)
+        return epochs_of(local, data.num_examples, report.num_clients)
+
     _train(_request(file, folder, [*local, *central], epochs or passes_of(report, epochs=in_a_round)))
     if_stopped("")
     chosen = metric or main_metric([report])
@@ -122,13 +130,19 @@ def _load(what: str, rounds: int | None, clients: int | None, overrides: list[st
     from atoll.cli.experiments.simulate import load_simulation, note_unused
     from atoll.cli.files import load_user_task
     from atoll.parallel.task.task import Task
+    from atoll.simulations.federation.setting import as_given
 
     file = load_simulation(what, overrides, rounds=rounds, clients=clients)
     note_unused(file, what)
     task = load_user_task(file.task)
     if not isinstance(task, Task):
         raise CommandError(f"{file.task} is an ArrayTask, which trains only federated; `atoll compare` takes a Task")
-    return file, task
+    if file.schedule.local:
+        names = ", ".join(f"local.{name}" for name in file.schedule.local)
+        note(f"{what}: the schedule of {names} is of the federated run: `train.schedule` is the centralized training's")
+    given = as_given(file, task)
+    assert isinstance(given, Task)
+    return file, given
 
 
 def _check_metric(metric: str | None, file: "SimulationFile", task: "Task") -> None:

@@ -1,9 +1,9 @@
 """The options of `atoll train`, checked and turned into a job; all mistakes are reported before anything starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,14 +14,17 @@ from atoll.cli.task_failures import failure_of_the_task
 from atoll.cli.training.folder import LOCK
 from atoll.parallel.engine.mesh import parse_mesh
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.task.local import Local
 from atoll.parallel.task.overrides import overridden
 from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.world import read_world
 
-SECTIONS = ("local", "train", "plan")
+SECTIONS = ("local", "train", "plan", "task", "sites")
 """The first parts of the keys that --set takes."""
+
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +68,10 @@ def job_of(request: Request) -> Job:
         )
     faults: list[str] = []
     given = _by_section(request.overrides, faults)
-    config, local = TrainConfig(), task.local
-    try:
-        config = config.with_overrides(given["train"])
-    except ValueError as error:
-        faults += str(error).split("; ")
-    try:
-        local = local.with_overrides(given["local"])
-    except ValueError as error:
-        faults += str(error).split("; ")
+    config = _changed(TrainConfig.with_overrides, TrainConfig(), given["train"], faults)
+    local = _changed(Local.with_overrides, task.local, given["local"], faults)
+    task = _changed(Task.with_options, task, given["task"], faults)
+    task = _changed(Task.with_site_settings, task, _by_site(given["sites"]), faults)
     plan = _plan(request, given["plan"], faults)
     if not faults and plan is not None:
         job = Job(name=task_name(request.task), task=replace(task, local=local), config=config, plan=plan)
@@ -138,6 +136,29 @@ def _by_section(overrides: Sequence[str], faults: list[str]) -> Mapping[str, dic
             faults.append(f"--set: {name.strip()}: unknown key (known: {', '.join(f'{s}.*' for s in SECTIONS)})")
         else:
             found[section][key] = value.strip()
+    return found
+
+
+def _changed(
+    change: Callable[[Settings, Mapping[str, Any]], Settings],
+    settings: Settings,
+    given: Mapping[str, Any],
+    faults: list[str],
+) -> Settings:
+    """Return changed settings; append their faults, and return them as they were."""
+    try:
+        return change(settings, given)
+    except ValueError as error:
+        faults += str(error).split("; ")
+    return settings
+
+
+def _by_site(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings of sites, whose keys are NAME.SETTING, by the name of the site."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in given.items():
+        site, _, setting = key.rpartition(".")
+        found.setdefault(site, {})[setting] = value
     return found
 
 

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.parameters import build_model, trained_by_name
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.context import depends_on_context, within
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.activations import activation_bytes
@@ -28,6 +29,7 @@ from atoll.simulations.engines.batched.measures import Losses, Measured, UnitsOf
 from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.probe import Probe
 from atoll.simulations.engines.batched.schedule import Schedule
+from atoll.simulations.engines.batched.shared_context import SharedContext
 from atoll.simulations.engines.batched.stack import CannotBatch, is_plain
 from atoll.simulations.engines.batched.stacked_layers import obstacles_to_batching
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
@@ -76,6 +78,7 @@ class BatchTrainer:
         if not isinstance(training.task, Task) or training.task.fit is not None:
             raise CannotBatch("the task has a training of its own")
         self._training, self._task, self._local = training, training.task, training.local
+        self._has_context = depends_on_context(training.task)
         self._loop = Loop(training)
         self.form = self._loop.form
         self._layout()
@@ -103,9 +106,12 @@ class BatchTrainer:
         even = max(1, -(-num_jobs // max(1, products)))
         return even * max(1, min(4, products // 16, ROWS_BYTES // (even * self._row_bytes())))
 
-    def begin(self, version: Arrays) -> None:
+    def begin(self, version: Arrays, number: int = 0) -> None:
         """Take the version that the next clients train from."""
-        self._loop.begin(version)
+        if (training := self._training.at(number)) is not self._training:
+            self._training, self._local = training, training.local
+            self.take(self.kind)
+        self._loop.begin(version, number)
         self._version = split(version)[0]
         every = [self._version.get(name, np.zeros(shape, np.float32)).reshape(-1) for name, _, shape in self._places]
         self._start = np.concatenate(every)[None]
@@ -146,7 +152,8 @@ class BatchTrainer:
         corrections = self._corrections([control for _, control in states])
         begun = torch.from_numpy(start).to(self._training.device)
         self._net.begin(begun, corrections, clients=len(chosen), length=schedule.length)
-        measured = self._run(schedule, tensors, len(chosen))
+        with within(SharedContext(self._task, jobs[members[0]])) if self._has_context else nullcontext():
+            measured = self._run(schedule, tensors, len(chosen))
         statistics, units = measured.statistics(), measured.units()
         results: dict[int, Trained | Failed] = {}
         with np.errstate(over="ignore", invalid="ignore"):

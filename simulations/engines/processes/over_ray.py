@@ -84,7 +84,7 @@ class OverRay:
         window = self._planner.window(len(jobs))
         windows = deque(jobs[first : first + window] for first in range(0, len(jobs), window))
         stored = self._ray.put(version)
-        self._wait([actor.begin.remote(stored) for actor in self._actors])
+        self._wait([actor.begin.remote(stored, jobs[0].version if jobs else 0) for actor in self._actors])
         given: deque[tuple[int, Any, int]] = deque()
         while windows or given:
             while windows and len(given) < AHEAD * len(self._actors):
@@ -144,8 +144,8 @@ class _Actor:
         plan: Plan = pickle.loads(pickled_plan)
         self._trainer, self._form = plan.trainer(), form
 
-    def begin(self, version: Arrays) -> None:
-        self._trainer.begin({name: array.copy() for name, array in version.items()})
+    def begin(self, version: Arrays, number: int) -> None:
+        self._trainer.begin({name: array.copy() for name, array in version.items()}, number)
 
     def train(self, jobs: Sequence[Job]) -> tuple[np.ndarray[Any, Any], list[Written | Failed]]:
         rows = Rows(self._form, len(jobs))

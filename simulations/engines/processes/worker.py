@@ -75,12 +75,14 @@ class Sent(NamedTuple):
     seed: int
     steps: int | None
     round_id: int
+    version: int
     own: tuple[str, ...] | None
 
     @classmethod
     def of(cls, job: Job) -> "Sent":
         """Return the message of a job, whose arrays are in shared memory."""
-        return cls(job.client_id, job.seed, job.steps, job.round_id, None if job.own is None else tuple(job.own))
+        own = None if job.own is None else tuple(job.own)
+        return cls(job.client_id, job.seed, job.steps, job.round_id, job.version, own)
 
     def job(self, rows: Rows, index: int) -> Job:
         """Return the job with a copy of the client's arrays, because its results will overwrite them."""
@@ -88,7 +90,7 @@ class Sent(NamedTuple):
         if self.own is not None:
             views = rows.own_of(index)
             own = {name: views[name].copy() for name in self.own}
-        return Job(self.client_id, self.seed, self.steps, own, self.round_id)
+        return Job(self.client_id, self.seed, self.steps, own, self.round_id, self.version)
 
 
 class Written(NamedTuple):
@@ -178,7 +180,7 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
         _, version, block, sent = message
         try:
             if version != begun_with:
-                trainer.begin(shared.own_of(0))
+                trainer.begin(shared.own_of(0), sent[0].version if sent else 0)
                 begun_with = version
             connection.send(("done", _train(trainer, blocks[block], sent)))
         except Exception as error:  # the message of ClientFailed has the traceback already

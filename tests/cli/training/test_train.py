@@ -51,6 +51,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
             ["train.epochs: must be at least 1", "local.lr: must be positive", "plan.zero: must be 0, 1, 2, 3 or none"],
         ),
         (["--nproc", "0", "--device", "tpu"], ["--nproc: must be at least 1, got 0", "--device: must be auto, cpu"]),
+        (["--set", "task.smooth=1"], ["task.smooth: unknown key, got '1' (known, from Task(options=...): none)"]),
         (["--set", "train.last=drop", "--set", "train.batch_size=64"], ["last: leaves no step: 52 examples"]),
     ],
 )

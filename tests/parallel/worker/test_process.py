@@ -18,7 +18,7 @@ import pytest
 
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 from tests.waiting import BOUND_S
 
 HERE = Path(__file__).parents[1]
@@ -320,7 +320,7 @@ def test_a_closed_worker_stays_closed(make: Make, version: Path) -> None:
 
 
 def test_overrides_of_the_start_and_of_the_round_reach_the_task(make: Make, version: Path) -> None:
-    worker = make(local={"do": "raise"})
+    worker = make(run=RunTerms({"do": "raise"}))
     with pytest.raises(WorkerError, match="KeyError"):
         train(worker, version, local={})
     assert train(worker, version, local={"do": "work"})["work"] == 1.0

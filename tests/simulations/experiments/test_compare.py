@@ -47,11 +47,11 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_a_round_makes_as_many_passes_as_its_clients_hold_of_the_data(report: RunReport) -> None:
-    side = federated(report, "server/accuracy", epochs=2)
+    side = federated(report, "server/accuracy", epochs=lambda round_: 2)
     assert [point.passes for point in side.points] == [1, 2, 3]
     assert side.points[1] == Point(2 / 3, 2, 2.0, 3400, 200.0, 4.0)
-    assert passes_of(report, epochs=2) == 3
-    assert passes_of(report, epochs=0.1) == 1
+    assert passes_of(report, epochs=lambda round_: 2) == 3
+    assert passes_of(report, epochs=lambda round_: 0.1) == 1
 
 
 def test_steps_know_the_time_of_the_last_that_was_told(log: Path) -> None:
@@ -62,7 +62,10 @@ def test_steps_know_the_time_of_the_last_that_was_told(log: Path) -> None:
 
 
 def test_a_table_has_a_row_for_each_and_one_for_the_way_to_the_target(report: RunReport, log: Path) -> None:
-    sides = [federated(report, "server/accuracy", epochs=1), centralized(log, "server/accuracy", data_bytes=77)]
+    sides = [
+        federated(report, "server/accuracy", epochs=lambda round_: 1),
+        centralized(log, "server/accuracy", data_bytes=77),
+    ]
     found = rows(sides, 0.6)
     assert [row[""] for row in found] == ["federated", "federated, to 0.6", "centralized", "centralized, to 0.6"]
     assert [row["length"] for row in found] == ["3 rounds", "2 rounds", "6 steps", "6 steps"]
@@ -103,7 +106,10 @@ def test_the_pooled_data_is_as_large_as_its_tensors() -> None:
 def test_everything_is_written_for_a_script_and_drawn_for_a_person(
     report: RunReport, log: Path, tmp_path: Path
 ) -> None:
-    sides = [federated(report, "server/accuracy", epochs=1), centralized(log, "server/accuracy", data_bytes=77)]
+    sides = [
+        federated(report, "server/accuracy", epochs=lambda round_: 1),
+        centralized(log, "server/accuracy", data_bytes=77),
+    ]
     write(sides, 0.6, tmp_path / "compare.json")
     found = json.loads((tmp_path / "compare.json").read_text())
     assert found["curves"]["centralized"] == [[1.0, 0.2, 0.3], [2.0, 0.6, 0.6]]

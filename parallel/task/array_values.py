@@ -1,0 +1,77 @@
+"""An `ArrayTask` with the values that a run and a site give to it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.context import context_of, contextual
+from atoll.parallel.task.given import value_faults, with_tables, with_values
+from atoll.parallel.task.task import Task
+
+
+class Valued:
+    """An `ArrayTask` with options and settings; everything else is that of the task.
+
+    Args:
+        task: the task; its `options` and `settings`, if it has any, are the defaults.
+        options: the values of the run.
+        settings: the values of the site.
+        site_settings: the values of several sites by name, over these.
+
+    Raises:
+        OverridesRefused: unknown names or wrong types; with all faults.
+        ValueError: the task's own `options` or `settings` are no plain values by name.
+    """
+
+    def __init__(
+        self,
+        task: ArrayTask,
+        options: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        site_settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.task = task
+        defaults = {name: getattr(task, name, {}) for name in ("options", "settings")}
+        if faults := [fault for name, values in defaults.items() for fault in value_faults(name, values)]:
+            raise ValueError("; ".join(faults))
+        self.options = with_values(defaults["options"], options or {}, where="task", declared_by="options")
+        self.settings = with_values(defaults["settings"], settings or {}, where="task", declared_by="settings")
+        sites = getattr(task, "sites", ())
+        self.site_settings = with_tables(self.settings, {}, site_settings or {}, sites)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.task, self.options, self.settings, self.site_settings)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.task, name)
+        return contextual(found, context_of(self)) if name in ("evaluate", "num_examples") else found
+
+    def initial(self, seed: int) -> Arrays:
+        """Return the task's initial arrays."""
+        initial: Callable[[int], Arrays] = contextual(self.task.initial, context_of(self))
+        return initial(seed)
+
+    def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
+        """Train, as the task does."""
+        return self.task.train(parameters, instructions)
+
+
+def tuned(
+    task: Task | ArrayTask,
+    options: Mapping[str, Any] | None = None,
+    site_settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Task | ArrayTask:
+    """Return a task of either kind with values of a run, and of several sites; errors as in `given.with_values`."""
+    if isinstance(task, Task):
+        return task.with_options(options or {}).with_site_settings(site_settings or {})
+    return Valued(task, options, site_settings=site_settings)
+
+
+def valued(
+    task: ArrayTask, options: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+) -> ArrayTask:
+    """Return a task with values of a run and of a site; errors as in `Valued`."""
+    if isinstance(task, Valued):
+        return Valued(task.task, {**task.options, **(options or {})}, {**task.settings, **(settings or {})})
+    return Valued(task, options, settings)

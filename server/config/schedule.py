@@ -1,0 +1,130 @@
+"""The settings that change over the rounds of a run."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from atoll.parallel.task.overrides import OverridesRefused
+from atoll.parallel.task.round_schedule import DESCENDING, RoundSchedule, read_schedule
+from atoll.protocol.settings import STRICT, ConfigError
+from atoll.server.config.aggregation import OptimizerConfig
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Value = bool | int | Finite | str
+
+
+class OneSchedule(BaseModel):
+    """The schedule of one setting: its value in each round r = 1, 2, ..., with t = r - 1 - warmup."""
+
+    model_config = STRICT
+
+    kind: Literal["cosine", "linear", "exponential", "step", "list"]
+    """Course of the value. "cosine": end + (start - end) (1 + cos(pi t / T)) / 2, T = `rounds` - `warmup`; "linear":
+    from start to end in T rounds; "exponential": start times `factor` to the power of t; "step": times `factor` after
+    `every` rounds; "list": `values`."""
+
+    start: Finite | None = None
+    """Value to start from; absent: the setting's own value."""
+
+    end: Finite | None = None
+    """Value of "cosine" and "linear" after `rounds`; absent: 0."""
+
+    factor: Finite | None = None
+    """Factor of "exponential" and "step"; absent: refused by them, because there is no default."""
+
+    every: int | None = None
+    """Rounds of one stair of "step"; absent: refused by it, because there is no default."""
+
+    warmup: int | None = None
+    """First rounds, in which the value rises in equal stairs to its start; absent: 0. Not with "list"."""
+
+    rounds: int | None = None
+    """Round after which "cosine" and "linear" have reached their end; absent: the rounds of the run."""
+
+    values: list[Value] | None = None
+    """Values of "list", one for each round; the last one holds from its round on; absent: refused by it."""
+
+    rounds_from: list[int] | None = None
+    """First round of each of the `values`, rising from 1; absent: 1, 2, 3, ..."""
+
+    def table(self, rounds: int, start: object = None) -> dict[str, Any]:
+        """Return the fields that are given, as they travel, with the run's rounds and the setting's own start."""
+        table = {name: value for name, value in self if value is not None}
+        if self.kind in DESCENDING:
+            table.setdefault("rounds", rounds)
+        if start is not None and self.kind != "list":
+            table.setdefault("start", start)
+        return table
+
+
+class ScheduleConfig(BaseModel):
+    """The settings that change over the rounds; a round that commits no version is repeated with the same values."""
+
+    model_config = STRICT
+
+    local: dict[str, OneSchedule] = {}
+    """Schedules of the local settings by name, such as `lr = {kind = "cosine", end = 0.001}`: all of `local` but
+    `keep`."""
+
+    optimizer: dict[str, OneSchedule] = {}
+    """Schedules of the server optimizer's numbers by name, such as `lr = {kind = "step", factor = 0.5, every = 20}`."""
+
+    @model_validator(mode="after")
+    def _are_schedules(self) -> "ScheduleConfig":
+        faults: list[str] = []
+        for name in ("local", "optimizer"):
+            for key, schedule in getattr(self, name).items():
+                try:
+                    _read(f"{name}.{key}", schedule.table(rounds=2**31))
+                except OverridesRefused as error:
+                    faults += error.faults
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+
+def optimizer_at(
+    config: OptimizerConfig, schedules: Mapping[str, OneSchedule], version: int, *, rounds: int
+) -> OptimizerConfig:
+    """Return the settings of the server optimizer for the step to a version.
+
+    Args:
+        config: the settings of the run.
+        schedules: the schedules of some of them.
+        version: the version that the step makes, >= 1.
+        rounds: the rounds of the run.
+
+    Raises:
+        ValueError: a value is not allowed.
+    """
+    if not schedules:
+        return config
+    own = config.build()
+    values = {
+        key: _read(f"optimizer.{key}", schedule.table(rounds, getattr(own, key, None))).at(version)
+        for key, schedule in schedules.items()
+    }
+    return OptimizerConfig.model_validate({**config.model_dump(exclude_none=True), **values})
+
+
+def faults_of_optimizer(config: OptimizerConfig, schedules: Mapping[str, OneSchedule], rounds: int) -> Iterator[str]:
+    """Yield the faults of the server optimizer's schedules in the rounds of a run."""
+    own = config.build()
+    for key, schedule in schedules.items():
+        if key == "name" or not hasattr(own, key):
+            known = ", ".join(name for name in OptimizerConfig.model_fields if name != "name" and hasattr(own, name))
+            yield f"schedule: optimizer.{key}: no setting of {config.name} (known: {known})"
+            continue
+        for turn in _read(key, schedule.table(rounds)).turns(rounds):
+            try:
+                optimizer_at(config, {key: schedule}, turn, rounds=rounds)
+            except (ValueError, ConfigError) as error:
+                value = _read(key, schedule.table(rounds, getattr(own, key))).at(turn)
+                reason = str(error).splitlines()[0] if not hasattr(error, "errors") else error.errors()[0]["msg"]
+                yield f"schedule: optimizer.{key}: {value!r} in round {turn} is not allowed: {reason}"
+                break
+
+
+def _read(where: str, table: Mapping[str, Any]) -> RoundSchedule:
+    return read_schedule(where, table)

@@ -1,0 +1,103 @@
+"""The values that a run gives to its task, and a site's own, in deployed runs beside simulated ones."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.federation.processes import ATOLL, federation
+from tests.federation.test_best_version import shown
+from tests.simulations.federation import scheduled_task
+from tests.simulations.federation.simulating import simulate
+
+TASK = str(Path(scheduled_task.__file__)) + ":task"
+SCALES = {site: 1.0 + number / 4 for number, site in enumerate(scheduled_task.SITES)}
+RUN = """
+name = "given"
+seed = 4
+rounds = 12
+
+[task]
+reference = {task}
+smoothing = 0.4
+
+[round]
+cohort_size = 4
+min_available = 4
+deadline = 600.0
+
+[schedule.local]
+lr = {{kind = "cosine", end = 0.01, warmup = 2}}
+batch_size = {{kind = "list", values = [4, 8], rounds_from = [1, 5]}}
+
+[schedule.optimizer]
+lr = {{kind = "step", factor = 0.5, every = 4}}
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(task=json.dumps(TASK)))
+    return path
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_goes_on_with_schedules_options_and_settings_as_a_simulation(tmp_path, run_file):
+    sites = "".join(f"\n[sites.{site}]\nscale = {scale}\n" for site, scale in SCALES.items())
+    simulated_file = tmp_path / "simulated.toml"
+    simulated_file.write_text(run_file.read_text() + sites)
+    command = [ATOLL, "simulate", simulated_file, "--out", tmp_path / "out", "--engine", "sequential", "--json"]
+    simulated = json.loads(subprocess.check_output(command, text=True))
+    with federation(tmp_path, task=TASK) as it:
+        start = ("--state", it.state, "--set", f"coordinator.listen={it.address}")
+        it.start("coordinator", "coordinator", run_file, *start, "--set", "coordinator.enrol=127.0.0.1:0")
+        for site, scale in SCALES.items():
+            it.agent(site, threads=1, **{"task.scale": scale})
+        it.wait_for(lambda: "committed as version 3\n" in it.log("coordinator"))
+        it.kill("coordinator")
+        it.start("coordinator", "coordinator", *start)
+        it.wait_for(lambda: str(it.history().run("given-1").state) == "finished")
+        versions = shown(it, "model", "list", "--run", "given-1")
+    assert versions[-1]["digest"] == simulated["model_digest"]
+    plain, _ = simulate(tmp_path / "plain", "rounds=12", "seed=4", "round.cohort_size=4", task=TASK)
+    assert plain["model_digest"] != simulated["model_digest"]
+
+
+@pytest.mark.slow
+def test_a_resume_changes_the_course_and_the_record_says_from_which_round_on(tmp_path, run_file):
+    """What does not fit is refused, and the run stays as it was."""
+    with federation(tmp_path, task=TASK) as it:
+        start = ("--state", it.state, "--set", f"coordinator.listen={it.address}")
+        it.start("coordinator", "coordinator", run_file, *start, "--set", "coordinator.enrol=127.0.0.1:0", "--stay")
+        for site in scheduled_task.SITES:
+            it.agent(site, threads=1, exit_when_done=False)
+        it.wait_for(lambda: "committed as version 12\n" in it.log("coordinator"))
+        it.wait_for(lambda: str(it.history().run("given-1").state) == "finished")
+        resume = [ATOLL, "run", "resume", "given-1", "--state", it.state, "--rounds", "14"]
+        for wrong, sentence in (
+            ("task.smoothin=0.1", "task.smoothin: unknown key"),
+            ("task.width=5", "task.width"),
+            ('schedule.local.lr={kind = "linear", end = -1.0}', "local.lr: must be positive and finite"),
+        ):
+            refused = subprocess.run([*resume, "--set", wrong], capture_output=True, text=True)
+            assert (refused.returncode, sentence in refused.stderr) == (2, True), refused.stderr
+        subprocess.run([*resume, "--set", "task.smoothing=0.2", "--set", "schedule.local.lr.end=0.1"], check=True)
+        it.wait_for(lambda: "committed as version 14\n" in it.log("coordinator"))
+        it.wait_for(lambda: str(it.history().run("given-1").state) == "finished")
+        run = shown(it, "run", "show", "given-1")
+    assert run["version"] == 14
+    [change] = run["changes"]
+    assert change["round"] == 13
+    assert change["values"]["task.smoothing"] == {"before": 0.4, "after": 0.2}
+    assert change["values"]["schedule.local.lr.end"] == {"before": 0.01, "after": 0.1}
+
+
+@pytest.mark.slow
+def test_a_setting_that_no_task_declares_ends_the_agent_with_its_name(tmp_path):
+    with federation(tmp_path, task=TASK) as it:
+        it.coordinator(round__cohort_size=4)
+        agent = it.agent("a", **{"task.scal": 2.0})
+        assert agent.wait(timeout=120) == 2
+        assert "task.scal: unknown key (known, from the settings of" in it.log("a")

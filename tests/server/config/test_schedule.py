@@ -1,0 +1,103 @@
+"""The tables of a run that change its settings over the rounds, and its task's options."""
+
+import json
+
+import pytest
+
+from atoll.protocol.settings import ConfigError, effective, load_text
+from atoll.server.config.run import RunConfig
+from atoll.server.config.run_changes import changed, changes_of
+
+TASK = 'task = "digits.py:task"\n'
+
+
+def run(text, *overrides):
+    return load_text(RunConfig, text, overrides, name="run.toml")
+
+
+def faults(text, *overrides):
+    with pytest.raises(ConfigError) as refused:
+        run(text, *overrides)
+    return list(refused.value.faults)
+
+
+def test_the_table_of_the_task_has_its_reference_and_its_options():
+    as_table = run('[task]\nreference = "digits.py:task"\nsmoothing = 0.1\n')
+    assert (as_table.task, as_table.options) == ("digits.py:task", {"smoothing": 0.1})
+    assert as_table == run(TASK, "task.smoothing=0.1")
+    assert as_table == run(effective(as_table))
+    assert run(effective(as_table), "task.smoothing=0.2").options == {"smoothing": 0.2}
+    assert run("", 'task="digits.py:task"', "task.deep=true").options == {"deep": True}
+
+
+def test_an_option_is_a_plain_value():
+    assert faults(TASK, "task.table={a = 1}")[0].startswith("--set: options.table: got {'a': 1}; allowed: ")
+    assert faults("[task]\nsmoothing = 0.1\n")[0].startswith("run.toml: task: missing")
+
+
+def test_the_values_for_the_task_travel_as_one_table():
+    config = run(
+        TASK,
+        "rounds=20",
+        "local.lr=0.3",
+        "local.epochs=2",
+        "task.smoothing=0.1",
+        'schedule.local.lr={kind = "cosine", end = 0.01}',
+        'schedule.local.momentum={kind = "step", factor = 0.5, every = 3, start = 0.9}',
+    )
+    assert json.loads(json.dumps(config.given)) == {
+        "lr": {"kind": "cosine", "end": 0.01, "rounds": 20, "start": 0.3},
+        "epochs": 2,
+        "momentum": {"kind": "step", "factor": 0.5, "every": 3, "start": 0.9},
+        "task.smoothing": 0.1,
+    }
+
+
+def test_the_server_optimizer_has_its_number_of_the_version():
+    config = run(
+        TASK,
+        "optimizer.name=fedadam",
+        'schedule.optimizer.lr={kind = "exponential", factor = 0.5}',
+        'schedule.optimizer.beta1={kind = "list", values = [0.0, 0.9]}',
+    )
+    settings = [config.optimizer_at(version) for version in (1, 2, 3)]
+    assert [each.lr for each in settings] == [0.1, 0.05, 0.025]  # FedAdam's own rate, halved
+    assert [each.beta1 for each in settings] == [0.0, 0.9, 0.9]
+    assert run(TASK).optimizer_at(7) == run(TASK).optimizer
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ('schedule.optimizer.beta1={kind = "cosine"}', "schedule: optimizer.beta1: no setting of fedavg (known: lr)"),
+        ('schedule.optimizer.name={kind = "list", values = ["x"]}', "schedule: optimizer.name: no setting of fedavg"),
+        (
+            'schedule.optimizer.lr={kind = "linear", end = -1.0}',
+            "schedule: optimizer.lr: -0.8 in round 10 is not allowed",
+        ),
+        ('schedule.local.lr={kind = "step", factor = 2.0}', "schedule: local.lr: every: step needs it"),
+        ('schedule.local.lr={kind = "list", values = []}', "schedule: local.lr: values: must have at least one"),
+    ],
+)
+def test_what_cannot_be_in_some_round_is_refused(override, fault):
+    found = faults(TASK, override)
+    assert any(fault in line for line in found), found
+
+
+def test_two_starts_of_one_setting_are_refused():
+    one = 'schedule.local.lr={kind = "cosine", start = 0.2}'
+    assert faults(TASK, "local.lr=0.1", one) == [
+        "run.toml: schedule: local.lr: has start, and local.lr is set too: leave one out"
+    ]
+    mode = ("round.mode=fedasync", "round.concurrency=2", 'schedule.optimizer.lr={kind = "cosine"}')
+    assert any("mode fedasync has none but its alpha" in line for line in faults(TASK, *mode))
+
+
+def test_a_resumed_run_may_change_them_and_the_record_names_them_as_they_are_set():
+    before = run(TASK, "rounds=5", "task.smoothing=0.1")
+    after = changed(before, ["rounds=9", "task.smoothing=0.2", 'schedule.local.lr={kind = "cosine"}'], version=3)
+    found = changes_of(before, after)
+    assert found["task.smoothing"] == (0.1, 0.2)
+    assert found["rounds"] == (5, 9)
+    assert found["schedule.local.lr"][0] is None
+    assert found["schedule.local.lr"][1]["kind"] == "cosine"
