@@ -19,6 +19,7 @@ from atoll.server.clock import Clock
 from atoll.server.config.run import RunConfig
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.journal.journal import Batch, Journal, RunRow
+from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.process_tuning import collect_seldom
 from atoll.server.rounds.events import (
@@ -111,7 +112,7 @@ class Million:
             case Aggregate(round_id):
                 self.post(Aggregated(round_id, Digest(f"{round_id:064x}")))
             case Commit(version=version):
-                self.journal.prune(RUN, keep_rounds=1000)
+                self.journal.prune(RUN, Stay(rounds=1000))
                 self.say(committed=version)
             case EndRun(state):
                 self.say(ended=str(state))

@@ -113,6 +113,7 @@ class Agent:
             on_event=self._receive,
             ask=gate.ask_upload,
             report=self._report_failure,
+            disclosure=lambda: gate.disclosure,
         )
         self._slot = self._make_job_slot()
 
@@ -355,7 +356,7 @@ class Agent:
             text = "giving up the evaluation of version %d of %s: %s"
             logger.warning(text, report.version, report.run_id, report.detail)
         disclosed = disclosed_evaluation(report, error_details=self._gate.error_details)
-        self._connection.send(messages.evaluation(disclosed))
+        self._connection.send(messages.evaluation(disclosed, self._gate.disclosure))
 
     def _carry_out_job(self, effect: Effect) -> None:
         match effect:

@@ -93,7 +93,7 @@ class Failed(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., waits: bool = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("run_id", "version", "statistics", "error", "reason")
+    __slots__ = ("run_id", "version", "statistics", "error", "reason", "metrics", "min_sites")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -106,12 +106,16 @@ class Evaluated(_message.Message):
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    MIN_SITES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     version: int
     statistics: _containers.MessageMap[str, Statistics]
     error: str
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., error: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    metrics: str
+    min_sites: int
+    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., error: _Optional[str] = ..., reason: _Optional[str] = ..., metrics: _Optional[str] = ..., min_sites: _Optional[int] = ...) -> None: ...
 
 class Statistics(_message.Message):
     __slots__ = ("values",)
@@ -324,7 +328,7 @@ class UploadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[UploadOpen, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class UploadOpen(_message.Message):
-    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data")
+    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data", "metrics", "min_sites")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -337,12 +341,16 @@ class UploadOpen(_message.Message):
     DOWNLOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    MIN_SITES_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     statistics: _containers.MessageMap[str, Statistics]
     download_seconds: float
     train_seconds: float
     data: bytes
-    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ...) -> None: ...
+    metrics: str
+    min_sites: int
+    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ..., metrics: _Optional[str] = ..., min_sites: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("position", "data")

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.settings import STRICT
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -70,6 +71,15 @@ class SitePolicy(BaseModel):
     time, or with another task, algorithm, codec or training settings than those that were approved. A run that was
     rejected with `atoll site reject` is always refused."""
 
+    metrics: Literal["per_site", "merged", "none"] = "merged"
+    """Form in which the sums of this site's metrics leave it, those of evaluations and of trainings: "per_site": the
+    coordinator may keep and show them for this site alone; "merged": only as a part of sums over several sites; "none":
+    not at all, and evaluations are refused. An approval is bound to it."""
+
+    metrics_min_sites: int = Field(default=1, ge=1, le=1_000_000)
+    """Least number of sites in any sum of metrics that is shown with this site's part in it; the coordinator shows no
+    sum over fewer."""
+
     metrics_only: bool = False
     """Answer evaluations only: this site never trains, and no weights leave it."""
 
@@ -88,6 +98,20 @@ class SitePolicy(BaseModel):
     error_details: bool = False
     """Send the text of errors to the coordinator: the exceptions of the task's code and lines of their tracebacks.
     Otherwise the coordinator gets only the reason, and the text stays in the agent's own log."""
+
+    @property
+    def disclosure(self) -> Disclosure:
+        """The terms on which this site's metrics leave it."""
+        return Disclosure(MetricsLeave(self.metrics), self.metrics_min_sites)
+
+    @model_validator(mode="after")
+    def _only_metrics_but_none(self) -> "SitePolicy":
+        if self.metrics_only and self.metrics == "none":
+            raise ValueError(
+                'metrics_only and metrics "none" let nothing leave: set metrics to "merged" or "per_site", or '
+                "metrics_only to false"
+            )
+        return self
 
     @field_validator("time_zone")
     @classmethod
@@ -118,5 +142,5 @@ EVERYTHING: Sequence[str] = ("*",)
 
 
 def default_policy() -> SitePolicy:
-    """Return the policy without a file: the tasks that the agent was started with, in any run, at any time and size."""
-    return SitePolicy(tasks=list(EVERYTHING), runs=list(EVERYTHING), error_details=True)
+    """Return the policy without a file: the agent's own tasks, in any run, at any time and size, with all metrics."""
+    return SitePolicy(tasks=list(EVERYTHING), runs=list(EVERYTHING), error_details=True, metrics="per_site")

@@ -2,7 +2,7 @@
 
 The rules are asked in a fixed order; the first that objects names the decision:
 
-    tasks -> runs -> rejected -> approval -> metrics_only -> upload_max_bytes -> hours -> rounds_per_day
+    tasks -> runs -> rejected -> approval -> metrics, metrics_only -> upload_max_bytes -> hours -> rounds_per_day
 
 A request without an objection is *allowed*. It is *refused* when only another policy or another decision of the
 operator could allow it, and *waiting* when time or the operator's approval will.
@@ -41,6 +41,7 @@ class Rule(StrEnum):
     RUNS = "runs"
     REJECTED = "rejected"
     APPROVAL = "approval"
+    METRICS = "metrics"
     METRICS_ONLY = "metrics_only"
     UPLOAD_MAX_BYTES = "upload_max_bytes"
     HOURS = "hours"
@@ -72,6 +73,8 @@ class PolicyRequest:
     """Algorithm of a training."""
     codec: str | None = None
     """Codec of a training's update; empty: plain."""
+    metrics: str = "merged"
+    """Form in which the site's metrics leave it (`Disclosure`)."""
     content: str = ""
     """SHA-256 of the training (`content_of`), or of the update's manifest."""
     num_bytes: int | None = None
@@ -138,7 +141,7 @@ def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History)
 
 def _object_to_size(policy: SitePolicy, request: PolicyRequest) -> Decision | None:
     if request.kind is Kind.EVALUATE:
-        return None
+        return _refused(Rule.METRICS, "no metrics leave this site") if policy.metrics == "none" else None
     if policy.metrics_only:
         return _refused(Rule.METRICS_ONLY, "only metrics leave this site, no weights")
     most, num_bytes = policy.upload_max_bytes, request.num_bytes

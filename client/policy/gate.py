@@ -26,6 +26,7 @@ from atoll.client.policy.decisions import DecisionLog
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import HistoryUnusable, PolicyHistory
 from atoll.client.session.events import EvaluationRequest, Request
+from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason
@@ -73,6 +74,11 @@ class Gate:
         """Return whether the text of errors may leave the site; never while the policy is not valid."""
         return self._file.policy is not None and self._file.policy.error_details
 
+    @property
+    def disclosure(self) -> Disclosure:
+        """Return the terms on which metrics leave the site; none leave while the policy is not valid."""
+        return Disclosure(MetricsLeave.NONE) if self._file.policy is None else self._file.policy.disclosure
+
     def poll(self) -> bool:
         """Return whether decisions may have changed: by another policy, an approval, the hours, or a new day."""
         try:
@@ -95,14 +101,14 @@ class Gate:
 
     def ask(self, request: Request) -> Decision:
         """Decide about a request of the coordinator, before the size of its model is known."""
-        asked = _asked(request, None)
+        asked = _asked(request, None, self.disclosure)
         decision, turn = self._decide(asked)
         return decision if decision.is_allowed else self._logged(asked, decision, turn)
 
     def admit(self, request: Request, model: VersionManifest) -> Decision:
         """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
         num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request.codec)
-        return self._decide_and_count(_asked(request, num_bytes))
+        return self._decide_and_count(_asked(request, num_bytes, self.disclosure))
 
     def ask_upload(self, entry: Entry) -> Decision:
         """Decide about the upload of an update, before its first byte; an allowed one is recorded on return."""
@@ -147,12 +153,13 @@ class Gate:
         return decide(policy, request, history, now), history.turn
 
     def _note(self, request: PolicyRequest, now: float) -> None:
-        local, algorithm, codec = request.local, request.algorithm, request.codec
-        if local is None:
+        if request.local is None:
             return
-        if self._history.asked(request.run_id, request.task, local, now, algorithm=algorithm, codec=codec):
+        if self._history.asked(request, now):
+            algorithm, codec = request.algorithm, request.codec
             terms = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
-            logger.info("run %s asks here for task %s, with %slocal = %s", request.run_id, request.task, terms, local)
+            terms += f"metrics {request.metrics}, local = {request.local}"
+            logger.info("run %s asks here for task %s, with %s", request.run_id, request.task, terms)
 
     def _logged(self, request: PolicyRequest, decision: Decision, turn: int) -> Decision:
         try:
@@ -172,10 +179,15 @@ def _unusable(error: OSError) -> Decision:
     return Decision(Outcome.WAITING, Rule.STATE, "this site cannot record its decisions")
 
 
-def _asked(request: Request, num_bytes: int | None) -> PolicyRequest:
+def _asked(request: Request, num_bytes: int | None, disclosure: Disclosure) -> PolicyRequest:
     if isinstance(request, EvaluationRequest):
         return PolicyRequest(
-            kind=Kind.EVALUATE, run_id=request.run_id, task=request.task, number=request.version, local=request.local
+            kind=Kind.EVALUATE,
+            run_id=request.run_id,
+            task=request.task,
+            number=request.version,
+            local=request.local,
+            metrics=str(disclosure),
         )
     return PolicyRequest(
         kind=Kind.TRAIN,
@@ -186,6 +198,7 @@ def _asked(request: Request, num_bytes: int | None) -> PolicyRequest:
         local=request.local,
         algorithm=request.algorithm,
         codec=request.codec,
+        metrics=str(disclosure),
         content=content_of(request),
     )
 

@@ -26,7 +26,7 @@ from atoll.client.policy.decide import History, Kind, PolicyRequest, Standing
 logger = logging.getLogger(__name__)
 
 NAME = "policy.db"
-SCHEMA = 2
+SCHEMA = 3
 RUNS_MAX = 1000
 """Undecided runs that are remembered; beyond it the oldest are forgotten."""
 
@@ -37,7 +37,8 @@ FINGERPRINT_LETTERS = 24
 
 _RUNS = """
 CREATE TABLE runs (run_id TEXT PRIMARY KEY, task TEXT NOT NULL, local TEXT NOT NULL, standing TEXT NOT NULL,
-                   asked_at REAL NOT NULL, decided_at REAL, algorithm TEXT NOT NULL, codec TEXT NOT NULL)
+                   asked_at REAL NOT NULL, decided_at REAL, algorithm TEXT NOT NULL, codec TEXT NOT NULL,
+                   metrics TEXT NOT NULL)
                   STRICT, WITHOUT ROWID;
 """
 _ROUNDS = """
@@ -57,6 +58,12 @@ INSERT INTO rounds SELECT run_id, round_id, '', day, NULL FROM counted;
 DROP TABLE counted
 """
 """Migration from schema 1, whose approvals name no algorithm and no codec: they have to be given again."""
+
+_FROM_SCHEMA_2 = "ALTER TABLE runs ADD COLUMN metrics TEXT NOT NULL DEFAULT 'merged'"
+"""Migration from schema 2, under which a coordinator showed sums over all sites alone."""
+
+_STEPS = {0: _RUNS + _ROUNDS, 1: f"{_FROM_SCHEMA_1};\n{_FROM_SCHEMA_2}", 2: _FROM_SCHEMA_2}
+"""The statements from each schema version to the present one."""
 
 
 class HistoryUnusable(OSError):
@@ -86,11 +93,13 @@ class RunTerms:
     """Algorithm of the training; empty: the run has only asked for evaluations."""
     codec: str
     """Codec of the updates; empty: plain."""
+    metrics: str
+    """Form in which the site's metrics leave it."""
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the terms, a SHA-256 cut to 96 bits: other terms with the same one cannot be found."""
-        terms = json.dumps([self.task, self.local, self.algorithm, self.codec])
+        terms = json.dumps([self.task, self.local, self.algorithm, self.codec, self.metrics])
         return hashlib.sha256(terms.encode()).hexdigest()[:FINGERPRINT_LETTERS]
 
 
@@ -143,31 +152,27 @@ class PolicyHistory:
         fingerprint = "" if terms is None else terms.fingerprint
         return History(standing=standing, rounds_today=today, is_counted=is_counted, turn=turn, terms=fingerprint)
 
-    def asked(
-        self, run_id: str, task: str, local: str, at: float, *, algorithm: str | None = None, codec: str | None = None
-    ) -> bool:
+    def asked(self, request: PolicyRequest, at: float) -> bool:
         """Remember the terms on which a run asks; return whether the run or its terms are new.
 
         New terms end an approval; a rejected run stays rejected.
 
         Args:
-            run_id: id of the run.
-            task: name of its task.
-            local: settings of the training, JSON.
+            request: to train, or to evaluate, to which algorithm and codec do not matter.
             at: seconds since the epoch.
-            algorithm: of a training; None for an evaluation, to which algorithm and codec do not matter.
-            codec: of a training.
         """
+        run_id, local = request.run_id, request.local or ""
         with self._faults(), self._transaction():
             terms = self._run(run_id)
-            if terms is not None and _has_terms(terms, task, local, algorithm, codec):
+            if terms is not None and _has_terms(terms, request, local):
                 return False
             standing = terms.standing if terms is not None else Standing.UNDECIDED
             if standing is Standing.APPROVED:
                 standing = Standing.UNDECIDED
             decided_at = None if terms is None else terms.decided_at
-            row = (run_id, task, local, standing, at, decided_at, algorithm or "", codec or "")
-            self._db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            asked = (request.algorithm or "", request.codec or "", request.metrics)
+            row = (run_id, request.task, local, standing, at, decided_at, *asked)
+            self._db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute(
                 "DELETE FROM runs WHERE run_id IN (SELECT run_id FROM runs WHERE standing = ? ORDER BY asked_at DESC "
                 "LIMIT -1 OFFSET ?)",
@@ -253,10 +258,10 @@ class PolicyHistory:
         self._db.execute("PRAGMA synchronous = FULL")
         with self._transaction():
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version in (0, 1):
+            if version < SCHEMA:
                 if version == 1:
                     self._warn_of_approvals()
-                for statement in (_FROM_SCHEMA_1 if version == 1 else _RUNS + _ROUNDS).split(";\n"):
+                for statement in _STEPS[version].split(";\n"):
                     self._db.execute(statement)
                 version = SCHEMA
                 self._db.execute(f"PRAGMA user_version = {version}")
@@ -309,15 +314,20 @@ def _continues(count: _Count, request: PolicyRequest, day: str) -> bool:
 
 def _covers(terms: RunTerms, request: PolicyRequest) -> bool:
     """Return whether an approval on these terms covers a request; for an upload, the training was asked about."""
-    local = terms.local if request.local is None else request.local
-    return _has_terms(terms, request.task, local, request.algorithm, request.codec)
+    return _has_terms(terms, request, terms.local if request.local is None else request.local)
 
 
-def _has_terms(terms: RunTerms, task: str, local: str, algorithm: str | None, codec: str | None) -> bool:
-    same_task = (terms.task, terms.local) == (task, local)
-    return same_task and (algorithm is None or (terms.algorithm, terms.codec) == (algorithm, codec or ""))
+def _has_terms(terms: RunTerms, request: PolicyRequest, local: str) -> bool:
+    if (terms.task, terms.local) != (request.task, local):
+        return False
+    if request.kind is Kind.UPLOAD:
+        return True
+    algorithm, codec = request.algorithm, request.codec or ""
+    return terms.metrics == request.metrics and (
+        algorithm is None or (terms.algorithm, terms.codec) == (algorithm, codec)
+    )
 
 
-def _terms(row: tuple[str, str, str, str, float, float | None, str, str]) -> RunTerms:
-    run_id, task, local, standing, asked_at, decided_at, algorithm, codec = row
-    return RunTerms(run_id, task, local, Standing(standing), asked_at, decided_at, algorithm, codec)
+def _terms(row: tuple[str, str, str, str, float, float | None, str, str, str]) -> RunTerms:
+    run_id, task, local, standing, asked_at, decided_at, *terms = row
+    return RunTerms(run_id, task, local, Standing(standing), asked_at, decided_at, *terms)

@@ -19,6 +19,7 @@ from atoll.client.session.events import (
 )
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import strict_json
+from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import ID_MAX
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
@@ -180,10 +181,12 @@ def failure(effect: ReportFailure) -> pb.ClientMessage:
     )
 
 
-def evaluation(effect: ReportEvaluation) -> pb.ClientMessage:
+def evaluation(effect: ReportEvaluation, disclosure: Disclosure) -> pb.ClientMessage:
     """Make the message with the sums of an evaluation, or the reason for none."""
     sums, error = effect.statistics, ""
-    if sums is None:
+    if sums is not None and disclosure.metrics is MetricsLeave.NONE:  # since the policy was asked
+        sums, error = None, "no metrics leave this site"
+    elif sums is None:
         error = _plain(effect.detail) or "no test data here"
     elif fault := too_many(sums):
         sums, error = None, fault
@@ -194,6 +197,8 @@ def evaluation(effect: ReportEvaluation) -> pb.ClientMessage:
             statistics=statistics(sums or {}),
             error=error,
             reason=effect.reason or "",
+            metrics=disclosure.metrics,
+            min_sites=disclosure.min_sites,
         )
     )
 

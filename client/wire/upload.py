@@ -13,6 +13,7 @@ from atoll.client.wire.messages import statistics, too_many
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
+from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.wire.bulk_messages import Chunk, UploadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES, INLINE_BYTES_MAX, UPLOAD_WINDOW_BYTES
 from atoll.protocol.wire.stream import Stream, StreamBroken
@@ -61,6 +62,7 @@ async def upload(
     pace: Pace,
     *,
     is_first_attempt: bool,
+    disclosure: Disclosure = ANY_SUM,
     on_progress: Callable[[], None] = lambda: None,
 ) -> pb.Verdict:
     """Send an update and return the receiver's verdict on it.
@@ -71,6 +73,7 @@ async def upload(
         pace: rate limit, shared by all uploads.
         is_first_attempt: no byte of the update was ever sent; then one of a single chunk follows its manifest at once,
             without waiting for the position, which can only be 0.
+        disclosure: the terms on which the metrics of the training leave the site.
         on_progress: called whenever the receiver confirms further bytes.
 
     Raises:
@@ -81,19 +84,22 @@ async def upload(
     fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         sending = _Sending(stream, fd, entry, pace, on_progress)
-        await sending.open()
+        await sending.open(disclosure)
         return await sending.run(at_once=is_first_attempt)
     finally:
         os.close(fd)
         stream.cancel()
 
 
-def _opened(entry: Entry) -> pb.UploadOpen:
+def _opened(entry: Entry, disclosure: Disclosure) -> pb.UploadOpen:
     if fault := too_many(entry.statistics):
         logger.warning("the statistics of %s are not sent: %s", entry.path.name, fault)
+    stays = fault or disclosure.metrics is MetricsLeave.NONE
     return pb.UploadOpen(
         manifest=entry.manifest,
-        statistics=statistics({} if fault else entry.statistics),
+        statistics=statistics({} if stays else entry.statistics),
+        metrics=disclosure.metrics,
+        min_sites=disclosure.min_sites,
         download_seconds=entry.download_seconds,
         train_seconds=entry.train_seconds,
     )
@@ -109,9 +115,9 @@ class _Sending:
         self._sent = self._confirmed = 0
         self._window = UPLOAD_WINDOW_BYTES
 
-    async def open(self) -> None:
+    async def open(self, disclosure: Disclosure) -> None:
         """Send the manifest, with all bytes of an update of at most INLINE_BYTES_MAX."""
-        opened, total = _opened(self._entry), self._entry.num_bytes
+        opened, total = _opened(self._entry, disclosure), self._entry.num_bytes
         if total <= INLINE_BYTES_MAX:
             await self._pace.take(total)
             opened.data = self._read(total)

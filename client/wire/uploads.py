@@ -18,6 +18,7 @@ from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
+from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId
 from atoll.protocol.wire.stream import StreamBroken
 
@@ -53,9 +54,10 @@ class Uploads:
         on_event: Callable[[Event], None],
         ask: Callable[[Entry], Decision],
         report: Callable[[ReportFailure], None],
+        disclosure: Callable[[], Disclosure],
     ) -> None:
         self._spool, self._connection, self._spawn, self._on_event = spool, connection, spawn, on_event
-        self._ask, self._report = ask, report
+        self._ask, self._report, self._disclosure = ask, report, disclosure
         self._slots, self._pace = asyncio.Semaphore(UPLOADS_MAX), Pace(bytes_per_s)
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
@@ -125,7 +127,14 @@ class Uploads:
             self._stalled[key] = link, asyncio.get_running_loop().time()
 
         async with calls as stub:
-            verdict = await upload(stub, entry, self._pace, is_first_attempt=is_first_attempt, on_progress=on_progress)
+            verdict = await upload(
+                stub,
+                entry,
+                self._pace,
+                is_first_attempt=is_first_attempt,
+                disclosure=self._disclosure(),
+                on_progress=on_progress,
+            )
         self._stalled.pop(key, None)
         return verdict
 

@@ -146,3 +146,9 @@ def total(numbers: Sequence[float]) -> float:
         return float(exact)
     except OverflowError:
         return math.inf if exact > 0 else -math.inf
+
+
+def is_loss(metric: str) -> bool:
+    """Return whether smaller values of a metric are better: of a loss, an error or a perplexity."""
+    name = metric.rpartition("/")[2].lower()
+    return any(word in name for word in ("loss", "error", "perplexity", "mse", "mae"))

@@ -12,7 +12,7 @@ from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
-from atoll.parallel.task.metrics import as_statistics, only_finite, values
+from atoll.parallel.task.metrics import Metric, as_statistics, only_finite, values
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.array_bench import ArrayBench
@@ -37,6 +37,7 @@ class Operations:
             "train": self._train,
             "evaluate": self._evaluate,
             "values": self._values,
+            "values_of": self._values_of,
             "measures": self._measures,
         }
 
@@ -108,9 +109,14 @@ class Operations:
     def _values(self, request: Json, deadline: Deadline) -> Json:
         return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}
 
+    def _values_of(self, request: Json, deadline: Deadline) -> Json:
+        metrics = self._loaded().metrics
+        return {"values": [values(metrics, as_statistics(statistics)) for statistics in request["statistics"]]}
+
     def _measures(self, request: Json, deadline: Deadline) -> Json:
         measures = self._loaded().measures()
-        return {"names": measures.names, "why_not_here": measures.why_not_here}
+        own = sorted(name for name, metric in self._loaded().metrics.items() if isinstance(metric, Metric))
+        return {"names": measures.names, "why_not_here": measures.why_not_here, "own": own}
 
     def _loaded(self) -> Bench:
         assert self._bench is not None, "load comes first"

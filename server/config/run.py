@@ -131,6 +131,10 @@ class EvaluationConfig(BaseModel):
     deadline: Seconds = 60.0
     """Seconds for the clients' answers; then the evaluation consists of the answers that are in."""
 
+    keep_sites: int = Field(default=100, ge=0, le=1_000_000)
+    """Newest versions whose metrics of single sites stay, beside those of the best version; 0: none are kept. They are
+    those of sites whose policy lets them leave (`metrics = "per_site"`)."""
+
 
 class RunConfig(BaseModel):
     """One run: its task, its length and its rules."""
@@ -214,6 +218,7 @@ class RunConfig(BaseModel):
             pacer_window=self.cohort.window_of_the_pacer,
             best=self.model.metric,
             stop=self.stop.rule,
+            keep_sites=evaluation.keep_sites,
         )
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ task. A worker that crashes or hangs costs one evaluation, never a round.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.local_training.warm_start import Start
+from atoll.parallel.task.metrics import values
 from atoll.parallel.worker.bench import Measures
 from atoll.parallel.worker.process import LOAD_TIMEOUT_S, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.rounds.events import Sums
@@ -54,6 +56,8 @@ class Evaluator:
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
         self._timeout_s, self._seed = timeout_s, reference.seed
+        self._own: frozenset[str] | None = None
+        """Names of the metrics whose value is no ratio; None: not known yet."""
         self.cannot = ""
         """Reason why the server can evaluate no version, once it is known; empty: it can."""
 
@@ -98,6 +102,19 @@ class Evaluator:
         """Return the values of the task's own metrics for sums of sufficient statistics."""
         values: dict[str, float | None] = (await self._ask("values", statistics=dict(sums)))["values"]
         return values
+
+    async def values_of(self, many: Sequence[Sums]) -> list[dict[str, float | None]]:
+        """Return the values of the metrics for each of many sums; ratios of two sums need no worker."""
+        if not many:
+            return []
+        if self._own is None:
+            self._own = frozenset((await self._ask("measures"))["own"])
+        if all(name not in self._own and len(part) in (0, 2) for sums in many for name, part in sums.items()):
+            return [values({}, sums) for sums in many]
+        found: list[dict[str, float | None]] = (await self._ask("values_of", statistics=list(map(dict, many))))[
+            "values"
+        ]
+        return found
 
     async def rest(self) -> None:
         """End the process to free its memory; the next request starts another."""

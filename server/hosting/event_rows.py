@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from atoll.parallel.task.metrics import only_finite
+from atoll.protocol.disclosure import MetricsLeave
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
@@ -17,7 +19,8 @@ from atoll.server.journal.journal import (
     UpdateRow,
     VersionRow,
 )
-from atoll.server.rounds.client_evaluation import merged
+from atoll.server.journal.sources import SITE, TRAINING
+from atoll.server.rounds.client_evaluation import IN_SUMS_ALONE, shown_alone, shown_sum
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -30,6 +33,8 @@ from atoll.server.rounds.events import (
     PauseRun,
     ResumeRequested,
     RunStarted,
+    Sums,
+    UpdateReceived,
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine
@@ -79,8 +84,10 @@ def add_rows(
             case EndRun():
                 rows.add_state(decided.at)
                 rows.add_snapshot()
-            case Accept(digest=digest) if kept is not None:
-                batch.updates.append(UpdateRow(decided.run_id, digest, kept.meta, kept.data))
+            case Accept(digest=digest):
+                rows.add_training()
+                if kept is not None:
+                    batch.updates.append(UpdateRow(decided.run_id, digest, kept.meta, kept.data))
             case _:
                 pass
 
@@ -134,10 +141,31 @@ class _Rows:
         self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
-        statistics, odd = merged(effect.answers)
+        statistics, odd, why = shown_sum(effect)
         left_out = {**effect.refused, **effect.failures, **odd}
-        detail = "; ".join(f"{client}: {why}" for client, why in sorted(left_out.items()))
+        detail = "; ".join([why, *(f"{client}: {why}" for client, why in sorted(left_out.items()))]).removeprefix("; ")
         num_clients = len(effect.answers) - len(odd)
         run_id, at = self._decided.run_id, self._decided.at
         row = EvaluationRow(run_id, effect.version, "clients", statistics, num_clients, detail, at)
         self.batch.evaluations.append(row)
+        if self._machine.rules.keep_sites:
+            answers, reasons = shown_alone(effect)
+            self.batch.evaluations += (
+                self._of_site(f"{SITE}{client}", effect.version, answers.get(client), reasons.get(client, ""))
+                for client in sorted({*answers, *reasons})
+            )
+
+    def add_training(self) -> None:
+        """Add the metrics of the training whose update is accepted, or the reason for none."""
+        event = self._decided.event
+        if not (isinstance(event, UpdateReceived) and event.update.statistics and self._machine.rules.keep_sites):
+            return
+        update = event.update
+        is_shown = update.disclosure.metrics is MetricsLeave.PER_SITE
+        sums, why = (only_finite(update.statistics), "") if is_shown else (None, IN_SUMS_ALONE)
+        row = self._of_site(f"{TRAINING}{update.client_id}", update.base_version, sums, why)
+        self.batch.evaluations.append(row)
+
+    def _of_site(self, source: str, version: Version, sums: Sums | None, detail: str) -> EvaluationRow:
+        is_shown = sums is not None
+        return EvaluationRow(self._decided.run_id, version, source, sums, int(is_shown), detail, self._decided.at)

@@ -17,6 +17,7 @@ from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, Digest, RunId, Version
 from atoll.server.folding.reducer import Reducer
 from atoll.server.journal.journal import Journal
+from atoll.server.journal.pruning import Stay
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
@@ -37,6 +38,7 @@ class Keep:
     versions: frozenset[Version]
     oldest_base: Version  # the oldest base version of an update that may still count
     is_over: bool  # the run has ended: partial uploads will not be completed
+    sites: int  # number of newest versions whose metrics of single sites stay
 
     @classmethod
     def after(cls, seq: int, machine: RunMachine, policy: StragglerPolicy) -> "Keep":
@@ -54,6 +56,7 @@ class Keep:
             frozenset((*_wanted(ledger), *map(Version, range(stalest, ledger.version)))),
             Version(stalest) if policy.takes_stale else ledger.version,
             ledger.state in TERMINAL,
+            machine.rules.keep_sites,
         )
 
 
@@ -144,7 +147,8 @@ class Retention:
         live = self._live = _Live(
             lambda digest: digest in keep.updates or digest in self._received or self._is_in_flight(digest)
         )
-        prune = partial(self._journal.prune, self._run_id, keep_rounds=self._keep_rounds, live=live)
+        stay = Stay(rounds=self._keep_rounds, live=live, sites=keep.sites, pinned=keep.versions)
+        prune = partial(self._journal.prune, self._run_id, stay)
         try:
             await self._reducer.collect_garbage(
                 live,

@@ -243,8 +243,8 @@ class RunDriver:
             crash_points.reached("journal.before_write")
             await self._commit(rows)
             crash_points.reached("journal.after_write")
-            for row in rows.evaluations:
-                self._measuring.add(self._spawn(self._add_values(row)))
+            if rows.evaluations:
+                self._measuring.add(self._spawn(self._add_values(rows.evaluations)))
             for p in posted:
                 for line in p.lines:
                     logger.info("%s: %s", self.run_id, line)
@@ -432,16 +432,16 @@ class RunDriver:
             logger.error("the metrics of version %d have no values: %s", effect.version, _detail(error))
         self.post(MetricsComputed(effect.version, effect.source, finite(values)))
 
-    async def _add_values(self, row: EvaluationRow) -> None:
-        """Add the metrics' values to an evaluation. Only the task's own code can compute them from their sums."""
-        if row.statistics is None:
-            return
+    async def _add_values(self, rows: list[EvaluationRow]) -> None:
+        """Add the metrics' values to evaluations. Only the task's own code can compute them from their sums."""
+        measured = [row for row in rows if row.statistics is not None]
         try:
-            values = await self._evaluator.values(row.statistics)
+            values = await self._evaluator.values_of([row.statistics or {} for row in measured])
         except EvaluationFailed as error:
-            logger.error("the metrics of version %d have no values: %s", row.version, _detail(error))
+            logger.error("the metrics of version %d have no values: %s", rows[-1].version, _detail(error))
             return
-        await self._commit(Batch(evaluations=[replace(row, values=values)]))
+        with_values = [replace(row, values=of_row) for row, of_row in zip(measured, values, strict=True)]
+        await self._commit(Batch(evaluations=with_values))
 
 
 def _detail(error: Exception) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from atoll.aggregation.tensors.layout import CONTROL
 from atoll.parallel.task.metrics import only_finite
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.threads import off_loop
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
@@ -117,6 +118,7 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
         statistics=_statistics(opened),
         download_seconds=_seconds(opened.download_seconds),
         train_seconds=_seconds(opened.train_seconds),
+        disclosure=Disclosure.read(opened.metrics, opened.min_sites),
     )
 
 

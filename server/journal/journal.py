@@ -7,23 +7,24 @@ machines continue. Entries, snapshots and pages carry checksums; a damaged row i
 """
 
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any, Self
 
-from sqlalchemy import Connection, Row, Table, delete, func, select, update
+from sqlalchemy import Connection, Row, delete, func, select, update
 
 from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal import checksums
 from atoll.server.journal.codec import as_of_then, decode_rules, encode_rules
+from atoll.server.journal.pruning import Stay, prune
 from atoll.server.journal.recovery import Recovered, recover
 from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, META, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
 from atoll.server.journal.state_directory import StateDirectory
-from atoll.server.journal.statements import DELETE_UPDATE, SELECT_UPDATES, statements
+from atoll.server.journal.statements import SELECT_UPDATES, statements
 from atoll.server.rounds.events import Sums
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_rules import RunRules
@@ -151,14 +152,14 @@ class VersionRow:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """An evaluation of a version, by the server or by the clients; without statistics `detail` has the reason.
+    """An evaluation of a version (`sources` has its kinds); without statistics `detail` has the reason.
 
     `values`: the task's metrics, computed from the sums; None where a metric is undefined.
     """
 
     run_id: RunId
     version: Version
-    source: str  # "server" or "clients"
+    source: str
     statistics: Sums | None
     num_clients: int
     detail: str
@@ -309,39 +310,9 @@ class Journal:
         """Close the database; all commits are on disk already."""
         self._database.close()
 
-    def prune(
-        self,
-        run_id: RunId,
-        *,
-        keep_snapshots: int = 2,
-        keep_rounds: int | None = None,
-        live: Container[Digest] | None = None,
-    ) -> None:
-        """Delete old rows: snapshots beyond the newest few, and the entries before the oldest snapshot that stays.
-
-        Versions and evaluations always stay.
-
-        Args:
-            run_id: the run.
-            keep_snapshots: the number of newest snapshots that stay.
-            keep_rounds: the number of newest rounds whose records stay; None: all.
-            live: the accepted updates that stay; None: all. It is queried within the transaction, when nothing else
-                writes.
-        """
-
-        def drop(connection: Connection) -> None:
-            if live is not None:
-                _drop_updates(connection, run_id, live)
-            oldest = connection.scalar(_nth_newest(SNAPSHOTS, "seq", run_id, keep_snapshots))
-            if oldest is not None:
-                _drop_before(connection, run_id, oldest)
-            if keep_rounds is None:
-                return
-            first = connection.scalar(_nth_newest(ROUNDS, "round_id", run_id, keep_rounds))
-            if first is not None:
-                connection.execute(delete(ROUNDS).where(ROUNDS.c.run_id == run_id, ROUNDS.c.round_id < first))
-
-        self._database.write(drop)
+    def prune(self, run_id: RunId, stay: Stay) -> None:
+        """Delete the rows of a run that do not stay; raises as `commit`."""
+        self._database.write(lambda connection: prune(connection, run_id, stay))
 
 
 def _change_settings(connection: Connection, new: SettingsChange) -> None:
@@ -399,26 +370,6 @@ def _read_run(row: Row[Any]) -> RunRow:
         raise StoreCorrupted(f"{where}: not a configuration: {error}") from error
     rules = decode_rules(row.rules, where=f"{where}, rules")
     return RunRow(row.run_id, config, rules, row.created_at, row.order, state, row.cause, row.ended_at)
-
-
-def _drop_before(connection: Connection, run_id: RunId, oldest: int) -> None:
-    """Delete the rows that no snapshot from `oldest` on needs: older snapshots, their entries and pages."""
-    first = connection.scalar(select(SNAPSHOTS.c.first).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq == oldest))
-    connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
-    connection.execute(delete(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq <= oldest))
-    connection.execute(delete(MEMBERS).where(MEMBERS.c.run_id == run_id, MEMBERS.c.seq < first))
-
-
-def _nth_newest(table: Table, column: str, run_id: RunId, n: int) -> Any:
-    assert n >= 1, n
-    of_run = select(table.c[column]).where(table.c.run_id == run_id)
-    return of_run.order_by(table.c[column].desc()).offset(n - 1).limit(1)
-
-
-def _drop_updates(connection: Connection, run_id: RunId, live: Container[Digest]) -> None:
-    digests = connection.scalars(select(UPDATES.c.digest).where(UPDATES.c.run_id == run_id))
-    if dead := [{"run": run_id, "dead": digest} for digest in digests if digest not in live]:
-        connection.execute(DELETE_UPDATE, dead)
 
 
 def _values(row: Any) -> dict[str, Any]:

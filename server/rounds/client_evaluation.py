@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.metrics import merge, only_finite
+from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
+
+IN_SUMS_ALONE = "its policy allows only sums over several sites"
+"""The reason that a client's own metrics are not shown."""
 
 SILENT = "did not answer in time"
 """The failure of a client whose answer has not come by the deadline."""
@@ -26,6 +30,8 @@ class ClientEvaluation:
     failures: dict[ClientId, str] = field(default_factory=dict)
     refused: dict[ClientId, str] = field(default_factory=dict)
     """The reasons why some sums of an answer are left out."""
+    terms: dict[ClientId, Disclosure] = field(default_factory=dict)
+    """The terms on which the answers may be shown; absent: `ANY_SUM`."""
 
     @property
     def is_complete(self) -> bool:
@@ -50,6 +56,8 @@ class ClientEvaluation:
             self.failures[event.client_id] = event.detail
         else:
             self.answers[event.client_id] = event.statistics
+            if event.disclosure != ANY_SUM:
+                self.terms[event.client_id] = event.disclosure
             if event.detail:
                 self.refused[event.client_id] = event.detail
 
@@ -63,7 +71,7 @@ class ClientEvaluation:
         for client_id in self.asked:
             if self.is_waiting_for(client_id):
                 self.failures[client_id] = SILENT
-        return CloseEvaluation(self.version, self.answers, self.failures, self.refused)
+        return CloseEvaluation(self.version, self.answers, self.failures, self.refused, self.terms)
 
 
 def addable(answers: Mapping[ClientId, Sums]) -> tuple[dict[ClientId, Sums], dict[ClientId, str]]:
@@ -91,6 +99,39 @@ def merged(answers: Mapping[ClientId, Sums]) -> tuple[Sums | None, dict[ClientId
     """Return the sums of all answers that can be added up (None: there are none), and the faults of the others."""
     added, odd = addable({client: only_finite(sums) for client, sums in answers.items()})
     return (only_finite(merge(added.values())) if added else None), odd
+
+
+def shown_sum(closed: CloseEvaluation) -> tuple[Sums | None, dict[ClientId, str], str]:
+    """Return the sum of an evaluation that may be shown, the faults of answers outside it, and why there is no sum."""
+    sums, odd = merged(closed.answers)
+    num_clients = len(closed.answers) - len(odd)
+    least = _min_sites(closed)
+    if sums is not None and num_clients < least:
+        have = count_of(num_clients, "site has", "sites have")
+        return None, odd, f"{have} answered, and a site allows sums of at least {least}"
+    return sums, odd, ""
+
+
+def shown_alone(closed: CloseEvaluation) -> tuple[dict[ClientId, Sums], dict[ClientId, str]]:
+    """Return the answers that may be shown for one client each, and the reason for each other client.
+
+    Where few clients allow sums alone, the others' answers and the sum of all would tell theirs: with fewer of them
+    than two, or than `min_sites`, no answer is shown alone.
+    """
+    reasons = {**closed.refused, **closed.failures}
+    per_site = {client for client, terms in closed.terms.items() if terms.metrics is MetricsLeave.PER_SITE}
+    in_sums_alone = closed.answers.keys() - per_site
+    reasons |= dict.fromkeys(in_sums_alone, IN_SUMS_ALONE)
+    if in_sums_alone and len(in_sums_alone) < max(2, _min_sites(closed)):
+        few = count_of(len(in_sums_alone), "site allows", "sites allow")
+        why = f"{few} sums alone, which would follow from the sum of all and the other sites' metrics"
+        return {}, reasons | dict.fromkeys(per_site, why)
+    return {client: only_finite(closed.answers[client]) for client in sorted(per_site)}, reasons
+
+
+def _min_sites(closed: CloseEvaluation) -> int:
+    """Return the least number of clients in a sum that may be shown: the largest that any of them asks for."""
+    return max((terms.min_sites for client, terms in closed.terms.items() if client in closed.answers), default=0)
 
 
 def clients_to_ask(connected: Iterable[ClientId], *, most: int, seed: int, version: Version) -> list[ClientId]:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from atoll.protocol.vocabulary import DECLINES, RunState, Version
-from atoll.server.rounds.client_evaluation import ClientEvaluation, clients_to_ask, merged
+from atoll.server.rounds.client_evaluation import ClientEvaluation, clients_to_ask, shown_sum
 from atoll.server.rounds.events import (
     ClientEvaluated,
     ComputeMetrics,
@@ -79,8 +79,8 @@ class Evaluations(Intake, ABC):
         evaluation, self.ledger.evaluation = self.ledger.evaluation, None
         assert evaluation is not None
         closed = evaluation.close()
-        sums = merged(closed.answers)[0] if self.rules.watches("clients") else None
-        why_not = "; ".join(sorted(set(closed.failures.values())))
+        sums, _, why = shown_sum(closed) if self.rules.watches("clients") else (None, {}, "")
+        why_not = why or "; ".join(sorted(set(closed.failures.values())))
         return (closed, *self._compute(closed.version, "clients", sums, why_not), *self._go_on())
 
     # ------------------------------------------------------------ metrics

@@ -1,14 +1,14 @@
 """The events and effects of a run: the inputs and outputs of its state machines. Pure values.
 
-Events are named in the past tense; the journal stores them. Effects are named as commands; the driver carries them out
-only after their event is on disk. Each event reaches the machine together with the time (seconds since the epoch, on a
-clock that never runs backward). Updates are referred to by digest; their bytes stay on disk.
+Events, in the past tense, are journaled and reach the machine with the time (seconds since the epoch, never backward).
+Effects, as commands, are carried out after their event is on disk. Updates are named by their digests.
 """
 
 from collections.abc import Mapping
 from dataclasses import field
 from typing import NamedTuple
 
+from atoll.protocol.disclosure import ANY_SUM, Disclosure
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import (
     AbandonReason,
@@ -44,6 +44,7 @@ class Update:
     download_seconds: float = 0.0
     train_seconds: float = 0.0
     plain_bytes: int = 0  # `num_bytes` without a codec
+    disclosure: Disclosure = ANY_SUM  # of the statistics
 
 
 @value
@@ -191,6 +192,7 @@ class ClientEvaluated:
     statistics: Sums | None
     detail: str = ""
     reason: FailureReason | None = None  # of a client that declines or fails; older agents give none
+    disclosure: Disclosure = ANY_SUM  # as in Update
 
 
 @value
@@ -394,6 +396,7 @@ class CloseEvaluation:
     answers: Mapping[ClientId, Sums]
     failures: Mapping[ClientId, str]
     refused: Mapping[ClientId, str] = field(default_factory=dict)
+    terms: Mapping[ClientId, Disclosure] = field(default_factory=dict)  # of the answers; absent: ANY_SUM
 
 
 @value

@@ -90,6 +90,8 @@ class RunRules:
     pacer_window: int = 0  # commits; 0: the sampler uses no pacer
     best: WatchedMetric | None = None  # its best version is kept; None: no version is the best
     stop: EarlyStop | None = None
+    keep_sites: int = 100
+    """The number of newest versions whose metrics of single sites stay; 0: none is kept."""
 
     @property
     def watched(self) -> tuple[WatchedMetric, ...]:

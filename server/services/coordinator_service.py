@@ -11,6 +11,7 @@ from atoll.aggregation.printable import count_of, printable
 from atoll.parallel.task.metrics import only_finite, why_refused
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.durable import told_outside
 from atoll.protocol.identity.names import Role
 from atoll.protocol.settings import ConfigError, load_text
@@ -148,7 +149,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
             detail = why_refused(sums)
         named = evaluated.reason if sums is None else ""
         reason = FailureReason(named) if named in set(FailureReason) else None
-        run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail, reason))
+        terms = Disclosure.read(evaluated.metrics, evaluated.min_sites)
+        run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail, reason, terms))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:
         """Return the manifest of a version that is on disk."""

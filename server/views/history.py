@@ -19,6 +19,7 @@ from atoll.server.journal.codec import decode_record
 from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow, run_rows, settings_of
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
+from atoll.server.journal.sources import WHOLE
 from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
 from atoll.server.names.places import conflicts_shown
 from atoll.server.rounds.membership import Membership
@@ -102,7 +103,17 @@ class History:
         """Return the evaluations of all versions, by the server and by the clients."""
         order = (EVALUATIONS.c.version, EVALUATIONS.c.source)
         with self._database.transaction() as connection:
-            return [_evaluation(row) for row in connection.execute(_of_run(EVALUATIONS, run_id).order_by(*order))]
+            whole = _of_run(EVALUATIONS, run_id).where(EVALUATIONS.c.source.in_(WHOLE))
+            return [_evaluation(row) for row in connection.execute(whole.order_by(*order))]
+
+    def site_evaluations(self, run_id: RunId, *versions: int) -> list[EvaluationRow]:
+        """Return the evaluations and trainings of single sites, by version; with versions: of these alone."""
+        of_sites = _of_run(EVALUATIONS, run_id).where(EVALUATIONS.c.source.notin_(WHOLE))
+        if versions:
+            of_sites = of_sites.where(EVALUATIONS.c.version.in_(versions))
+        with self._database.transaction() as connection:
+            rows = connection.execute(of_sites.order_by(EVALUATIONS.c.version, EVALUATIONS.c.source))
+            return [_evaluation(row) for row in rows]
 
     def settings(self, run_id: RunId) -> list[SettingsChange]:
         """Return the first settings of a run and each change by a resume, in their order; empty: none has changed."""

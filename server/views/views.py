@@ -15,6 +15,7 @@ from atoll.server.config.run_changes import changes_of
 from atoll.server.files.run_store import RunStore
 from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow
 from atoll.server.journal.placement import num_ranks_of
+from atoll.server.journal.sources import SITE, TRAINING
 from atoll.server.journal.state_directory import run_folder
 from atoll.server.names.places import CLIENT
 from atoll.server.rounds.membership import Membership
@@ -23,6 +24,7 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import what_a_pause_waits_for, what_a_run_waits_for, why_not
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
+from atoll.server.views.sites import sites
 
 Document = dict[str, Any]
 
@@ -36,6 +38,7 @@ class View(StrEnum):
     ROUND = "round"
     CLIENTS = "clients"
     VERSIONS = "versions"
+    SITES = "sites"
 
 
 def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
@@ -50,7 +53,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     Returns:
         For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
         record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
-        in the files of the versions.
+        in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`.
 
     Raises:
         LookupError: there is no such run or round; the message names the known runs.
@@ -65,6 +68,10 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     if view is View.VERSIONS:
         rows = _versions(history, row.run_id)
         return plain({"run": row.run_id, "rows": rows, "metadata": _metadata(history, row.run_id)})
+    if view is View.SITES:
+        rows_of_sites = history.site_evaluations(row.run_id)
+        by = {"evaluation": sites(rows_of_sites, SITE), "training": sites(rows_of_sites, TRAINING)}
+        return plain({"run": row.run_id, **by})
     rows = _rounds(history, row.run_id) if view is View.ROUNDS else _clients(history, row.run_id)
     return plain({"run": row.run_id, "rows": rows})
 
@@ -181,11 +188,17 @@ def _plain_wait(history: History, machine: RunMachine) -> str:
 def _round(history: History, run_id: RunId, number: int) -> Document:
     """Return the record of a round; an open one says in its last sentence for whom it waits."""
     record, machine = _record(history, run_id, number), history.machine(run_id)
-    found = as_json(record)
+    found = as_json(record) | {"training": _trainings(history, run_id, record)}
     is_open = machine.round is not None and machine.round.record.round_id == record.round_id
     if is_open and (wait := _wait(history, machine)):
         found["sentences"].append(f"{wait[0].upper()}{wait[1:]}.")
     return found
+
+
+def _trainings(history: History, run_id: RunId, record: RoundRecord) -> Document:
+    """Return the metrics of a round's trainings by site, which are those of the version that it started from."""
+    found = sites(history.site_evaluations(run_id, record.base_version), TRAINING)
+    return {key: found[key] for key in ("sites", "metrics", "not_shown")}
 
 
 def _rounds(history: History, run_id: RunId) -> list[Document]:

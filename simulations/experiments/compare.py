@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.local import Local
+from atoll.parallel.task.metrics import is_loss
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.logs import read_log
-from atoll.simulations.experiments.report import RunReport, is_loss
+from atoll.simulations.experiments.report import RunReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.simulations.experiments.report import RunReport, is_loss
+from atoll.parallel.task.metrics import is_loss
+from atoll.simulations.experiments.report import RunReport
 
 
 @dataclass(frozen=True, slots=True)

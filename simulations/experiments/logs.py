@@ -11,7 +11,7 @@ __all__ = ["Log", "NoTensorBoard", "json_log", "scalars", "tensorboard"]
 Log = Callable[[dict[str, Any]], None]
 """Function that logs one round, given its line of `rounds.jsonl`."""
 
-SKIPPED = frozenset({"round", "version", "fates", "failures", "client_values"})
+SKIPPED = frozenset({"round", "version", "fates", "failures", "client_values", "train_values"})
 
 
 class NoTensorBoard(RuntimeError):

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from atoll.parallel.task.metrics import is_loss
+
 Axis = Literal["round", "virtual_s", "real_s", "bytes", "bytes_up"]
 """Horizontal axis of a curve: rounds, seconds of virtual or real time, bytes moved so far (both ways, or up)."""
 
@@ -146,12 +148,6 @@ class RunReport:
             if (value := (line.get(group) or {}).get(name)) is not None:
                 at = {axis: line[axis] for axis in ("round", "virtual_s", "real_s", "bytes_up")}
                 yield at | {"bytes": line["bytes_up"] + line["bytes_down"]}, value
-
-
-def is_loss(metric: str) -> bool:
-    """Return whether smaller values of a metric are better: of a loss, an error or a perplexity."""
-    name = metric.rpartition("/")[2].lower()
-    return any(word in name for word in ("loss", "error", "perplexity", "mse", "mae"))
 
 
 def read_run(folder: Path, name: str | None = None) -> RunReport:

@@ -97,8 +97,9 @@ def line_of(
             fate (`invitation_tally`); None: the fates are those of this round's invitations.
 
     Returns:
-        The line, with `fates` by client for at most `FATES_MAX` invitations, `failures` by client if there are any, and
-        with `not_finite` if sums were refused: the metrics that leave clients out, each with these clients.
+        The line, with `fates` and `train_values` by client for at most `FATES_MAX` invitations, with `failures` by
+        client if there are any, and with `not_finite` if sums were refused: the metrics that leave clients out, each
+        with these clients.
     """
     fates = Counter(client.fate for client in record.clients.values()) if ended is None else Counter(ended)
     in_model = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
@@ -128,6 +129,7 @@ def line_of(
         line |= _of_buffer(record)
     if len(record.clients) <= FATES_MAX:
         line["fates"] = {name: str(client.fate) for name, client in sorted(record.clients.items())}
+        line["train_values"] = {name: values(metrics, sums) for name, sums in sorted(train)}
     if left_out := refusals_of("train", train):
         line["not_finite"] = left_out
     if any(client.fate is Fate.FAILED for client in record.clients.values()):

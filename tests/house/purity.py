@@ -23,6 +23,7 @@ PURE: dict[str, frozenset[str]] = {
     "aggregation/fold/weights.py": NOTHING,
     "parallel/task/metrics.py": NOTHING,
     "protocol/backoff.py": NOTHING,
+    "protocol/disclosure.py": NOTHING,
     "protocol/displaced.py": NOTHING,
     "client/policy/content.py": frozenset({"json"}),
     "client/policy/disclosure.py": NOTHING,

@@ -15,6 +15,7 @@ from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
+from atoll.cli.runs.sites import say_sites
 from atoll.cli.stopping import INTERRUPTED, if_stopped
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ Jobs = Annotated[
         help="With --faults: number of processes; by default 0, one for each core.",
     ),
 ]
+Sites = Annotated[
+    bool, typer.Option("--sites", help="Also print the metrics of each site, by its newest evaluation and training.")
+]
 Fresh = Annotated[
     bool,
     typer.Option("--fresh/--resume", help="Refuse a folder that has a run already, instead of resuming the run."),
@@ -101,6 +105,7 @@ def simulate(
     jobs: Jobs = None,
     fresh: Fresh = False,
     tensorboard: TensorBoard = False,
+    sites: Sites = False,
     check: options.Check = False,
     json: options.Json = False,
 ) -> None:
@@ -121,6 +126,7 @@ def simulate(
             "--set": bool(overrides),
             "--fresh": fresh,
             "--tensorboard": tensorboard,
+            "--sites": sites,
             "--check": check,
         }
         refused = [name for name, is_given in not_for_faults.items() if is_given]
@@ -133,7 +139,7 @@ def simulate(
     _simulate(
         what,
         options.dropping_empty([*overrides, *([f"seed={seed}"] if seed is not None else [])], drop_empty),
-        Request(rounds, clients, engine, out, fresh=fresh, tensorboard=tensorboard, check=check, json=json),
+        Request(rounds, clients, engine, out, fresh, tensorboard, sites, check, json),
     )
 
 
@@ -171,6 +177,7 @@ class Request:
     out: Path | None
     fresh: bool
     tensorboard: bool
+    sites: bool
     check: bool
     json: bool
 
@@ -210,13 +217,24 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     ):
         result = federation.run()
     if_stopped("")
+    measured = _sites_of(folder) if request.sites else {}
     if request.json:
-        as_json(result)
+        as_json(result | ({"sites": measured} if measured else {}))
     else:
         _say_result(result, folder, progress.failures)
+        for kind, part in measured.items():
+            say_sites(f"{kind}, version {part['version']}", part)
     if result["state"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result["state"] == "finished" else 1)
+
+
+def _sites_of(folder: Path) -> dict[str, Any]:
+    """Return the metrics of the sites by evaluation and training, where there are any."""
+    from atoll.simulations.experiments.report import read_run
+    from atoll.simulations.experiments.sites import sites
+
+    return {kind: part for kind, part in sites(read_run(folder).rounds).items() if part["sites"]}
 
 
 def _tensorboard(folder: Path) -> "Log":

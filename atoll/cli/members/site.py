@@ -155,7 +155,8 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
         as_json(_summary(terms))
         return
     training = f"{terms.algorithm}, codec {_codec(terms.algorithm, terms.codec)}" if terms.algorithm else "evaluations"
-    say(f"run {run} is {standing}, for task {terms.task} with {training}, local = {terms.local}")
+    metrics = f"metrics {terms.metrics}"
+    say(f"run {run} is {standing}, for task {terms.task} with {training}, {metrics}, local = {terms.local}")
 
 
 def _codec(algorithm: str, codec: str) -> str:
@@ -209,6 +210,7 @@ def _summary(terms: "RunTerms") -> dict[str, Any]:
         "algorithm": terms.algorithm,
         "codec": terms.codec,
         "local": terms.local,
+        "metrics": terms.metrics,
         "terms": terms.fingerprint,
         "asked_at": terms.asked_at,
         "decided_at": terms.decided_at,

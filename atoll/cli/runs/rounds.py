@@ -8,6 +8,7 @@ from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.faults import Commands
 from atoll.cli.printing import as_json, say, seconds, table
+from atoll.cli.runs.sites import say_sites
 from atoll.cli.runs.views import read_view
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the rounds of a run, or explain one.")
@@ -71,3 +72,5 @@ def show(
         return
     for sentence in record["sentences"]:
         say(sentence)
+    if training := record.get("training"):  # an older coordinator elsewhere shows none
+        say_sites("training", training)

@@ -9,6 +9,7 @@ from atoll.aggregation.printable import instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, say, shortened, table
+from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.views import read_view
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ State = Annotated[
 ]
 Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="The reason, which `atoll run show` and `atoll run list` print.")
+]
+Sites = Annotated[
+    bool,
+    typer.Option(
+        "--sites", help="Show the metrics of each site instead: mean, spread, the worst one, with --json each curve."
+    ),
 ]
 Rounds = Annotated[
     int | None,
@@ -153,9 +160,13 @@ def show(
     run: options.RunArgument,
     state: options.State = options.STATE,
     database: options.Database = "",
+    sites: Sites = False,
     json: options.Json = False,
 ) -> None:
     """Show a run: its state with the cause, the metrics of its newest versions, and its settings."""
+    if sites:
+        show_sites(read_view("sites", state, database, run=run), json=json)
+        return
     seen = read_view("run", state, database, run=run)
     found = seen["document"]
     if json:

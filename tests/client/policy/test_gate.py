@@ -11,7 +11,7 @@ import pytest
 from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.disk.spool import Entry, Spool
 from atoll.client.policy.content import content_of
-from atoll.client.policy.decide import Decision, Outcome, Rule, Standing
+from atoll.client.policy.decide import Decision, Kind, Outcome, PolicyRequest, Rule, Standing
 from atoll.client.policy.gate import Gate, failure_of
 from atoll.client.policy.history import NAME, PolicyHistory
 from atoll.client.session.events import EvaluationRequest, Invitation
@@ -137,7 +137,8 @@ def test_an_update_from_before_the_policy_is_asked_about_as_well(tmp_path: Path)
     site = Site(tmp_path, "rounds_per_day = 0\n")
     entry = spooled(tmp_path)
     assert site.gate.ask_upload(entry).rule is Rule.TASKS, "the task that it was trained for is unknown"
-    PolicyHistory(tmp_path).asked(RUN, "t", "{}", 1.0)
+    asks = PolicyRequest(kind=Kind.EVALUATE, run_id=RUN, task="t", number=1, local="{}")
+    PolicyHistory(tmp_path).asked(asks, 1.0)
     assert site.gate.ask_upload(entry).rule is Rule.ROUNDS_PER_DAY
 
 
@@ -220,7 +221,10 @@ def test_an_approval_does_not_cover_another_algorithm_or_codec(tmp_path: Path, o
 
 def test_a_run_that_has_only_asked_for_evaluations_is_shown_as_that(tmp_path: Path) -> None:
     Site(tmp_path).gate.ask(question())
-    assert "task t with evaluations, local = {}" in invoke("site", "approve", RUN, "--state", tmp_path).stdout
+    assert (
+        "task t with evaluations, metrics merged, local = {}"
+        in invoke("site", "approve", RUN, "--state", tmp_path).stdout
+    )
 
 
 def test_the_texts_of_errors_leave_only_where_the_policy_says_so(tmp_path: Path) -> None:
@@ -231,6 +235,29 @@ def test_the_texts_of_errors_leave_only_where_the_policy_says_so(tmp_path: Path)
     site.changes("error_details = 1\n")
     assert not site.gate.error_details, "a policy that is not valid allows nothing"
     assert Gate(None, tmp_path).error_details
+
+
+def test_metrics_leave_as_the_policy_says(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert str(site.gate.disclosure) == "merged", "a policy file that does not name them"
+    assert site.changes('metrics = "per_site"\nmetrics_min_sites = 3\n')
+    assert str(site.gate.disclosure) == "per_site, sums of at least 3 sites"
+    assert site.gate.ask(question()).is_allowed
+    assert site.changes('metrics = "none"\n')
+    assert str(site.gate.disclosure) == "none"
+    assert (site.gate.ask(question()).rule, site.gate.ask(invitation()).is_allowed) == (Rule.METRICS, True)
+    site.changes("metrics = 1\n")
+    assert str(site.gate.disclosure) == "none", "a policy that is not valid allows nothing"
+    assert str(Gate(None, tmp_path).disclosure) == "per_site"
+
+
+def test_an_approval_is_for_the_metrics_that_leave(tmp_path: Path) -> None:
+    site = Site(tmp_path, 'approval = "each_run"\n')
+    site.gate.ask(invitation())
+    PolicyHistory(tmp_path).decided(RUN, Standing.APPROVED, 1.0)
+    assert site.gate.ask(invitation(2)).is_allowed
+    site.changes('approval = "each_run"\nmetrics = "per_site"\n')
+    assert site.gate.ask(invitation(3)).rule is Rule.APPROVAL
 
 
 def test_an_approval_from_another_process_is_noticed(tmp_path: Path) -> None:

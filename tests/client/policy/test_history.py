@@ -24,6 +24,12 @@ def request(number: int = 1, run_id: str = "r-1", task: str = "t", **fields: Any
     return PolicyRequest(**({"kind": Kind.TRAIN, "run_id": run_id, "task": task, "number": number} | fields))
 
 
+def asked(history: PolicyHistory, run_id: str, task: str, local: str, at: float, **terms: Any) -> bool:
+    """Let a run ask: for an evaluation, or with an algorithm for a training."""
+    kind = Kind.TRAIN if "algorithm" in terms else Kind.EVALUATE
+    return history.asked(PolicyRequest(kind=kind, run_id=run_id, task=task, number=1, local=local, **terms), at)
+
+
 def upload(number: int = 1, content: str = "u") -> PolicyRequest:
     return request(number, kind=Kind.UPLOAD, content=content)
 
@@ -81,7 +87,7 @@ from pathlib import Path
 from atoll.client.policy.decide import Kind, PolicyRequest, Standing
 from atoll.client.policy.history import PolicyHistory
 history = PolicyHistory(Path({str(tmp_path)!r}))
-history.asked("r-1", "t", "{{}}", 1.0)
+history.asked(PolicyRequest(kind=Kind.EVALUATE, run_id="r-1", task="t", number=1, local="{{}}"), 1.0)
 history.decided("r-1", Standing.APPROVED, 2.0)
 round_7 = PolicyRequest(kind=Kind.TRAIN, run_id="r-1", task="t", number=7, local="{{}}", content="a")
 history.count(round_7, {DAY!r})
@@ -104,15 +110,15 @@ def test_an_approval_is_for_the_terms_it_was_given_on(tmp_path: Path) -> None:
     def standing(task: str = "t", local: str | None = "{}") -> Standing:
         return history.of(request(task=task, local=local), day=DAY).standing
 
-    assert history.asked("r-1", "t", "{}", 1.0)
-    assert not history.asked("r-1", "t", "{}", 2.0)
+    assert asked(history, "r-1", "t", "{}", 1.0)
+    assert not asked(history, "r-1", "t", "{}", 2.0)
     history.decided("r-1", Standing.APPROVED, 3.0)
     assert [standing(), standing(local=None)] == [Standing.APPROVED] * 2
     assert [standing(task="u"), standing(local='{"lr":1}')] == [Standing.UNDECIDED] * 2
-    assert history.asked("r-1", "t", '{"lr":1}', 4.0)
+    assert asked(history, "r-1", "t", '{"lr":1}', 4.0)
     assert standing(local='{"lr":1}') is Standing.UNDECIDED
     history.decided("r-1", Standing.REJECTED, 5.0)
-    assert history.asked("r-1", "u", "{}", 6.0)
+    assert asked(history, "r-1", "u", "{}", 6.0)
     assert standing(task="u") is Standing.REJECTED, "other terms do not undo a rejection"
 
 
@@ -122,12 +128,12 @@ def test_an_approval_is_for_an_algorithm_and_a_codec(tmp_path: Path) -> None:
     def standing(algorithm: str | None, codec: str | None) -> Standing:
         return history.of(request(local="{}", algorithm=algorithm, codec=codec), day=DAY).standing
 
-    assert history.asked("r-1", "t", "{}", 1.0, algorithm="fedavg", codec="")
+    assert asked(history, "r-1", "t", "{}", 1.0, algorithm="fedavg", codec="")
     history.decided("r-1", Standing.APPROVED, 2.0)
-    assert not history.asked("r-1", "t", "{}", 3.0), "an evaluation asks for nothing else"
+    assert not asked(history, "r-1", "t", "{}", 3.0), "an evaluation asks for nothing else"
     assert [standing("fedavg", ""), standing(None, None)] == [Standing.APPROVED] * 2
     assert [standing("scaffold", ""), standing("fedavg", "topk:0.01")] == [Standing.UNDECIDED] * 2
-    assert history.asked("r-1", "t", "{}", 4.0, algorithm="fedavg", codec="topk:0.01")
+    assert asked(history, "r-1", "t", "{}", 4.0, algorithm="fedavg", codec="topk:0.01")
     assert [(terms.algorithm, terms.codec, terms.standing) for terms in history.runs()] == [
         ("fedavg", "topk:0.01", Standing.UNDECIDED)
     ]
@@ -135,12 +141,12 @@ def test_an_approval_is_for_an_algorithm_and_a_codec(tmp_path: Path) -> None:
 
 def test_an_approval_of_evaluations_is_none_of_training(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
-    history.asked("r-1", "t", "{}", 1.0)
+    asked(history, "r-1", "t", "{}", 1.0)
     history.decided("r-1", Standing.APPROVED, 2.0)
     trained = request(local="{}", algorithm="fedavg", codec="")
     assert history.of(request(local="{}"), day=DAY).standing is Standing.APPROVED
     assert history.of(trained, day=DAY).standing is Standing.UNDECIDED
-    assert history.asked("r-1", "t", "{}", 3.0, algorithm="fedavg", codec="")
+    assert asked(history, "r-1", "t", "{}", 3.0, algorithm="fedavg", codec="")
     assert history.of(request(local="{}"), day=DAY).standing is Standing.UNDECIDED
 
 
@@ -171,20 +177,51 @@ def test_what_an_older_atoll_approved_must_be_approved_again(tmp_path: Path, cap
     assert PolicyHistory(tmp_path).of(request(8), day=DAY).rounds_today == 2
 
 
+SCHEMA_2 = """
+CREATE TABLE runs (run_id TEXT PRIMARY KEY, task TEXT NOT NULL, local TEXT NOT NULL, standing TEXT NOT NULL,
+                   asked_at REAL NOT NULL, decided_at REAL, algorithm TEXT NOT NULL, codec TEXT NOT NULL)
+                  STRICT, WITHOUT ROWID;
+CREATE TABLE rounds (run_id TEXT NOT NULL, round_id INTEGER NOT NULL, work TEXT NOT NULL, day TEXT NOT NULL,
+                     sent TEXT) STRICT;
+CREATE INDEX rounds_by_round ON rounds (run_id, round_id);
+CREATE INDEX rounds_by_day ON rounds (day);
+INSERT INTO runs VALUES ('r-1', 't', '{}', 'approved', 1.0, 2.0, 'fedavg', '');
+PRAGMA user_version = 2;
+"""
+
+
+def test_an_approval_without_metrics_is_for_sums_over_all_sites(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / NAME) as database:
+        database.executescript(SCHEMA_2)
+    database.close()
+    history = PolicyHistory(tmp_path)
+
+    def standing(metrics: str) -> Standing:
+        return history.of(request(local="{}", algorithm="fedavg", codec="", metrics=metrics), day=DAY).standing
+
+    assert [standing("merged"), standing("per_site")] == [Standing.APPROVED, Standing.UNDECIDED]
+    assert asked(history, "r-1", "t", "{}", 3.0, algorithm="fedavg", codec="", metrics="per_site")
+    assert standing("per_site") is Standing.UNDECIDED, "to let more leave needs a new approval"
+    history.decided("r-1", Standing.APPROVED, 4.0)
+    assert standing("per_site") is Standing.APPROVED
+    history.close()
+    assert PolicyHistory(tmp_path).runs()[0].metrics == "per_site"
+
+
 def test_who_never_asked_cannot_be_decided_about_or_forgotten(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
     for change in (lambda: history.decided("r-1", Standing.APPROVED, 1.0), lambda: history.forget("r-1")):
         with pytest.raises(NoSuchRun):
             change()
     assert history.runs() == []
-    history.asked("r-1", "t", "{}", 1.0)
+    asked(history, "r-1", "t", "{}", 1.0)
     history.forget("r-1")
     assert history.runs() == []
 
 
 def test_another_process_is_noticed(tmp_path: Path) -> None:
     agent, command = PolicyHistory(tmp_path), PolicyHistory(tmp_path)
-    agent.asked("r-1", "t", "{}", 1.0)
+    asked(agent, "r-1", "t", "{}", 1.0)
     before = agent.change
     assert agent.change == before
     command.decided("r-1", Standing.APPROVED, 2.0)
@@ -195,10 +232,10 @@ def test_runs_that_nobody_decided_about_do_not_pile_up(tmp_path: Path, monkeypat
     monkeypatch.setattr("atoll.client.policy.history.RUNS_MAX", 3)
     assert RUNS_MAX > 3
     history = PolicyHistory(tmp_path)
-    history.asked("kept", "t", "{}", 0.0)
+    asked(history, "kept", "t", "{}", 0.0)
     history.decided("kept", Standing.REJECTED, 0.5)
     for number in range(6):
-        history.asked(f"r-{number}", "t", "{}", 1.0 + number)
+        asked(history, f"r-{number}", "t", "{}", 1.0 + number)
     assert [terms.run_id for terms in history.runs()] == ["kept", "r-3", "r-4", "r-5"]
 
 
@@ -207,7 +244,7 @@ def test_what_cannot_be_read_gives_no_answer(tmp_path: Path, damage: str) -> Non
     if damage == "garbage":
         (tmp_path / NAME).write_bytes(b"no database" * 1000)
     else:
-        PolicyHistory(tmp_path).asked("r-1", "t", "{}", 1.0)
+        asked(PolicyHistory(tmp_path), "r-1", "t", "{}", 1.0)
         with sqlite3.connect(tmp_path / NAME) as database:
             change = "PRAGMA user_version = 9" if damage == "newer" else "UPDATE runs SET standing = 'fine'"
             database.execute(change)

@@ -29,6 +29,7 @@ from atoll.server.journal.journal import (
     UpdateRow,
     VersionRow,
 )
+from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
@@ -36,6 +37,7 @@ from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
+from atoll.server.views.history import History
 from tests.server.journal.test_codec import RULES, some_history
 
 CONFIG = RunConfig(task="m:t", local={"lr": 1.0, "epochs": 2, "nesterov": True}, round=StragglerPolicy(quorum=1))
@@ -123,7 +125,7 @@ def test_a_run_goes_on_from_the_journal_as_if_nothing_had_happened(journal):
         assert recovered.seq == seq
         assert encode_ledger(machine.ledger) == encode_ledger(straight.ledger)
         assert (machine.round and machine.round.record) == (straight.round and straight.round.record)
-        journal.prune("r")
+        journal.prune("r", Stay())
 
 
 def test_runs_come_back_in_the_order_of_the_queue(journal):
@@ -258,7 +260,7 @@ def test_without_any_good_snapshot_the_whole_journal_is_replayed(journal, state)
 @pytest.mark.parametrize("keeps_last", [True, False])
 def test_without_any_good_snapshot_a_pruned_journal_is_refused(journal, state, keeps_last):
     with_snapshots(journal, 4)
-    journal.prune("r")
+    journal.prune("r", Stay())
     sql(state, "UPDATE snapshots SET body = '{}'")
     if not keeps_last:
         sql(state, "DELETE FROM journal")
@@ -313,14 +315,14 @@ def test_prune_keeps_what_the_last_two_snapshots_need_and_every_record(journal, 
             )
         )
     journal.commit(Batch(entries=[entry(1, run_id="other"), entry(11)]))
-    journal.prune("r")
+    journal.prune("r", Stay())
     assert sql(state, "SELECT seq FROM snapshots") == [(8,), (10,)]
     assert sql(state, "SELECT seq FROM journal WHERE run_id = 'r'") == [(9,), (10,), (11,)]
     assert journal.load("other").seq == 1
     for table in ("rounds", "versions", "evaluations"):
         assert sql(state, f"SELECT count(*) FROM {table}") == [(5,)]
     assert (journal.load("r").snapshot_seq, journal.load("r").seq) == (10, 11)
-    journal.prune("r", keep_snapshots=3, keep_rounds=2)
+    journal.prune("r", Stay(snapshots=3, rounds=2))
     assert sql(state, "SELECT round_id FROM rounds") == [(4,), (5,)]
     assert sql(state, "SELECT seq FROM snapshots") == [(8,), (10,)]
 
@@ -346,9 +348,9 @@ def test_an_update_that_is_missing_is_named(journal):
 
 def test_prune_drops_the_updates_that_are_not_live(journal):
     journal.commit(Batch(updates=[UpdateRow(run, digest, "{}", b"") for run in ("r", "other") for digest in "abc"]))
-    journal.prune("r")
+    journal.prune("r", Stay())
     assert list(journal.updates("r", ["a", "b", "c"])) == ["a", "b", "c"]
-    journal.prune("r", live=["b"])
+    journal.prune("r", Stay(live=["b"]))
     assert list(journal.updates("r", ["b"])) == ["b"]
     for digest in "ac":
         with pytest.raises(StoreCorrupted):
@@ -356,11 +358,24 @@ def test_prune_drops_the_updates_that_are_not_live(journal):
     assert list(journal.updates("other", ["a", "b", "c"])) == ["a", "b", "c"]
 
 
+def test_prune_drops_the_metrics_of_single_sites_of_old_versions(journal, state):
+    sources = ("server", "clients", "site:north", "training:north")
+    rows = [EvaluationRow("r", v, source, {"a": (1.0, 1.0)}, 1, "", 1.0) for v in (1, 2, 3, 4) for source in sources]
+    journal.commit(Batch(versions=[VersionRow("r", v, f"d{v}", 1, 1.0) for v in (1, 2, 3, 4)], evaluations=rows))
+    journal.prune("r", Stay(sites=2, pinned=[1]))
+    history = History(state.path)
+    assert {(row.version, row.source) for row in history.site_evaluations("r")} == {
+        (version, source) for version in (1, 3, 4) for source in sources[2:]
+    }
+    assert {row.version for row in history.site_evaluations("r", 3)} == {3}
+    assert [row.version for row in history.evaluations("r")] == [1, 1, 2, 2, 3, 3, 4, 4], "the others always stay"
+
+
 def test_prune_of_a_run_without_enough_snapshots_drops_nothing(journal):
     journal.commit(Batch(entries=[entry(1)]))
-    journal.prune("r")
+    journal.prune("r", Stay())
     journal.commit(Batch(entries=[entry(2)], snapshots=[snapshot(2)]))
-    journal.prune("r", keep_rounds=1)
+    journal.prune("r", Stay(rounds=1))
     assert (journal.load("r").snapshot_seq, journal.load("r").seq) == (2, 2)
 
 
@@ -370,7 +385,7 @@ def test_the_file_and_the_wal_stay_bounded_when_the_journal_is_pruned(journal, s
     for number in range(60):
         entries = [entry(number * 20 + i, ev.SamplerFailed(1, "x" * 5000)) for i in range(1, 21)]
         journal.commit(Batch(entries=entries, snapshots=[snapshot(number * 20 + 20)]))
-        journal.prune("r")
+        journal.prune("r", Stay())
         sizes.append(sum((state.path / name).stat().st_size for name in ("state.db", "state.db-wal")))
     assert max(sizes[40:]) <= max(sizes[:40])
     assert max(sizes) < 8 << 20
@@ -385,7 +400,9 @@ from atoll.server.rounds.events import SamplerFailed
 from atoll.server.journal.codec import encode_event, encode_ledger
 from atoll.server.journal.journal import Batch, Entry, Journal, Snapshot
 from atoll.server.rounds.ledger import Ledger
+from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.views.history import History
 journal = Journal(StateDirectory.open(Path(sys.argv[1])))
 seq = journal.load("r").seq
 while True:
@@ -395,7 +412,7 @@ while True:
     seq += 3
     os.write(1, f"{seq}\\n".encode())
     if seq % 60 == 0:
-        journal.prune("r")
+        journal.prune("r", Stay())
 """
 
 

@@ -12,6 +12,7 @@ from atoll.protocol.vocabulary import ClientId, RoundId, RunId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode_page, encode_ledger_without_members, encode_page
 from atoll.server.journal.journal import Batch, Journal, Page, Snapshot
+from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds.events import Profile
 from atoll.server.rounds.ledger import Ledger
@@ -164,7 +165,7 @@ class Kept:
     def snapshot(self) -> None:
         self.seq += 1
         self.journal.commit(batch_of(self.ledger, self.seq))
-        self.journal.prune(RUN)
+        self.journal.prune(RUN, Stay())
         self.taken[self.seq] = len(self.done)
         found = self.journal.load(RUN)
         assert (found.snapshot_seq, found.ledger, found.faults) == (self.seq, self.ledger, ())

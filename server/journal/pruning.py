@@ -1,0 +1,71 @@
+"""The deletion of a run's rows that nothing needs any more."""
+
+from collections.abc import Collection, Container
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, select
+
+from atoll.protocol.vocabulary import Digest, RunId, Version
+from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, ROUNDS, SNAPSHOTS, UPDATES, VERSIONS
+from atoll.server.journal.sources import WHOLE
+from atoll.server.journal.statements import DELETE_UPDATE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """The rows of a run that stay."""
+
+    snapshots: int = 2
+    """The number of newest snapshots, with the entries since the oldest of them."""
+    rounds: int | None = None
+    """The number of newest rounds whose records stay; None: all."""
+    live: Container[Digest] | None = None
+    """The accepted updates; None: all. It is queried within the transaction, when nothing else writes."""
+    sites: int | None = None
+    """The number of newest versions whose metrics of single sites stay; None: of all."""
+    pinned: Collection[Version] = ()
+    """Further versions whose metrics of single sites stay."""
+
+
+def prune(connection: Connection, run_id: RunId, stay: Stay) -> None:
+    """Delete the rows of a run that do not stay. Versions, and evaluations of the server and of all clients, do."""
+    if stay.live is not None:
+        _drop_updates(connection, run_id, stay.live)
+    oldest = connection.scalar(_nth_newest(SNAPSHOTS, "seq", run_id, stay.snapshots))
+    if oldest is not None:
+        _drop_before(connection, run_id, oldest)
+    if stay.rounds is not None:
+        first = connection.scalar(_nth_newest(ROUNDS, "round_id", run_id, stay.rounds))
+        if first is not None:
+            connection.execute(delete(ROUNDS).where(ROUNDS.c.run_id == run_id, ROUNDS.c.round_id < first))
+    if stay.sites:
+        first = connection.scalar(_nth_newest(VERSIONS, "version", run_id, stay.sites))
+        if first is not None:
+            _drop_sites(connection, run_id, first, stay.pinned)
+
+
+def _drop_sites(connection: Connection, run_id: RunId, first: int, pinned: Collection[Version]) -> None:
+    is_of_a_site = EVALUATIONS.c.source.notin_(WHOLE)
+    is_old = (EVALUATIONS.c.version < first) & EVALUATIONS.c.version.notin_(sorted(pinned))
+    connection.execute(delete(EVALUATIONS).where(EVALUATIONS.c.run_id == run_id, is_of_a_site, is_old))
+
+
+def _drop_before(connection: Connection, run_id: RunId, oldest: int) -> None:
+    """Delete the rows that no snapshot from `oldest` on needs: older snapshots, their entries and pages."""
+    first = connection.scalar(select(SNAPSHOTS.c.first).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq == oldest))
+    connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
+    connection.execute(delete(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq <= oldest))
+    connection.execute(delete(MEMBERS).where(MEMBERS.c.run_id == run_id, MEMBERS.c.seq < first))
+
+
+def _nth_newest(table: Table, column: str, run_id: RunId, n: int) -> Any:
+    assert n >= 1, n
+    of_run = select(table.c[column]).where(table.c.run_id == run_id)
+    return of_run.order_by(table.c[column].desc()).offset(n - 1).limit(1)
+
+
+def _drop_updates(connection: Connection, run_id: RunId, live: Container[Digest]) -> None:
+    digests = connection.scalars(select(UPDATES.c.digest).where(UPDATES.c.run_id == run_id))
+    if dead := [{"run": run_id, "dead": digest} for digest in digests if digest not in live]:
+        connection.execute(DELETE_UPDATE, dead)

@@ -1,0 +1,82 @@
+"""The metrics of single sites, in a deployed run with four policies and in a simulated one."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.federation.processes import ATOLL, federation
+from tests.federation.test_best_version import shown
+from tests.simulations.federation import line_task
+from tests.simulations.federation.simulating import TASK
+
+RUN = {"name": "sites", "rounds": 3, "round__cohort_size": 4, "round__min_available": 4, "seed": 4}
+EVALUATION = {"evaluation__server_every": 0, "evaluation__clients_every": 1}
+POLICY = 'tasks = ["*"]\nruns = ["*"]\n'
+
+
+def simulated(folder, *overrides):
+    settings = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in {**RUN, **EVALUATION}.items()]
+    options = [part for setting in (*settings, *overrides) for part in ("--set", setting)]
+    command = [ATOLL, "simulate", TASK, "--engine", "sequential", "--out", folder, "--sites", "--json", *options]
+    return json.loads(subprocess.check_output(command, text=True))
+
+
+def deployed(tmp_path, policies, **settings):
+    """Run to the end with these lines of policy by site (None: no policy file); return run, sites and a round."""
+    with federation(tmp_path, task=TASK) as it:
+        coordinator = it.coordinator(**RUN, **EVALUATION, **settings)
+        for site, lines in policies.items():
+            more = {}
+            if lines is not None:
+                path = tmp_path / f"{site}.toml"
+                path.write_text(POLICY + lines)
+                more = {"policy": path}
+            it.agent(site, threads=1, **more)
+        assert coordinator.wait(timeout=300) == 0, it.log("coordinator")
+        sites = json.loads(
+            subprocess.check_output([ATOLL, "run", "show", "sites-1", "--sites", "--json", "--state", it.state])
+        )
+        text = subprocess.check_output([ATOLL, "run", "show", "sites-1", "--sites", "--state", it.state], text=True)
+        run, round_ = shown(it, "run", "show", "sites-1"), it.show("round", "show", "2")
+    return run, sites, round_, text
+
+
+@pytest.mark.slow
+def test_sites_without_a_policy_are_shown_as_in_a_simulation(tmp_path):
+    expected = simulated(tmp_path / "simulated")["sites"]
+    run, sites, round_, text = deployed(tmp_path, dict.fromkeys(line_task.SITES))
+    for kind in ("evaluation", "training"):
+        assert sites[kind]["sites"] == expected[kind]["sites"], kind
+        assert sites[kind]["metrics"] == expected[kind]["metrics"], kind
+        assert sites[kind]["curves"] == expected[kind]["curves"], kind
+        assert not sites[kind]["not_shown"]
+    assert sites["evaluation"]["version"] == 3
+    assert sites["training"]["version"] == 2  # the last round began from it
+    assert [version for version, _ in sites["evaluation"]["curves"]["a"]["accuracy"]] == [1, 2, 3]
+    assert set(round_["training"]["sites"]) == set(line_task.SITES)
+    worst = sites["evaluation"]["metrics"]["loss"]["worst"]
+    assert f"worst {worst['site']}" in text
+    assert run["metrics"]["3"].keys() == {"clients"}, "a site's metrics are no metrics of the run"
+
+
+@pytest.mark.slow
+def test_each_policy_lets_leave_what_it_says_and_the_reasons_are_shown(tmp_path):
+    """`d` lets nothing leave and still trains; `b` and `c` only in sums, which at least three sites make."""
+    policies = {
+        "a": 'metrics = "per_site"\n',
+        "b": "",
+        "c": "metrics_min_sites = 3\n",
+        "d": 'metrics = "none"\n',
+    }
+    run, sites, round_, text = deployed(tmp_path, policies, evaluation__deadline=20.0)
+    assert run["metrics"]["3"]["clients"]["accuracy"] is not None, "three sites have answered"
+    assert not sites["evaluation"]["sites"], "of two in sums alone and one shown, the sum would tell two apart"
+    assert sites["training"]["sites"].keys() == {"a"}
+    allows = "its policy allows only sums over several sites"
+    assert sites["training"]["not_shown"] == {"b": allows, "c": allows}
+    assert "metrics: no metrics leave this site" in sites["evaluation"]["not_shown"]["d"]
+    assert "which would follow from the sum of all" in sites["evaluation"]["not_shown"]["a"]
+    assert round_["training"]["sites"].keys() == {"a"}
+    assert all(client["digest"] for client in round_["clients"].values()), "all four have trained"
+    assert f"not shown: b, c: {allows}" in text

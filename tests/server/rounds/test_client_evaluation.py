@@ -1,0 +1,62 @@
+"""The sums and the single answers of an evaluation that may be shown."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol.disclosure import Disclosure, MetricsLeave
+from atoll.protocol.vocabulary import ClientId, Version
+from atoll.server.rounds.client_evaluation import IN_SUMS_ALONE, ClientEvaluation, shown_alone, shown_sum
+from atoll.server.rounds.events import ClientEvaluated
+
+PER_SITE, MERGED = MetricsLeave.PER_SITE, MetricsLeave.MERGED
+
+
+def closed(**sites):
+    """Close an evaluation in which each site has answered on its terms; None: it has not answered."""
+    evaluation = ClientEvaluation(Version(7), 60.0, sorted(map(ClientId, sites)))
+    for number, (site, terms) in enumerate(sites.items(), 1):
+        if terms is not None:
+            sums = {"loss": (float(number), 10.0)}
+            evaluation.answered(ClientEvaluated(ClientId(site), Version(7), sums, disclosure=Disclosure(*terms)))
+    return evaluation.close()
+
+
+def test_sites_that_allow_it_are_shown_alone_and_the_others_have_a_reason():
+    found, reasons = shown_alone(closed(a=(PER_SITE, 1), b=(PER_SITE, 1), c=(MERGED, 1), d=(MERGED, 1), e=None))
+    assert found == {"a": {"loss": (1.0, 10.0)}, "b": {"loss": (2.0, 10.0)}}
+    assert reasons == {"c": IN_SUMS_ALONE, "d": IN_SUMS_ALONE, "e": "did not answer in time"}
+
+
+def test_where_the_rest_of_the_sum_would_tell_a_site_apart_nobody_is_shown_alone():
+    """The sum of all minus the others' would be the one site's own."""
+    it = closed(a=(PER_SITE, 1), b=(PER_SITE, 1), c=(MERGED, 1))
+    found, reasons = shown_alone(it)
+    assert found == {}
+    assert reasons["a"] == reasons["b"] != reasons["c"]
+    assert "which would follow from the sum of all" in reasons["a"]
+    assert shown_sum(it)[0] == {"loss": (6.0, 30.0)}
+
+
+def test_a_sum_over_fewer_sites_than_one_asks_for_is_not_shown():
+    sums, _, why = shown_sum(closed(a=(MERGED, 3), b=(MERGED, 1), c=None))
+    assert (sums, why) == (None, "2 sites have answered, and a site allows sums of at least 3")
+    sums, _, why = shown_sum(closed(a=(MERGED, 3), b=(MERGED, 1), c=(PER_SITE, 1)))
+    assert (sums, why) == ({"loss": (6.0, 30.0)}, "")
+
+
+TERMS = st.one_of(st.none(), st.tuples(st.sampled_from([PER_SITE, MERGED]), st.integers(0, 5)))
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), TERMS, min_size=1))
+def test_what_is_shown_never_tells_fewer_hidden_sites_apart_than_they_ask_for(sites):
+    it = closed(**sites)
+    (sums, _, _), (alone, reasons) = shown_sum(it), shown_alone(it)
+    answered = {site: terms for site, terms in sites.items() if terms is not None}
+    assert {*alone} | {*reasons} == {*sites}
+    assert all(answered[site][0] is PER_SITE for site in alone)
+    hidden = {site: terms for site, terms in answered.items() if site not in alone}
+    asks = max((terms[1] for terms in answered.values()), default=0)
+    if sums is not None:
+        assert len(answered) >= asks
+        if alone and hidden:  # the rest of the sum is that of the hidden sites
+            assert len(hidden) >= max(2, asks)

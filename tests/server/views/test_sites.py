@@ -1,0 +1,48 @@
+"""The metrics of single sites: the newest version, the spread, the curves."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.server.journal.journal import EvaluationRow
+from atoll.server.journal.sources import SITE, TRAINING
+from atoll.server.views.sites import sites, spread
+
+
+def row(version, source, detail="", **values):
+    sums = {name: (value, 1.0) for name, value in values.items()} if values else None
+    return EvaluationRow("r-1", version, source, sums, int(bool(values)), detail, 0.0, values)
+
+
+ROWS = [
+    row(1, f"{SITE}north", accuracy=0.5, loss=1.0),
+    row(1, f"{TRAINING}north", accuracy=0.1),
+    row(2, f"{SITE}north", accuracy=0.75, loss=0.5),
+    row(2, f"{SITE}south", accuracy=0.25, loss=1.5),
+    row(2, f"{SITE}west", "its policy allows only sums over several sites"),
+]
+
+
+def test_the_newest_version_has_the_worst_site_by_the_direction_of_each_metric():
+    found = sites(ROWS, SITE)
+    assert found["version"] == 2
+    assert found["sites"]["south"] == {"accuracy": 0.25, "loss": 1.5}
+    assert found["metrics"]["accuracy"]["worst"] == {"site": "south", "value": 0.25}
+    assert found["metrics"]["loss"]["worst"] == {"site": "south", "value": 1.5}
+    assert found["metrics"]["loss"]["best"] == {"site": "north", "value": 0.5}
+    assert found["not_shown"] == {"west": "its policy allows only sums over several sites"}
+
+
+def test_a_site_has_a_curve_of_its_own_by_evaluation_and_by_training():
+    assert sites(ROWS, SITE)["curves"]["north"]["accuracy"] == [(1, 0.5), (2, 0.75)]
+    assert sites(ROWS, TRAINING)["curves"] == {"north": {"accuracy": [(1, 0.1)]}}
+    assert sites([], SITE) == {"version": None, "sites": {}, "metrics": {}, "not_shown": {}, "curves": {}}
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats(-1e6, 1e6), min_size=1))
+def test_the_spread_is_numpys(values):
+    found = spread("accuracy", values)
+    assert np.isclose(found["mean"], np.mean(list(values.values())))
+    assert np.isclose(found["deviation"], np.std(list(values.values())), atol=1e-6)
+    assert found["worst"]["value"] == min(values.values())
+    assert spread("loss", values)["worst"]["value"] == max(values.values())
