@@ -45,7 +45,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stacked",),
     ),
     "parallel": (
-        ("dtensor.py", "frozen.py"),
+        ("dtensor.py", "forking.py", "frozen.py"),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
         ("communication", "local_training"),
         ("data", "worker"),

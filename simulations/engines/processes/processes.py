@@ -20,6 +20,7 @@ import torch
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.engine.forked import FROZEN
+from atoll.parallel.forking import leaving_garbage
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
@@ -181,7 +182,8 @@ class _Worker:
         with warnings.catch_warnings():  # newer Pythons warn of threads, but the child uses none of the parent's
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
-                self.process.start()
+                with leaving_garbage():
+                    self.process.start()
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 raise ClientFailed(f"the task cannot be sent to another process, as {method} needs: {error}") from error
         theirs.close()

@@ -305,3 +305,11 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     while alive := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < until, f"{alive} still run"
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_forked_process_frees_nothing_of_its_parents_connections() -> None:
+    """Freed in a child, a channel of gRPC waits for threads that only the parent has, or ends the child."""
+    command = [sys.executable, "-m", "tests.simulations.engines.processes.collecting_task"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=BOUND_S)
+    assert done.stdout == "2 trained\n", done.stderr
