@@ -11,18 +11,38 @@ Everything that a project of yours imports is here:
     Instructions   the request to an `ArrayTask` for one local training
     Trained        the result of that training
     Deadline       the end of the time that a training has
-    load_task      the task that a reference `path/to/file.py:attribute` names
     task_name      the name of a task, the same on every machine
+    load_task      the task that a reference `path/to/file.py:attribute` names
+    simulate       a federation on this machine, as `atoll simulate`
+    SimulatedRun   the run that it returns
+    connect        the runs of a coordinator, from its state directory or over the network
 """
 
-from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
-from atoll.parallel.task.context import Context
-from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import Metric
-from atoll.parallel.task.task import Task, load_task, task_name
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.interface.deployed import connect
+    from atoll.interface.simulated import SimulatedRun, simulate
+    from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
+    from atoll.parallel.task.context import Context
+    from atoll.parallel.task.deadline import Deadline
+    from atoll.parallel.task.local import Local
+    from atoll.parallel.task.metrics import Metric
+    from atoll.parallel.task.task import Task, load_task, task_name
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "atoll.interface.deployed": ("connect",),
+    "atoll.interface.simulated": ("SimulatedRun", "simulate"),
+    "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
+    "atoll.parallel.task.context": ("Context",),
+    "atoll.parallel.task.deadline": ("Deadline",),
+    "atoll.parallel.task.local": ("Local",),
+    "atoll.parallel.task.metrics": ("Metric",),
+    "atoll.parallel.task.task": ("Task", "load_task", "task_name"),
+}
+"""The public names by their modules, which are imported at the first use of a name."""
 
 __all__ = [
     "ArrayTask",
@@ -31,8 +51,27 @@ __all__ = [
     "Instructions",
     "Local",
     "Metric",
+    "SimulatedRun",
     "Task",
     "Trained",
+    "connect",
     "load_task",
+    "simulate",
     "task_name",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, imported at its first use."""
+    from importlib import import_module
+
+    for module, names in _PLACES.items():
+        if name in names:
+            globals()[name] = found = getattr(import_module(module), name)
+            return found
+    raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted({*globals(), *__all__})

@@ -302,6 +302,11 @@ def _bounds(part: Any) -> list[str]:
     ]
 
 
+def quoted(text: str) -> str:
+    """Return a text in TOML's notation, on one line; JSON's differs beyond 16 bits."""
+    return tomli_w.dumps({"t": text}).removeprefix("t = ").rstrip("\n")
+
+
 def effective(model: BaseModel) -> str:
     """Return the settings as a TOML file that loads to an equal model, except for passwords in URLs, which it omits."""
     return tomli_w.dumps(_writable(model.model_dump()))

@@ -13,7 +13,7 @@ from atoll.cli.options import STATE
 from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
 from atoll.protocol.secrets import without_password
-from atoll.protocol.settings import ConfigError, load, load_text
+from atoll.protocol.settings import ConfigError, load, load_text, quoted
 from atoll.server.config.model import run_and_version
 from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
@@ -60,7 +60,7 @@ def load_run(
     if is_toml(what):
         file, folder, name = load(kind, Path(what), overrides), Path(what).parent, what
     else:
-        file, folder, name = load_text(kind, f"task = {json.dumps(what)}", overrides, name=""), Path(), ""
+        file, folder, name = load_text(kind, f"task = {quoted(what)}", overrides, name=""), Path(), ""
     set_here = {override.partition("=")[0].strip() for override in overrides}
     if is_elsewhere(file):
         return _with_paths_of_elsewhere(file, set_here, name)
@@ -122,8 +122,8 @@ def overriding(overrides: Sequence[str], **options: object) -> list[str]:
     The option `coordinator__state` is the setting coordinator.state.
     """
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
-    plain = {name: value if isinstance(value, int) else str(value) for name, value in given.items()}
-    return [*overrides, *(f"{name}={json.dumps(value)}" for name, value in plain.items())]
+    plain = {name: json.dumps(value) if isinstance(value, int) else quoted(str(value)) for name, value in given.items()}
+    return [*overrides, *(f"{name}={value}" for name, value in plain.items())]
 
 
 def _has_only_the_host(path: Path) -> bool:

@@ -2,7 +2,9 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +20,22 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print one line to standard error, which a pipe does not receive."""
-    typer.echo(text, err=True)
+    if not is_silent.get():
+        typer.echo(text, err=True)
+
+
+is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
+"""The flag that leaves notes out, for a caller that is a program."""
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Leave out the notes of this thread."""
+    token = is_silent.set(True)
+    try:
+        yield
+    finally:
+        is_silent.reset(token)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import atoll
 from atoll.cli.faults import CommandError, RunFailed, TaskFailed
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+)')
@@ -15,7 +14,7 @@ _FRAME_ANYWHERE = re.compile(r'^  File "([^"]*)", line \d+', re.MULTILINE)
 _SIGNATURE = re.compile(r"\w\(\) (takes|missing|got an unexpected|got multiple)")
 _OF_A_MODEL = "/torch/nn/"
 """Part of the file names of torch's modules and losses, of which alone a task may consist."""
-_ATOLL = str(Path(atoll.__file__).parent)
+_ATOLL = str(Path(__file__).parents[1])
 _LIBRARIES = (_ATOLL, *sysconfig.get_paths().values(), "<")
 """Beginnings of file names that are not the user's: Atoll, Python, installed packages, generated code."""
 

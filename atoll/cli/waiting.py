@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from atoll.cli.printing import note
+from atoll.cli.printing import is_silent, note
 
 SAY_S = 1.0
 """Seconds of waiting after which the person reads what the command waits for."""
@@ -18,6 +18,9 @@ def waiting_for(what: str, limit: str) -> Iterator[None]:
         what: the thing that the block waits for, such as `the coordinator at 127.0.0.1:7070`.
         limit: the end of the wait, in words: `up to 30 s`, or what ends it.
     """
+    if is_silent.get():  # which the timer's thread would not know
+        yield
+        return
     timer = threading.Timer(SAY_S, note, [f"waiting for {what} ({limit})"])
     timer.daemon = True
     timer.start()

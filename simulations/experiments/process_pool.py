@@ -4,7 +4,6 @@ Like a sweep, it can be interrupted and resumed: a cell that has ended is not ru
 attack may drive the model out of the finite numbers, after which no update is accepted.
 """
 
-import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +28,7 @@ def run_cell(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
     import torch
 
     from atoll.parallel.task.task import load_task
-    from atoll.protocol.settings import load_text
+    from atoll.protocol.settings import load_text, quoted
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.run import opened
 
@@ -38,7 +37,7 @@ def run_cell(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
             federation.interrupt()
 
     torch.set_num_threads(1)
-    file = load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name=cell.name)
+    file = load_text(SimulationFile, f"task = {quoted(cell.task)}", overrides(cell), name=cell.name)
     with opened(file, load_task(cell.task), folder, on_round=stop_at_goal, is_fresh=False) as federation:
         result = federation.run()
     if not is_over(folder, goal):

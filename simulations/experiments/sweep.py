@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from atoll.protocol.settings import ConfigError, load_text
+from atoll.protocol.settings import ConfigError, load_text, quoted
 from atoll.simulations.experiments.grid import Cell, Grid
 from atoll.simulations.experiments.lifeline import VARIABLE, lifeline
 from atoll.simulations.experiments.report import RESULT, ROUNDS
@@ -65,7 +65,7 @@ def check_settings(cell: Cell) -> None:
     """Check the cell's settings, without its task; raise ConfigError if a simulation does not have them."""
     from atoll.simulations.federation.config import SimulationFile
 
-    load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name="")
+    load_text(SimulationFile, f"task = {quoted(cell.task)}", overrides(cell), name="")
 
 
 def check_cells(cells: Iterable[Cell], check: Callable[[Cell], None] = check_settings) -> None:

@@ -113,7 +113,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "atoll": (
         (
-            *("__init__.py", "cli", "cli/log.py", "cli/printing.py"),
+            *("cli", "cli/log.py", "cli/printing.py"),
             *("cli/shutdown_deadline.py", "cli/stopping.py"),
         ),
         ("cli/faults.py", "cli/waiting.py"),
@@ -129,8 +129,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         ("cli/runs", "cli/serving", "cli/training"),
         ("cli/experiments", "cli/members"),
-        ("cli/commands.py",),
-        ("cli/docs.py", "cli/main.py"),
+        ("cli/commands.py", "interface"),
+        ("__init__.py", "cli/docs.py", "cli/main.py"),
         ("__main__.py",),
     ),
 }

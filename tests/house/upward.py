@@ -7,8 +7,11 @@ from tests.house.imports import Edge
 from tests.house.tree import Fault
 
 Floors = Mapping[str, Sequence[Sequence[str]]]
-VERSION = "__version__"
-"""The one name of the root package that every room may import."""
+ROOT, VERSION = "atoll/__init__.py", "__version__"
+"""The root package, and its one name that every place may import."""
+
+PROJECT = "atoll/cli/project/"
+"""The project that `atoll new` writes: a user's code, outside of the rooms as the examples are."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ def _judged(house: House, heights: Mapping[str, int], edge: Edge) -> Fault | Non
     room, other = edge.importer.split("/", 1)[0], edge.imported.split("/", 1)[0]
     if room not in house.may_import or other not in house.may_import:
         return None  # benchmarks, examples and tests stand outside
+    if edge.importer.startswith(PROJECT) or (edge.imported, edge.name) == (ROOT, VERSION):
+        return None
     if room != other:
         is_fine = _may_reach(house, room, edge)
         return None if is_fine else Fault(*_at(edge), f"imports {edge.imported}: {room} may not import it")
@@ -60,8 +65,6 @@ def _judged(house: House, heights: Mapping[str, int], edge: Edge) -> Fault | Non
 def _may_reach(house: House, room: str, edge: Edge) -> bool:
     if edge.imported.split("/", 1)[0] in house.may_import[room]:
         return True
-    if edge.imported == "atoll/__init__.py":
-        return edge.name == VERSION
     return not {edge.imported, house.place(edge.imported)}.isdisjoint(house.shared.get(room, ()))
 
 

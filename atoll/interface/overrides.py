@@ -1,0 +1,44 @@
+"""Settings of a call, as the overrides that the command line takes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from atoll.protocol.settings import ConfigError, quoted
+
+
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings by their dotted keys as `key=value`.
+
+    Raises:
+        ConfigError: a value is none that TOML has; with all faults.
+    """
+    faults = [
+        f"set: {key}: got {value!r}; allowed: a number, a text, true, false, a list, a table of them"
+        for key, value in settings.items()
+        if not _is_plain(value)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return [f"{key}={_toml(value)}" for key, value in settings.items()]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | Path)
+
+
+def _toml(value: Any) -> str:
+    """Return a value in TOML's notation on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{quoted(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)  # inf and nan are TOML, and refused where they are not allowed
+    return str(value) if isinstance(value, int) else quoted(str(value))

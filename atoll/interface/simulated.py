@@ -1,0 +1,213 @@
+"""`atoll.simulate`, and the run that it returns."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.interface.overrides import overrides_of
+from atoll.interface.tables import Table, flat, of_sites
+from atoll.interface.tasks import Named, named
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.task import Task
+from atoll.protocol.settings import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from atoll.parallel.task.arrays import Arrays
+    from atoll.simulations.experiments.report import RunReport
+    from atoll.simulations.federation.config import SimulationFile
+
+LISTED = frozenset({"fates", "failures", "client_values", "train_values", "not_finite", "buffer"})
+"""The parts of a round's line by client, which `SimulatedRun.rounds` leaves out."""
+
+
+def simulate(
+    task: Task | ArrayTask | str,
+    *,
+    rounds: int | None = None,
+    clients: int | None = None,
+    set: Mapping[str, Any] | None = None,
+    out: Path | str | None = None,
+    progress: bool = True,
+) -> "SimulatedRun":
+    """Simulate a federation, as `atoll simulate` does: the same settings end at the same model, to the bit.
+
+    Args:
+        task: the task, its reference, or a run's TOML.
+        rounds: the rounds of the run; None: those of the settings.
+        clients: simulated clients, with an iid split of the data unless `population.kind` is set; None: the task's own.
+        set: settings by their keys, such as `{"round.cohort_size": 20}`.
+        out: the folder of the run, in which an interrupted one goes on; None: a temporary one, which lasts as long as
+            the returned object.
+        progress: show a progress bar, on a terminal or in a notebook.
+
+    Raises:
+        ConfigError: settings or task have faults; with all of them, before anything runs.
+        ClientFailed: the task's own code failed.
+    """
+    from atoll.simulations.federation.run import opened
+
+    file, of_call = _settings(task, rounds, clients, set or {})
+    notes: list[str] = []
+    run = SimulatedRun(out or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=out is None)
+    with (
+        _progress(file.rounds, is_shown=progress) as show,
+        opened(file, of_call.task, run.folder, on_round=show, is_fresh=False, tell=notes.append) as federation,
+    ):
+        federation.run()
+    return run
+
+
+def _settings(
+    task: Task | ArrayTask | str, rounds: int | None, clients: int | None, settings: Mapping[str, Any]
+) -> "tuple[SimulationFile, Named]":
+    """Return the settings of a call, and its task with its reference."""
+    from atoll.cli.experiments.simulate import load_simulation
+    from atoll.cli.files import is_toml
+
+    overrides = overrides_of(settings)
+    if isinstance(task, str) and is_toml(task):
+        file = load_simulation(task, overrides, rounds=rounds, clients=clients)
+        return file, named(file.task)
+    of_call = named(task)
+    if of_call.is_of_a_cell:
+        overrides = [*_in_this_process(settings), *overrides]
+    return load_simulation(of_call.reference, overrides, rounds=rounds, clients=clients), of_call
+
+
+def _in_this_process(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings for a task that no other process can import.
+
+    Raises:
+        ConfigError: an engine of several processes is asked for.
+    """
+    engine, workers = settings.get("simulation.engine", "auto"), settings.get("simulation.workers", 1)
+    if engine in ("processes", "ray") or workers != 1:
+        wanted = f"simulation.engine = {engine!r}, simulation.workers = {workers}"
+        raise ConfigError(
+            [f"{wanted}: other processes cannot import a task of a cell: put it into a file, or leave these out"]
+        )
+    return ["simulation.workers=1"]
+
+
+@contextmanager
+def _progress(rounds: int, *, is_shown: bool) -> "Iterator[Callable[[Mapping[str, Any]], None]]":
+    """Show a progress bar on a terminal or in a notebook; yield the callback of a round."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not (is_shown and (console.is_terminal or console.is_jupyter)):
+        yield lambda line: None
+        return
+    with Progress(console=console) as bar:
+        row = bar.add_task("rounds", total=rounds)
+        yield lambda line: bar.update(row, completed=line["version"] or 0)
+
+
+class SimulatedRun:
+    """A simulated run in its folder.
+
+    Args:
+        folder: the folder of the run, also one that `atoll simulate --out` has written.
+        notes: what the simulation told, such as the engine that it chose.
+        is_temporary: the folder is deleted with this object.
+    """
+
+    def __init__(self, folder: Path | str, notes: Sequence[str] = (), *, is_temporary: bool = False) -> None:
+        self.folder, self.notes = Path(folder), notes
+        if is_temporary:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    @cached_property
+    def report(self) -> "RunReport":
+        """The report on the run: curves, targets, participation, fairness."""
+        from atoll.simulations.experiments.report import read_run
+
+        return read_run(self.folder)
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """The result of the run, as `result.json` has it."""
+        return self.report.result
+
+    @property
+    def state(self) -> str:
+        """The state in which the run has ended: finished, failed or interrupted."""
+        return str(self.result.get("state", ""))
+
+    @property
+    def digest(self) -> str:
+        """The digest of the last version of the model."""
+        return str(self.result.get("model_digest", ""))
+
+    @property
+    def rounds(self) -> Table:
+        """The rounds, a row each: fates in numbers, bytes, seconds, and metrics by `server.accuracy` and alike."""
+        lines = [{name: value for name, value in line.items() if name not in LISTED} for line in self.report.rounds]
+        return Table([flat(line) for line in lines])
+
+    @property
+    def sites(self) -> Table:
+        """The metrics of each client by its evaluations: site, version, and a column for each metric."""
+        from atoll.simulations.experiments.sites import sites
+
+        return of_sites(sites(self.report.rounds)["evaluation"])
+
+    def model(self, version: int | str = "newest") -> "Arrays":
+        """Return the tensors of a version by name: of its number, of the `newest`, or of the `best` one.
+
+        Raises:
+            LookupError: the version is not there; the message says which are.
+        """
+        from atoll.aggregation.tensors import safetensors_file
+
+        folder = self.folder / "models" / "versions"
+        there = sorted(int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdecimal())
+        wanted = self._number(version, there)
+        if wanted not in there:
+            listed = ", ".join(map(str, there)) or "none"
+            raise LookupError(f"version {wanted} is not kept (there: {listed}); model.keep_versions keeps more")
+        return safetensors_file.read(folder / f"{wanted:06d}.safetensors")
+
+    def _number(self, version: int | str, there: list[int]) -> int:
+        if version == "newest":
+            return there[-1] if there else 0
+        if version != "best":
+            return int(version)
+        if "best" not in self.result:
+            raise LookupError('the run has no best version: set {"model.best": METRIC}')
+        return int(self.result["best"]["version"])
+
+    def plot(self, metric: str | None = None) -> Any:
+        """Return a figure of matplotlib with a metric over the rounds.
+
+        Args:
+            metric: `accuracy`, or with its group `server/accuracy`; None: the first one that is no loss.
+
+        Raises:
+            NoMatplotlib: matplotlib is not installed.
+            LookupError: the run has not measured it.
+        """
+        from atoll.simulations.experiments.plots import SIZE, figure_type, main_metric, metric_per_round
+
+        known = self.report.metrics
+        chosen = metric or main_metric([self.report])
+        found = next((name for name in known if chosen in (name, name.partition("/")[2])), None)
+        if found is None:
+            raise LookupError(f"metric: got {metric!r}; allowed: {', '.join(known) or 'none was measured'}")
+        figure = figure_type()(figsize=SIZE, layout="constrained")
+        metric_per_round(figure.subplots(), [self.report], found)
+        return figure
+
+    def __repr__(self) -> str:
+        return f"SimulatedRun({self.state}, version {self.result.get('version')}, {str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self.state}: {self.result.get('cause', '')}</p>{self.rounds[-10:]._repr_html_()}"
