@@ -15,6 +15,8 @@ Everything that a project of yours imports is here:
     load_task      the task that a reference `path/to/file.py:attribute` names
     simulate       a federation on this machine, as `atoll simulate`
     SimulatedRun   the run that it returns
+    train          a centralized training, as `atoll train`
+    Training       the training that it returns
     connect        the runs of a coordinator, from its state directory or over the network
 """
 
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.interface.deployed import connect
     from atoll.interface.simulated import SimulatedRun, simulate
+    from atoll.interface.trained import Training, train
     from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
     from atoll.parallel.task.context import Context
     from atoll.parallel.task.deadline import Deadline
@@ -35,6 +38,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "atoll.interface.deployed": ("connect",),
     "atoll.interface.simulated": ("SimulatedRun", "simulate"),
+    "atoll.interface.trained": ("Training", "train"),
     "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
     "atoll.parallel.task.context": ("Context",),
     "atoll.parallel.task.deadline": ("Deadline",),
@@ -54,10 +58,12 @@ __all__ = [
     "SimulatedRun",
     "Task",
     "Trained",
+    "Training",
     "connect",
     "load_task",
     "simulate",
     "task_name",
+    "train",
 ]
 
 

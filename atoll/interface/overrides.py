@@ -23,6 +23,26 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_toml(value)}" for key, value in settings.items()]
 
 
+def words_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings of a training by their dotted keys as `key=value`, with words and without quotes.
+
+    Raises:
+        ConfigError: a value is no number, text, true, false or None; with all faults.
+    """
+    faults = [
+        f"set: {key}: got {value!r}; allowed: a number, a text, true, false, None"
+        for key, value in settings.items()
+        if not isinstance(value, bool | int | float | str | Path | None)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    words = {True: "true", False: "false", None: "none"}
+    return [
+        f"{key}={words[value] if value is None or isinstance(value, bool) else value}"
+        for key, value in settings.items()
+    ]
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())

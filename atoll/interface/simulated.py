@@ -3,13 +3,13 @@
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.interface.overrides import overrides_of
+from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, flat, of_sites
 from atoll.interface.tasks import Named, named
 from atoll.parallel.task.array_task import ArrayTask
@@ -17,8 +17,6 @@ from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from atoll.parallel.task.arrays import Arrays
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
@@ -57,8 +55,15 @@ def simulate(
     notes: list[str] = []
     run = SimulatedRun(out or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=out is None)
     with (
-        _progress(file.rounds, is_shown=progress) as show,
-        opened(file, of_call.task, run.folder, on_round=show, is_fresh=False, tell=notes.append) as federation,
+        bar_of("rounds", is_shown=progress) as bar,
+        opened(
+            file,
+            of_call.task,
+            run.folder,
+            on_round=lambda line: bar(line["version"] or 0, file.rounds),
+            is_fresh=False,
+            tell=notes.append,
+        ) as federation,
     ):
         federation.run()
     return run
@@ -94,21 +99,6 @@ def _in_this_process(settings: Mapping[str, Any]) -> list[str]:
             [f"{wanted}: other processes cannot import a task of a cell: put it into a file, or leave these out"]
         )
     return ["simulation.workers=1"]
-
-
-@contextmanager
-def _progress(rounds: int, *, is_shown: bool) -> "Iterator[Callable[[Mapping[str, Any]], None]]":
-    """Show a progress bar on a terminal or in a notebook; yield the callback of a round."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    if not (is_shown and (console.is_terminal or console.is_jupyter)):
-        yield lambda line: None
-        return
-    with Progress(console=console) as bar:
-        row = bar.add_task("rounds", total=rounds)
-        yield lambda line: bar.update(row, completed=line["version"] or 0)
 
 
 class SimulatedRun:

@@ -14,6 +14,7 @@ from atoll.cli.task_failures import failure_of_the_task
 from atoll.cli.training.folder import LOCK
 from atoll.parallel.engine.mesh import parse_mesh
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.overrides import overridden
 from atoll.parallel.task.task import Task, task_name
@@ -53,15 +54,20 @@ class Request:
         return [self.task, *given, *(f"--set={override}" for override in self.overrides)]
 
 
-def job_of(request: Request) -> Job:
+def job_of(request: Request, task: Task | ArrayTask | None = None) -> Job:
     """Return the job, checked as far as possible without loading the data.
+
+    Args:
+        request: the options.
+        task: the task that they name; None: it is loaded.
 
     Raises:
         CommandError: all mistakes.
     """
-    if fault := missing_file(request.task):
-        raise CommandError(fault)
-    task = load_user_task(request.task)
+    if task is None:
+        if fault := missing_file(request.task):
+            raise CommandError(fault)
+        task = load_user_task(request.task)
     if not isinstance(task, Task):
         raise CommandError(
             f"{request.task} is an ArrayTask, which trains with its own code; `atoll train` takes a Task"
