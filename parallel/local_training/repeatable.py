@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from atoll.parallel.task.context import Contextual
+
 NUMBERS_MAX = 1 << 20
 """The number of elements of an object's tensors up to which it is copied; a larger loss holds a model."""
 
@@ -26,6 +28,9 @@ def repeatable(loss: Callable[..., Any]) -> Callable[..., Any] | None:
     A function that assigns nothing outside of itself, and encloses plain values and such functions, is its own; of an
     object it is a copy, unless its tensors are large.
     """
+    if isinstance(loss, Contextual):
+        inner = repeatable(loss.function)
+        return None if inner is None else loss.around(inner)
     if isinstance(loss, BuiltinFunctionType | FunctionType):
         return loss if keeps_nothing(loss) else None
     if isinstance(loss, partial):

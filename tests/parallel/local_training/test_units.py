@@ -18,6 +18,7 @@ from atoll.parallel.local_training.repeatable import repeatable
 from atoll.parallel.local_training.training import evaluate, train_locally
 from atoll.parallel.local_training.unit_check import disagreement
 from atoll.parallel.local_training.units import Units, as_units, units_of
+from atoll.parallel.task.context import Context, contextual, within
 from atoll.parallel.task.errors import TaskBroken
 from tests.parallel import weighted
 from tests.parallel.weighted import KINDS, Words, data_of, everything, task_of
@@ -190,3 +191,21 @@ def test_a_loop_of_the_tasks_own_is_weighted_by_the_units_of_its_data() -> None:
     data = Words("masked", 20)
     work = train_locally(task, weighted.make_model(), data, task.local, seed=1)
     assert work.num_examples == int(sum(data[index][1]["mask"].sum() for index in range(20)))
+
+
+CALLS = 0
+
+
+def counting(outputs: torch.Tensor, targets: torch.Tensor, context: Context) -> torch.Tensor:
+    global CALLS
+    CALLS += 1
+    return outputs.mean()
+
+
+def test_a_loss_with_a_context_is_called_again_only_if_it_keeps_nothing() -> None:
+    plain = contextual(lambda outputs, targets, context: outputs.mean() * context.round, Context())
+    assert repeatable(contextual(counting, Context())) is None
+    with within(Context(round=3)):
+        again = repeatable(plain)
+        assert again is not None
+        assert again(torch.ones(2), None) == 3.0
