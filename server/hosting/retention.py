@@ -27,12 +27,16 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 """The least time between two collections [s]; a round's end starts one, and an empty round takes milliseconds."""
 
+FOLLOWED_S = 60.0
+"""The time for which a run can be followed from any of its entries [s]: a follower may be away for as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
     """The files that must stay, taken from the state after the event that ended a round."""
 
     seq: int  # the sequence number of that event
+    at: float  # its time [s since the epoch]
     version: Version
     updates: frozenset[Digest]
     versions: frozenset[Version]
@@ -51,6 +55,7 @@ class Keep:
         stalest = max(0, ledger.version - policy.max_staleness)
         return cls(
             seq,
+            ledger.now,
             ledger.version,
             frozenset(update.digest for update in updates),
             frozenset((*_wanted(ledger), *map(Version, range(stalest, ledger.version)))),
@@ -147,7 +152,13 @@ class Retention:
         live = self._live = _Live(
             lambda digest: digest in keep.updates or digest in self._received or self._is_in_flight(digest)
         )
-        stay = Stay(rounds=self._keep_rounds, live=live, sites=keep.sites, pinned=keep.versions)
+        stay = Stay(
+            since=keep.at - FOLLOWED_S,
+            rounds=self._keep_rounds,
+            live=live,
+            sites=keep.sites,
+            pinned=keep.versions,
+        )
         prune = partial(self._journal.prune, self._run_id, stay)
         try:
             await self._reducer.collect_garbage(

@@ -57,16 +57,13 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.open_round import Effects
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
-from atoll.server.views.narration import narrate, wait_for_clients
+from atoll.server.views.narration import Narrator
 
 logger = logging.getLogger(__name__)
 
 DISK_RETRY_S = 1.0
 UNHURRIED_S = 0.05
 """The time that an event without a waiting caller may wait for others of the same group commit [s]."""
-
-WAITS_MAX = 100
-"""Lines about the wait of one round that are remembered, so that none is repeated."""
 
 SAMPLER_TIMEOUT_S = 60.0
 EVALUATIONS_WAITING_MAX = 16
@@ -114,7 +111,7 @@ class RunDriver:
         self._rows = Batch()  # those of the events in `_posted`
         self._wake = asyncio.Event()
         self._is_broken = False
-        self._waits: set[str] = set()  # the lines about the clients for whom the open round waits
+        self._narrator = Narrator()
         self._last: asyncio.Future[Effects] | None = None  # that of the newest event
         self._timer: asyncio.TimerHandle | None = None
         self._next_round: asyncio.TimerHandle | None = None
@@ -149,7 +146,7 @@ class RunDriver:
         effects = self.machine.receive(event, now)
         self._seq += 1
         done = self._last = self._loop.create_future()
-        lines = (*narrate(self.machine, event, effects), *self._new_wait())  # of the state of now, logged once on disk
+        lines = self._narrator.lines(self.machine, event, effects)  # of the state of now, logged once on disk
         if isinstance(event, UpdateReceived):
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
@@ -166,16 +163,6 @@ class RunDriver:
             self._wake.set()
         self._arm_timer()
         return asyncio.shield(done)  # the caller may be cancelled
-
-    def _new_wait(self) -> tuple[str, ...]:
-        """Return for whom the open round waits, unless it has said so before: a client may come and go."""
-        wait = wait_for_clients(self.machine)
-        if not wait or len(self._waits) >= WAITS_MAX:
-            self._waits.clear()
-        if not wait or wait in self._waits:
-            return ()
-        self._waits.add(wait)
-        return (wait,)
 
     async def on_disk(self) -> None:
         """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""

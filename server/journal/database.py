@@ -51,6 +51,10 @@ class Database(ABC):
             StoreCorrupted: the database is damaged.
         """
 
+    def has_writer(self, connection: Connection) -> bool:
+        """Return whether a process holds the database for writing, as far as the database itself knows."""
+        return False
+
     def settle(self, connection: Connection) -> None:  # noqa: B027 - a file is protected by a lock file beside it
         """Make this process the only writer, once the tables exist."""
 

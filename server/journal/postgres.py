@@ -28,7 +28,7 @@ from atoll.aggregation.printable import count_of
 from atoll.protocol.secrets import without_password
 from atoll.server.errors import DatabaseAway, DatabaseFull, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal.database import Database
-from atoll.server.journal.postgres_session import Session, check_server, prepare, take_lock
+from atoll.server.journal.postgres_session import Session, check_server, is_locked, prepare, take_lock
 from atoll.server.journal.schema import META, read_meta, write_meta
 
 logger = logging.getLogger(__name__)
@@ -250,6 +250,10 @@ class PostgresDatabase(Database):
         return StateInUse(
             f"{self.name} has been taken over by {holder or 'another coordinator'}: this process writes no more"
         )
+
+    def has_writer(self, connection: Connection) -> bool:
+        """Return whether a session holds the lock of the schema."""
+        return is_locked(connection.connection.dbapi_connection)
 
     def check(self, connection: Connection) -> None:
         """Check nothing: the server checks its own pages, if it is set up so (`initdb --data-checksums`)."""

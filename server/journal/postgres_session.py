@@ -129,6 +129,11 @@ def take_lock(connection: psycopg.Connection[Any], name: str, before: Session | 
     return Session(*connection.execute(_MYSELF).fetchone() or ())
 
 
+def is_locked(connection: Any) -> bool:
+    """Return whether a session holds the lock of the schema; `connection` is that of another one."""
+    return connection.execute(_HOLDER, {"lock": LOCK}).fetchone() is not None
+
+
 _TRY = "SELECT pg_try_advisory_lock(%(lock)s + current_schema()::regnamespace::oid::bigint)"
 _HOLDER = """
 SELECT l.pid, coalesce(a.backend_start::text, '') FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)

@@ -1,6 +1,6 @@
 """The deletion of a run's rows that nothing needs any more."""
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ class Stay:
 
     snapshots: int = 2
     """The number of newest snapshots, with the entries since the oldest of them."""
+    since: float | None = None
+    """The time since which the run can be followed from any entry [s since the epoch]; None: from those entries."""
     rounds: int | None = None
     """The number of newest rounds whose records stay; None: all."""
     live: Container[Digest] | None = None
@@ -32,9 +34,14 @@ def prune(connection: Connection, run_id: RunId, stay: Stay) -> None:
     """Delete the rows of a run that do not stay. Versions, and evaluations of the server and of all clients, do."""
     if stay.live is not None:
         _drop_updates(connection, run_id, stay.live)
-    oldest = connection.scalar(_nth_newest(SNAPSHOTS, "seq", run_id, stay.snapshots))
-    if oldest is not None:
-        _drop_before(connection, run_id, oldest)
+    newest_first = select(SNAPSHOTS.c.seq, SNAPSHOTS.c.at).where(SNAPSHOTS.c.run_id == run_id)
+    snapshots = connection.execute(newest_first.order_by(SNAPSHOTS.c.seq.desc()))
+    kept, begin = kept_snapshots([(row.seq, row.at) for row in snapshots], stay)
+    if kept:
+        is_kept = SNAPSHOTS.c.seq.in_(kept)
+        connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, ~is_kept))
+    if begin:
+        _drop_before(connection, run_id, begin)
     if stay.rounds is not None:
         first = connection.scalar(_nth_newest(ROUNDS, "round_id", run_id, stay.rounds))
         if first is not None:
@@ -45,6 +52,30 @@ def prune(connection: Connection, run_id: RunId, stay: Stay) -> None:
             _drop_sites(connection, run_id, first, stay.pinned)
 
 
+def kept_snapshots(snapshots: Sequence[tuple[int, float]], stay: Stay) -> tuple[list[int], int]:
+    """Return the entries of the snapshots that stay, and the one after which entries do. Pure.
+
+    Beyond the newest snapshots two stay at most: the last one that was taken by `stay.since`, and the first one after
+    it, which takes its place later. So the journal reaches back twice as far as `since` at most.
+
+    Args:
+        snapshots: entry and time of each snapshot, the newest first.
+        stay: the rows that stay.
+
+    Returns:
+        The entries of these snapshots, and the oldest of them; 0: the entries stay from the first one on.
+    """
+    newest, older = snapshots[: stay.snapshots], snapshots[stay.snapshots :]
+    kept = [seq for seq, _ in newest]
+    if len(newest) < stay.snapshots:
+        return kept, 0
+    if stay.since is None or newest[-1][1] <= stay.since:
+        return kept, kept[-1]
+    young = [seq for seq, at in older if at > stay.since]
+    old = [seq for seq, at in older if at <= stay.since]
+    return [*kept, *young[-1:], *old[:1]], old[0] if old else 0
+
+
 def _drop_sites(connection: Connection, run_id: RunId, first: int, pinned: Collection[Version]) -> None:
     is_of_a_site = EVALUATIONS.c.source.notin_(WHOLE)
     is_old = (EVALUATIONS.c.version < first) & EVALUATIONS.c.version.notin_(sorted(pinned))
@@ -52,9 +83,8 @@ def _drop_sites(connection: Connection, run_id: RunId, first: int, pinned: Colle
 
 
 def _drop_before(connection: Connection, run_id: RunId, oldest: int) -> None:
-    """Delete the rows that no snapshot from `oldest` on needs: older snapshots, their entries and pages."""
+    """Delete the rows that no snapshot from `oldest` on needs: earlier entries and pages."""
     first = connection.scalar(select(SNAPSHOTS.c.first).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq == oldest))
-    connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
     connection.execute(delete(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq <= oldest))
     connection.execute(delete(MEMBERS).where(MEMBERS.c.run_id == run_id, MEMBERS.c.seq < first))
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import ClientId, RunId
@@ -50,30 +51,74 @@ class Recovered:
         return machine
 
 
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The ledger after the entry `seq`, from which a replay begins: of a snapshot, or empty before entry 1."""
+
+    ledger: Ledger
+    seq: int
+    faults: tuple[str, ...] = ()  # of newer snapshots that are damaged
+
+
 def recover(connection: Connection, run_id: RunId) -> Recovered:
     """Read the last good snapshot of a run and the entries since, within a transaction of the caller.
 
     Raises:
         StoreCorrupted: an entry that is needed is missing or damaged.
     """
+    base = read_base(connection, run_id)
+    entries: list[JournaledEvent] = []
+    for expected, row in enumerate(connection.execute(_entries_after(run_id, base.seq)), start=base.seq + 1):
+        if row.seq != expected:
+            missing = f"run {run_id}: entry {expected} is missing before {row.seq}"
+            raise StoreCorrupted("; ".join([*base.faults, missing]))
+        entries.append(_read_entry(row))
+    if base.faults and not base.seq and not entries:
+        raise StoreCorrupted("; ".join([*base.faults, f"run {run_id}: no entry is left to replay instead"]))
+    return Recovered(base.ledger, base.seq, tuple(entries), base.faults)
+
+
+def read_base(connection: Connection, run_id: RunId, *, most: int | None = None) -> Base:
+    """Read the last good snapshot of a run, within a transaction of the caller; without one the ledger is empty.
+
+    Args:
+        connection: that of the transaction.
+        run_id: the run.
+        most: the newest entry that the snapshot may follow; None: any.
+    """
     faults: list[str] = []
-    ledger, seq = Ledger(), 0
     snapshots = select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
+    if most is not None:
+        snapshots = snapshots.where(SNAPSHOTS.c.seq <= most)
     for row in connection.execute(snapshots):
         try:
-            ledger, seq = _read_snapshot(connection, row), row.seq
-            break
+            return Base(_read_snapshot(connection, row), row.seq, tuple(faults))
         except StoreCorrupted as error:
             faults.append(str(error))
-    later = select(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq > seq).order_by(JOURNAL.c.seq)
-    entries: list[JournaledEvent] = []
-    for expected, row in enumerate(connection.execute(later), start=seq + 1):
-        if row.seq != expected:
-            raise StoreCorrupted("; ".join([*faults, f"run {run_id}: entry {expected} is missing before {row.seq}"]))
-        entries.append(_read_entry(row))
-    if faults and not seq and not entries:
-        raise StoreCorrupted("; ".join([*faults, f"run {run_id}: no entry is left to replay instead"]))
-    return Recovered(ledger, seq, tuple(entries), tuple(faults))
+    return Base(Ledger(), 0, tuple(faults))
+
+
+def read_entries(connection: Connection, run_id: RunId, after: int, most: int) -> list[JournaledEvent]:
+    """Read the first `most` entries after the entry `after`; the first one has another number if some were deleted.
+
+    Raises:
+        StoreCorrupted: one of them is damaged, or missing among them.
+    """
+    entries = [_read_entry(row) for row in connection.execute(_entries_after(run_id, after).limit(most))]
+    for before, entry in pairwise(entries):
+        if entry.seq != before.seq + 1:
+            raise StoreCorrupted(f"run {run_id}: entry {before.seq + 1} is missing before {entry.seq}")
+    return entries
+
+
+def last_seq(connection: Connection, run_id: RunId) -> int:
+    """Return the number of the last entry of a run; 0: there is none."""
+    newest = (select(func.max(table.c.seq)).where(table.c.run_id == run_id) for table in (JOURNAL, SNAPSHOTS))
+    return max(connection.scalar(query) or 0 for query in newest)
+
+
+def _entries_after(run_id: RunId, seq: int) -> Select[Any]:
+    return select(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq > seq).order_by(JOURNAL.c.seq)
 
 
 def _read_snapshot(connection: Connection, row: Row[Any]) -> Ledger:

@@ -5,9 +5,9 @@ The open round is in no table: its record comes from a replay of the last snapsh
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Table, select
 
@@ -20,11 +20,13 @@ from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, 
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.journal.sources import WHOLE
-from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
+from atoll.server.journal.state_directory import RunningCoordinator, is_held, running_coordinator
 from atoll.server.names.places import conflicts_shown
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
+
+T = TypeVar("T")
 
 
 class History:
@@ -57,6 +59,23 @@ class History:
     def conflicts(self) -> list[dict[str, Any]]:
         """Return the names that two processes use at this moment, see `names/places`; without a coordinator none."""
         return [] if self.coordinator() is None else conflicts_shown(self.path, time.time())
+
+    def is_attended(self) -> bool:
+        """Return whether a process holds the directory or, where that is on another machine, the database."""
+        if has_state(self.path):
+            return is_held(self.path)
+        return self.read(self._database.has_writer)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of `work`, which changes nothing, in one transaction.
+
+        Raises:
+            DatabaseAway: the database server does not answer.
+            StateUnusable: the database cannot be opened.
+            StoreCorrupted: the database is damaged.
+        """
+        with self._database.transaction() as connection:
+            return work(connection)
 
     def runs(self) -> list[RunRow]:
         """Return every run, in the order of the queue."""

@@ -36,6 +36,34 @@ from atoll.server.rounds.waiting import named, retry_of, what_a_round_lacks
 LINE_MAX = 200
 """The characters of a client's message in a line of the log; `atoll round show` has all of them."""
 
+WAITS_MAX = 100
+"""Lines about the wait of one round that are remembered, so that none is repeated."""
+
+
+class Narrator:
+    """The log of one run, with the lines about the open round's wait that it has already: a client may come and go."""
+
+    def __init__(self) -> None:
+        self._waits: set[str] = set()
+
+    def lines(self, machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> tuple[str, ...]:
+        """Return the lines for one event and its effects, after the machine has applied it; a restart repeats a wait.
+
+        Call it for each event in turn.
+        """
+        if isinstance(event, CoordinatorStarted):
+            self._waits.clear()
+        return (*narrate(machine, event, effects), *self._new_wait(machine))
+
+    def _new_wait(self, machine: RunMachine) -> tuple[str, ...]:
+        wait = wait_for_clients(machine)
+        if not wait or len(self._waits) >= WAITS_MAX:
+            self._waits.clear()
+        if not wait or wait in self._waits:
+            return ()
+        self._waits.add(wait)
+        return (wait,)
+
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
     """Yield the lines for one event and its effects, after the machine has applied it."""

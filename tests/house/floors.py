@@ -86,7 +86,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("journal",),
         ("files", "identity"),
         ("folding", "transfers", "views"),
-        ("ranks",),
+        ("following", "ranks"),
         ("hosting",),
         ("backup", "services"),
         ("ports.py",),

@@ -33,6 +33,9 @@ PURE: dict[str, frozenset[str]] = {
     "aggregation/printable.py": frozenset({"difflib"}),
     "protocol/value_type.py": NOTHING,
     "protocol/vocabulary.py": NOTHING,
+    "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
+    "server/following/items.py": NOTHING,
+    "server/views/narration.py": NOTHING,
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/identity/rules.py": NOTHING,
     "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),

@@ -1,0 +1,104 @@
+"""The items that a follower of a run yields, and their form in JSON. Pure values."""
+
+from typing import Any
+
+from atoll.protocol.value_type import value
+from atoll.protocol.vocabulary import RoundId, RunId, RunState, Version
+from atoll.server.rounds.events import Event, UpdateReceived
+
+Document = dict[str, Any]
+
+
+@value
+class Standing:
+    """The state of a run: what `atoll run show` prints first."""
+
+    run: RunId
+    state: RunState
+    cause: str
+    version: Version
+    rounds: int
+    next_round: RoundId
+
+
+@value
+class Began:
+    """The place at which the following begins, or goes on after a jump: the run after the entry `seq`."""
+
+    seq: int
+    at: float
+    run: Standing
+
+
+@value
+class Happened:
+    """An event of the run, with all that an operator may want to know about it. Its number is the reader's cursor."""
+
+    seq: int
+    at: float
+    event: Event
+    lines: tuple[str, ...]
+    """The lines of the coordinator's log."""
+    records: tuple[Document, ...]
+    """The record of each round that the event has ended, or that it has amended after its end."""
+    run: Standing | None
+    """The state of the run, if the event has changed it."""
+
+
+@value
+class OpenRound:
+    """The record of the open round after the entry `seq`. Only the newest one of a round counts."""
+
+    seq: int
+    at: float
+    record: Document
+
+
+@value
+class Jumped:
+    """Entries that the journal does not have: after the entry `after` this goes on with the state after `seq`."""
+
+    after: int
+    seq: int
+    why: str
+
+
+@value
+class Waiting:
+    """The reason why no entry can come at present; empty: it has gone."""
+
+    why: str
+
+
+Item = Began | Happened | OpenRound | Jumped | Waiting
+
+KINDS = {Began: "began", Happened: "event", OpenRound: "record", Jumped: "jumped", Waiting: "waiting"}
+"""The values of `kind` in JSON."""
+
+
+def document_of(item: Item) -> Document:
+    """Return an item as an object of JSON types; of an event its name, and the client, round and version it names.
+
+    The sums of metrics in an event are left out: a site's policy decides about these.
+    """
+    found: Document = {"kind": KINDS[type(item)]}
+    for name in type(item).__dataclass_fields__:
+        part = getattr(item, name)
+        if isinstance(item, Happened) and name == "event":
+            found |= _document_of_event(item.event)
+        else:
+            found[name] = _plain(part)
+    return found
+
+
+def _plain(part: Any) -> Any:
+    if isinstance(part, Standing):
+        return {name: getattr(part, name) for name in Standing.__dataclass_fields__}
+    return list(part) if isinstance(part, tuple) else part
+
+
+def _document_of_event(event: Event) -> Document:
+    about = event.update if isinstance(event, UpdateReceived) else event
+    names = {"client": "client_id", "round": "round_id", "version": "version"}
+    known = {key: getattr(about, name) for key, name in names.items() if hasattr(about, name)}
+    return {"event": type(event).__name__, **known}

@@ -1,0 +1,160 @@
+"""The reader of a run's journal from any process: new entries in bounded batches, from a given entry or the newest
+snapshot.
+
+Between two batches no transaction is open, so a slow consumer disturbs nothing. A reader that was too slow finds that
+entries are gone: it says so, and goes on from the newest snapshot.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+from sqlalchemy import Connection, select
+
+from atoll.aggregation.printable import count_of
+from atoll.server.errors import DatabaseAway, StoreCorrupted
+from atoll.server.following.follower import Follower
+from atoll.server.following.items import Item, Jumped, Waiting
+from atoll.server.journal.journal import RunRow
+from atoll.server.journal.recovery import Base, JournaledEvent, last_seq, read_base, read_entries
+from atoll.server.journal.schema import RUNS
+from atoll.server.views.history import History
+
+ENTRIES_AT_ONCE = 200
+"""The entries that are in memory at one time."""
+
+POLL_MIN_S, POLL_MAX_S = 0.1, 1.0
+"""The wait between two looks at the journal [s]: it doubles while there is no new entry."""
+
+
+class Reader:
+    """The reader of one run; `follower` has the state after the entries that it has yielded.
+
+    Args:
+        history: the history of the state directory or the database.
+        run: the run.
+        after: the entry after which the items begin; None: the newest snapshot.
+        at_once: the entries that are in memory at one time.
+    """
+
+    def __init__(
+        self, history: History, run: RunRow, after: int | None = None, *, at_once: int = ENTRIES_AT_ONCE
+    ) -> None:
+        self._history, self._run, self._at_once = history, run, at_once
+        self._after = after
+        self.follower: Follower | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the run has ended, as far as it has been read."""
+        return self.follower is not None and self.follower.has_ended
+
+    def items(self) -> Iterator[Item]:
+        """Yield the items of all entries that the journal has now, and at their end the open round.
+
+        Raises:
+            LookupError: the run has been deleted.
+            OSError: as of `History.read`; the next call goes on after the last item.
+        """
+        if self.follower is None:
+            yield from self._begin()
+        assert self.follower is not None
+        while True:
+            entries, last = self._look(self.follower.seq)
+            for entry in entries:
+                yield self.follower.receive(entry.seq, entry.at, entry.event)
+            if not entries and last != self.follower.seq:
+                yield from self._jump(self.follower.seq, last)
+            elif not entries:
+                break
+        if (found := self.follower.open_round()) is not None:
+            yield found
+
+    def _look(self, seq: int) -> tuple[list[JournaledEvent], int]:
+        """Read the entries after the entry `seq`, none if the next one is missing, and the number of the last one."""
+        return self._history.read(lambda connection: self._look_in(connection, seq))
+
+    def _look_in(self, connection: Connection, seq: int) -> tuple[list[JournaledEvent], int]:
+        run_id = self._run.run_id
+        entries = read_entries(connection, run_id, seq, self._at_once)
+        if entries and entries[0].seq == seq + 1:
+            return entries, entries[-1].seq
+        last = last_seq(connection, run_id)
+        if not last and connection.scalar(select(RUNS.c.run_id).where(RUNS.c.run_id == run_id)) is None:
+            raise LookupError(f"run {run_id} has been deleted")
+        return [], last
+
+    def _begin(self) -> Iterator[Item]:
+        """Begin at the newest snapshot, or after the entry that was given: replay up to it, without items."""
+        after, run_id = self._after, self._run.run_id
+        follower = self._from(self._history.read(lambda connection: read_base(connection, run_id, most=after)))
+        while after is not None:
+            entries, last = self._look(follower.seq)
+            if not entries and (follower.seq < after or last != after):
+                yield from self._jump(after, last)
+                return
+            if follower.seq == after:
+                break
+            for entry in entries[: after - follower.seq]:
+                follower.receive(entry.seq, entry.at, entry.event)
+        self.follower = follower
+        yield follower.began()
+
+    def _from(self, base: Base) -> Follower:
+        return Follower(self._run.run_id, self._run.rules, base.ledger, base.seq)
+
+    def _jump(self, after: int, last: int) -> Iterator[Item]:
+        """Go on from the newest snapshot: the entries after `after` are gone, or the journal is an older one.
+
+        Raises:
+            StoreCorrupted: no snapshot can take the place of the missing entries.
+        """
+        run_id, is_older = self._run.run_id, last < after
+        base = self._history.read(lambda connection: read_base(connection, run_id))
+        if not is_older and base.seq <= after:
+            raise StoreCorrupted(f"run {run_id}: an entry between {min(base.seq, after)} and {last} is missing")
+        self.follower = follower = self._from(base)
+        why = (
+            f"the journal ends with entry {last}, before entry {after}: it was restored from a backup, or is another "
+            f"one; this goes on from entry {base.seq}"
+            if is_older
+            else f"{count_of(base.seq - after, 'entry', 'entries')} after entry {after} had been deleted before they "
+            f"were read; this goes on from entry {base.seq}, and `atoll round list` has the rounds between"
+        )
+        yield Jumped(after, base.seq, why)
+        yield follower.began()
+
+
+def follow(
+    history: History, run: RunRow, after: int | None = None, *, wait: Callable[[float], None] = time.sleep
+) -> Iterator[Item]:
+    """Yield the items of a run as its journal grows, until the run has ended.
+
+    While no process runs the run, or the database server is away, this says so once and waits.
+
+    Args:
+        history: the history of the state directory or the database.
+        run: the run.
+        after: the entry after which the items begin; None: the newest snapshot.
+        wait: waits for some seconds.
+
+    Raises:
+        LookupError: the run has been deleted.
+        OSError: the journal cannot be read.
+    """
+    reader, why, poll = Reader(history, run, after), "", POLL_MIN_S
+    while True:
+        is_news = False
+        try:
+            for item in reader.items():
+                is_news = True
+                yield item
+            if reader.has_ended:
+                return
+            now_why = "" if history.is_attended() else "no coordinator runs this run: start it, and the run goes on"
+        except DatabaseAway as error:
+            now_why = str(error)
+        if now_why != why:
+            why = now_why
+            yield Waiting(why)
+        poll = POLL_MIN_S if is_news else min(POLL_MAX_S, 2 * poll)
+        wait(poll)
