@@ -724,6 +724,20 @@ class LookReply(_message.Message):
     json: bytes
     def __init__(self, json: _Optional[bytes] = ...) -> None: ...
 
+class FollowRequest(_message.Message):
+    __slots__ = ("run_id", "after")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    after: int
+    def __init__(self, run_id: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("lines",)
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    lines: bytes
+    def __init__(self, lines: _Optional[bytes] = ...) -> None: ...
+
 class ReadAuditLogRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

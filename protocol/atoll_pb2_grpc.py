@@ -708,6 +708,11 @@ class AdminStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.LookRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.LookReply.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/atoll.v1.Admin/Follow',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.FollowRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.FollowReply.FromString,
+                _registered_method=True)
         self.ReadAuditLog = channel.unary_stream(
                 '/atoll.v1.Admin/ReadAuditLog',
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.ReadAuditLogRequest.SerializeToString,
@@ -781,6 +786,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Follow(self, request, context):
+        """Returns the events, lines and records of a run as they come, as JSON, until the run has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadAuditLog(self, request, context):
         """Returns the public key of the audit log, and then its files in order.
         """
@@ -840,6 +852,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Look,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.LookRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.LookReply.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.FollowRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.FollowReply.SerializeToString,
             ),
             'ReadAuditLog': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadAuditLog,
@@ -1118,6 +1135,33 @@ class Admin(object):
             '/atoll.v1.Admin/Look',
             atoll_dot_protocol_dot_atoll__pb2.LookRequest.SerializeToString,
             atoll_dot_protocol_dot_atoll__pb2.LookReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Admin/Follow',
+            atoll_dot_protocol_dot_atoll__pb2.FollowRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.FollowReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,7 @@ Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),
 ]
+Follow = Annotated[bool, typer.Option("--follow", help="Go on, and print what happens as it happens; Ctrl-C ends it.")]
 Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest run.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]
 

@@ -54,6 +54,11 @@ def as_json(value: object) -> None:
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
+def as_json_line(value: object) -> None:
+    """Print a value as JSON on one line, at once, for a script that reads while the command goes on."""
+    typer.echo(json.dumps(plain(value), ensure_ascii=False))
+
+
 def say_settings(toml: str, *, json: bool) -> None:
     """Print settings in TOML, or the same ones as JSON."""
     if json:
@@ -78,6 +83,11 @@ def shortened(text: str, num_letters: int = 80) -> str:
 def clock(at: float | None) -> str:
     """Return an instant, in seconds since the epoch, as date and local time."""
     return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def time_of_day(at: float) -> str:
+    """Return the local time of an instant, in seconds since the epoch, as a line of the log begins."""
+    return datetime.fromtimestamp(at).strftime("%H:%M:%S")
 
 
 def seconds(duration: float | None) -> str:

@@ -82,7 +82,13 @@ class Follower:
         return found
 
     def _standing(self) -> Standing:
-        ledger = self.machine.ledger
+        ledger, round_ = self.machine.ledger, self.machine.round
         return Standing(
-            self._run_id, ledger.state, ledger.cause, ledger.version, self.machine.rules.rounds, ledger.next_round
+            self._run_id,
+            ledger.state,
+            ledger.cause,
+            ledger.version,
+            self.machine.rules.rounds,
+            ledger.next_round,
+            round_.record.round_id if round_ is not None else None,
         )

@@ -19,6 +19,7 @@ class Standing:
     version: Version
     rounds: int
     next_round: RoundId
+    open_round: RoundId | None
 
 
 @value

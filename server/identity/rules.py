@@ -66,6 +66,7 @@ RULES: Mapping[str, Rule] = {
     _ADMIN + "DeleteRun": Rule(_only(Role.OWNER)),
     _ADMIN + "ListRanks": Rule(_READERS),
     _ADMIN + "Look": Rule(_READERS),
+    _ADMIN + "Follow": Rule(_READERS),
     _ADMIN + "ReadAuditLog": Rule(_READERS),
     _ADMIN + "Invite": Rule(_GRANTERS),
     _ADMIN + "Revoke": Rule(_GRANTERS),

@@ -22,6 +22,7 @@ from atoll.server.audit.actions import Action
 from atoll.server.audit.calls import caller_of
 from atoll.server.config.run import RunFile
 from atoll.server.errors import OperatorError, UnknownRun
+from atoll.server.following.follow_process import Followers
 from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.messages import NAME_MAX, sums_of
@@ -206,7 +207,8 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
     """The service for the commands of owners, operators and auditors."""
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
-        ReadingAdmin.__init__(self, coordinator.state.path, Viewer(coordinator.state.path, coordinator.config.database))
+        path, database = coordinator.state.path, coordinator.config.database
+        ReadingAdmin.__init__(self, path, Viewer(path, database), Followers(path, database))
         MembersAdmin.__init__(self, enrolments, coordinator.config.aggregators, coordinator.state.database)
         if enrolments is not None:
             enrolments.audit = coordinator.audit

@@ -1,5 +1,9 @@
-"""The read-only part of the admin port: the views of runs, and the audit log, for owners, operators and auditors."""
+"""The read-only part of the admin port: views of runs, runs as they go on, and the audit log.
 
+It is for owners, operators and auditors.
+"""
+
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -11,6 +15,7 @@ from atoll.aggregation.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import PUBLIC_KEY, audit_folder, sizes
 from atoll.protocol.threads import on_thread
+from atoll.server.following.follow_process import Followers
 from atoll.server.hosting.messages import NAME_MAX
 from atoll.server.transport.call_limits import name_of
 from atoll.server.transport.interceptor import Context
@@ -22,6 +27,43 @@ NUMBER_MAX = 2**31
 READINGS_MAX = 4
 """The readings that one caller may have open at the same time."""
 
+FOLLOWED_MAX, FOLLOWERS_MAX = 2, 8
+"""The runs that one caller, and all callers, may follow at the same time: each costs a process."""
+
+ENTRY_MAX = 2**53
+
+
+class _Places:
+    """The open calls of one kind, counted by caller.
+
+    Args:
+        what: the calls, in words.
+        each: the calls that one caller may have open.
+        most: the calls that all callers may have open.
+    """
+
+    def __init__(self, what: str, each: int, most: float = math.inf) -> None:
+        self._what, self._each, self._most = what, each, most
+        self._open: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def taken(self, context: Context) -> AsyncIterator[None]:
+        """Count a call for the duration of the block, or refuse it."""
+        name = name_of(context)
+        if self._open[name] >= self._each:
+            what = f"{name} has {self._each} {self._what} open already: let one of them end"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        if self._open.total() >= self._most:
+            what = f"all callers together have {self._most} {self._what} open already: try again later"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        self._open[name] += 1
+        try:
+            yield
+        finally:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
 
 class ReadingAdmin:
     """The read-only calls of the admin port.
@@ -29,17 +71,19 @@ class ReadingAdmin:
     Args:
         state: the state directory.
         viewer: the viewer of that directory.
+        followers: the followers of that directory.
     """
 
-    def __init__(self, state: Path, viewer: Viewer) -> None:
-        self._state, self._viewer = state, viewer
-        self._reading: Counter[str] = Counter()
+    def __init__(self, state: Path, viewer: Viewer, followers: Followers) -> None:
+        self._state, self._viewer, self._followers = state, viewer, followers
+        self._reading = _Places("readings", READINGS_MAX)
+        self._following = _Places("followed runs", FOLLOWED_MAX, FOLLOWERS_MAX)
 
     async def Look(self, request: pb.LookRequest, context: Context) -> AsyncIterator[pb.LookReply]:
         """Send a view as JSON, in parts."""
         if fault := _fault_of(request):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
-        async with self._bounded(context):
+        async with self._reading.taken(context):
             try:
                 async with aclosing(self._viewer.look(View(request.view), request.run_id, request.number)) as parts:
                     async for part in parts:
@@ -49,10 +93,29 @@ class ReadingAdmin:
             except (Unseen, OSError) as error:
                 await context.abort(grpc.StatusCode.INTERNAL, str(error))
 
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> AsyncIterator[pb.FollowReply]:
+        """Send what happens in a run as it happens, from an entry of its journal on, until the run has ended."""
+        if fault := _fault_of_run(request.run_id):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
+        if request.after > ENTRY_MAX:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"after {request.after}; allowed: at most {ENTRY_MAX}"
+            )
+        after = request.after if request.HasField("after") else None
+        async with self._following.taken(context):
+            try:
+                async with aclosing(self._followers.follow(request.run_id, after)) as parts:
+                    async for part in parts:
+                        yield pb.FollowReply(lines=part)
+            except LookupError as error:
+                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            except (Unseen, OSError) as error:
+                await context.abort(grpc.StatusCode.INTERNAL, str(error))
+
     async def ReadAuditLog(self, request: pb.ReadAuditLogRequest, context: Context) -> AsyncIterator[pb.AuditLogPart]:
         """Send the public key and the lines of the log that are written by now, file after file."""
         folder = audit_folder(self._state)
-        async with self._bounded(context):
+        async with self._reading.taken(context):
             try:
                 for path, num_bytes in [(folder / PUBLIC_KEY, PART_BYTES), *await on_thread(None, sizes, folder)]:
                     async with aclosing(_blocks(path, num_bytes)) as blocks:
@@ -61,29 +124,20 @@ class ReadingAdmin:
             except OSError as error:
                 await context.abort(grpc.StatusCode.INTERNAL, f"the log cannot be read: {error}")
 
-    @asynccontextmanager
-    async def _bounded(self, context: Context) -> AsyncIterator[None]:
-        """Bound the open readings of each caller: a reading keeps files open for as long as its reader likes."""
-        name = name_of(context)
-        if self._reading[name] >= READINGS_MAX:
-            what = f"{name} has {READINGS_MAX} readings open already: let one of them end"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
-        self._reading[name] += 1
-        try:
-            yield
-        finally:
-            self._reading[name] -= 1
-            if not self._reading[name]:
-                del self._reading[name]
-
 
 def _fault_of(request: pb.LookRequest) -> str | None:
     if request.view not in list(View):
         return f"view {request.view[:NAME_MAX]!r}: allowed: {', '.join(View)}"
-    if len(request.run_id) > NAME_MAX:
-        return f"run_id has {count_of(len(request.run_id), 'character')}; allowed: at most {NAME_MAX}"
+    if fault := _fault_of_run(request.run_id):
+        return fault
     if not 0 <= request.number <= NUMBER_MAX:
         return f"number {request.number}; allowed: 0 to {NUMBER_MAX}"
+    return None
+
+
+def _fault_of_run(run_id: str) -> str | None:
+    if len(run_id) > NAME_MAX:
+        return f"run_id has {count_of(len(run_id), 'character')}; allowed: at most {NAME_MAX}"
     return None
 
 

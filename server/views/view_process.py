@@ -11,11 +11,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any
 
 from atoll.protocol import crash_points
 from atoll.protocol.threads import on_thread
@@ -63,7 +63,7 @@ class Viewer:
             async with self._turns:
                 code = await _make(json.dumps(order).encode() + b"\n", made, told)
             if code:
-                raise _fault(code, told)
+                raise fault_of(code, told)
             made.seek(0)
             while part := await on_thread(None, made.read, PART_BYTES):
                 yield part
@@ -71,9 +71,8 @@ class Viewer:
 
 async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
     """Run the process and return its exit code."""
-    environment = {name: value for name, value in os.environ.items() if name != crash_points.VARIABLE}
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, stdin=subprocess.PIPE, stdout=made, stderr=told, env=environment
+        *COMMAND, stdin=subprocess.PIPE, stdout=made, stderr=told, env=environment()
     )
     assert process.stdin is not None
     try:
@@ -89,7 +88,18 @@ async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
         await process.wait()
 
 
-def _fault(code: int, told: IO[bytes]) -> Exception:
+def environment() -> dict[str, str]:
+    """Return the environment of a process that reads the state directory: a drill of the coordinator is none of it."""
+    return {name: value for name, value in os.environ.items() if name != crash_points.VARIABLE}
+
+
+def fault_of(code: int, told: IO[bytes]) -> Exception:
+    """Return the error of a process of `reading_for_the_coordinator`.
+
+    Args:
+        code: its exit code, not 0.
+        told: what it has written to standard error.
+    """
     told.seek(max(0, told.seek(0, os.SEEK_END) - TOLD_BYTES_MAX))
     text = told.read().decode(errors="replace").strip()
     if code == EXIT_MISSING:
@@ -102,19 +112,29 @@ def _fault(code: int, told: IO[bytes]) -> Exception:
 
 def main() -> None:
     """Run the process: read an order from standard input and write its view to standard output."""
+    with reading_for_the_coordinator() as order:
+        history = History(Path(order["state"]), order["database"])
+        found = look(history, View(order["view"]), order["run"], order["number"])
+    sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode())
+
+
+@contextmanager
+def reading_for_the_coordinator() -> Iterator[dict[str, Any]]:
+    """Read an order from standard input for the block; an error of the block becomes an exit code and its text.
+
+    The process has a lower priority than the rounds, and ends with the coordinator.
+    """
     os.nice(NICENESS)
     order = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_coordinator, daemon=True).start()
     try:
-        history = History(Path(order["state"]), order["database"])
-        found = look(history, View(order["view"]), order["run"], order["number"])
+        yield order
     except LookupError as error:
         if type(error) is not LookupError:
             raise  # a KeyError or an IndexError is a bug of ours
         _end(EXIT_MISSING, error)
     except OSError as error:
         _end(EXIT_UNUSABLE, error)
-    sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode())
 
 
 def _end_with_the_coordinator() -> None:

@@ -230,7 +230,7 @@ def _ask(
                 except grpc.RpcError as error:
                     waited = time.monotonic() - begun
                     if waited >= CONNECT_S or not is_unheard(error) or not is_alive():
-                        raise _refusal(error, address, waited, dialer) from error
+                        raise refusal_of(error, address, waited, dialer) from error
             time.sleep(POLL_S)
 
 
@@ -244,8 +244,15 @@ def is_unheard(error: Any) -> bool:
     )
 
 
-def _refusal(error: Any, address: str, waited: float, dialer: Dialer) -> CommandError:
-    """Return the error with the coordinator's message; `error` is also a grpc.Call, which grpc's types do not state."""
+def refusal_of(error: Any, address: str, waited: float, dialer: Dialer) -> CommandError:
+    """Return the error with the coordinator's message.
+
+    Args:
+        error: of a call, a grpc.RpcError that is also a grpc.Call, which grpc's types do not state.
+        address: the address of the coordinator.
+        waited: the seconds that the call has waited.
+        dialer: the dialer of the call.
+    """
     details = error.details() or str(error.code())
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         within = f" within {waited:.0f} s" if waited >= 1 else ""

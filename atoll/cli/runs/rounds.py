@@ -63,9 +63,19 @@ def show(
     run: options.Run = "",
     state: options.State = options.STATE,
     database: options.Database = "",
+    follow: options.Follow = False,
     json: options.Json = False,
 ) -> None:
-    """Explain a round in sentences: the invited clients, the outcome of each, and the reason for the round's end."""
+    """Explain a round in sentences: the invited clients, the outcome of each, and the reason for the round's end.
+
+    `--follow` prints each sentence as it comes, until the round has ended; with `--json` the record whenever it has
+    changed, one a line. The round may be one that has not begun yet.
+    """
+    if follow:
+        from atoll.cli.runs.following import follow_round
+
+        follow_round(number, run, state, database, json=json)
+        return
     record = read_view("round", state, database, run=run, number=number or 0)
     if json:
         as_json(record)

@@ -43,6 +43,15 @@ Sites = Annotated[
         "--sites", help="Show the metrics of each site instead: mean, spread, the worst one, with --json each curve."
     ),
 ]
+After = Annotated[
+    int | None,
+    typer.Option(
+        "--after",
+        metavar="ENTRY",
+        callback=options.between(0, 2**53),
+        help="With --follow: go on after this entry, the last `seq` of an earlier --json; 0: from the beginning.",
+    ),
+]
 Rounds = Annotated[
     int | None,
     typer.Option("--rounds", metavar="N", callback=options.between(1), help="The rounds of the whole run from now on."),
@@ -161,17 +170,35 @@ def show(
     state: options.State = options.STATE,
     database: options.Database = "",
     sites: Sites = False,
+    follow: options.Follow = False,
+    after: After = None,
     json: options.Json = False,
 ) -> None:
-    """Show a run: its state with the cause, the metrics of its newest versions, and its settings."""
+    """Show a run: its state with the cause, the metrics of its newest versions, and its settings.
+
+    `--follow` prints the lines of the coordinator's log instead, from the beginning of the open round on, until the run
+    has ended; with `--json` one object for each event. A coordinator that dies meanwhile is waited for.
+    """
+    if after is not None and not follow:
+        raise CommandError("--after names the place at which --follow goes on: add --follow, or leave --after out")
+    if follow:
+        from atoll.cli.runs.following import follow_run
+
+        if sites:
+            raise CommandError("--sites shows the metrics that there are: leave out --follow, or --sites")
+        follow_run(run, state, database, after=after, json=json)
+        return
     if sites:
         show_sites(read_view("sites", state, database, run=run), json=json)
         return
     seen = read_view("run", state, database, run=run)
-    found = seen["document"]
     if json:
-        as_json(found)
-        return
+        as_json(seen["document"])
+    else:
+        _say_run(seen["document"], seen["toml"])
+
+
+def _say_run(found: dict[str, Any], toml: str) -> None:
     why = found["cause"] or found["pausing"]
     say(f"{found['run']} is {found['state']}" + (f": {why}" if why else ""))
     say(f"task {found['task']}, created {clock(found['created_at'])}, ended {clock(found['ended_at'])}")
@@ -189,7 +216,7 @@ def show(
         say(_change_text(change))
     for missing in found["unmeasured"][-1:]:
         say(f"version {missing['version']} was not measured ({missing['source']}): {missing['reason']}")
-    say("\n" + seen["toml"].rstrip("\n"))
+    say("\n" + toml.rstrip("\n"))
 
 
 def _change_text(change: dict[str, Any]) -> str:

@@ -40,8 +40,8 @@ MEMBERS = {
 ON_RUNS = ("StartRun", "StopRun", "PauseRun", "ResumeRun")
 MAY = {
     Role.OPERATOR: {"GetManifest", "Download", *ON_RUNS, "ListRanks", "ServerReflectionInfo"}
-    | {"Invite", "Revoke", "ListMembers", "Look", "ReadAuditLog"},
-    Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers", "Look", "ReadAuditLog"},
+    | {"Invite", "Revoke", "ListMembers", "Look", "Follow", "ReadAuditLog"},
+    Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers", "Look", "Follow", "ReadAuditLog"},
     Role.CLIENT: {"Session", "GetManifest", "Download", "Upload"},
     Role.AGGREGATOR: {"Admit", "OpenUpdate", "SubmitUpdate", "GetUpdates", "FindUnused"},
     Role.COORDINATOR: set(),

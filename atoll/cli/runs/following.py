@@ -1,0 +1,237 @@
+"""A run or a round as it goes on, for `--follow`: from a state directory, or from a coordinator on another machine."""
+
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import as_json_line, note, say, time_of_day
+from atoll.cli.runs.views import open_history, read_view
+
+Document = dict[str, Any]
+
+RETRY_MIN_S, RETRY_MAX_S = 0.5, 15.0
+"""The wait before a coordinator elsewhere is called again [s]: it doubles up to the second one."""
+
+LINE_BYTES_MAX = 256 * 2**20
+"""The longest line of a coordinator, in bytes: the record of a round of 100,000 clients is shorter."""
+
+_TERMINAL = ("finished", "failed", "stopped")
+
+
+def follow_run(run: str, state: Path, database: str = "", *, after: int | None = None, json: bool = False) -> None:
+    """Print the lines of the coordinator's log about a run, or its items as JSON, until the run has ended.
+
+    Args:
+        run: id or name of the run.
+        state: the coordinator's state directory.
+        database: URL of the PostgreSQL database to read instead of the one that the state directory names.
+        after: the entry after which to go on; None: begin with the open round.
+        json: whether to print each item as JSON.
+    """
+    name = run
+    for number, item in enumerate(items(run, state, database, after)):
+        if json:
+            as_json_line(item)
+        elif item["kind"] == "began":
+            name = item["run"]["run"]
+            if not number:
+                say(_standing(item["run"]))
+        elif item["kind"] == "event":
+            for line in item["lines"]:
+                say(f"{time_of_day(item['at'])} {name}: {line}")
+        else:
+            _note_trouble(item)
+
+
+def follow_round(number: int | None, run: str, state: Path, database: str = "", *, json: bool = False) -> None:
+    """Print the sentences about a round as they come, or its record as JSON, until it has ended.
+
+    Args:
+        number: the round, which may come later; None: the newest one.
+        run: id or name of the run; empty: the newest run.
+        state: the coordinator's state directory.
+        database: as in `follow_run`.
+        json: whether to print the record as JSON whenever it has changed.
+
+    Raises:
+        CommandError: the run has ended before such a round.
+    """
+    seen: set[str] = set()
+    for record in _records(number or _newest(run, state, database), run, state, database):
+        if json:
+            as_json_line(record)
+            continue
+        for sentence in record["sentences"]:
+            if sentence not in seen:
+                seen.add(sentence)
+                say(sentence)
+
+
+def items(run: str, state: Path, database: str = "", after: int | None = None) -> Iterator[Document]:
+    """Yield the items of a run (`server.following`), from the state directory or, without one, the joined coordinator.
+
+    Args:
+        run: id or name of the run; empty: the newest run.
+        state: the coordinator's state directory.
+        database: as in `follow_run`.
+        after: the entry after which the items begin; None: the newest snapshot.
+
+    Raises:
+        CommandError: no such run, or the coordinator refuses.
+        OSError: the state directory is missing, damaged, or of a newer version of Atoll.
+    """
+    from atoll.cli.runs import admin
+
+    if not database and admin.is_elsewhere(state):
+        yield from _from_elsewhere(run, after)
+        return
+    from atoll.protocol.json_values import plain
+    from atoll.server.following.items import document_of
+    from atoll.server.following.reader import follow
+    from atoll.server.views.views import run_of
+
+    with open_history(state, database) as history:
+        for item in follow(history, run_of(history, run), after):
+            yield plain(document_of(item))
+
+
+def _records(number: int, run: str, state: Path, database: str) -> Iterator[Document]:
+    """Yield the record of a round whenever it has changed, until the round has ended."""
+    for item in items(run, state, database):
+        _note_trouble(item)
+        here: Document = item.get("run") or {}
+        if item["kind"] == "began" and number < here["next_round"] and number != here["open_round"]:
+            yield read_view("round", state, database, run=here["run"], number=number)
+            return
+        for record in (*item.get("records", ()), *filter(None, [item.get("record")])):
+            if record["round_id"] == number:
+                yield record
+                if record["ended_at"] is not None:
+                    return
+        if here and here["state"] in _TERMINAL:
+            raise CommandError(f"run {here['run']} has ended without a round {number}: {_standing(here)}")
+
+
+def _newest(run: str, state: Path, database: str) -> int:
+    rows = read_view("rounds", state, database, run=run)["rows"]
+    return int(rows[-1]["round"]) if rows else 1
+
+
+def _standing(run: Document) -> str:
+    cause = f": {run['cause']}" if run["cause"] else ""
+    return f"{run['run']} is {run['state']}, version {run['version']} of {run['rounds']}{cause}"
+
+
+def _note_trouble(item: Document) -> None:
+    """Note a gap in what was read, or the reason for a wait, on standard error."""
+    if item["kind"] in ("jumped", "waiting") and item["why"]:
+        note(item["why"])
+
+
+# ---------------------------------------------------------------- a coordinator elsewhere
+
+
+def _from_elsewhere(run: str, after: int | None) -> Iterator[Document]:
+    """Yield the items of a run at the joined coordinator; a broken call goes on after the last entry.
+
+    Raises:
+        CommandError: the coordinator refuses.
+    """
+    from atoll.protocol.backoff import delay
+
+    rng, attempt, has_begun, has_ended, why = random.Random(), 0, False, False, ""
+    while True:
+        try:
+            for item in _one_call(run, after, has_begun=has_begun):
+                attempt, has_begun = 0, True
+                if item["kind"] in ("began", "event"):
+                    after = item["seq"]
+                    run, has_ended = _after(item, run, has_ended)
+                yield item
+        except _Broken as broken:
+            now_why = str(broken)
+        else:
+            if has_ended:
+                return
+            now_why = "the coordinator has ended the call before the end of the run"
+        if not attempt and now_why != why:
+            why = now_why
+            yield {"kind": "waiting", "why": f"{why}; trying again"}
+        time.sleep(delay(attempt, RETRY_MIN_S, RETRY_MAX_S, rng))
+        attempt += 1
+
+
+class _Broken(Exception):
+    """A call that another one may continue."""
+
+
+def _after(item: Document, run: str, has_ended: bool) -> tuple[str, bool]:
+    """Return the run's id, and whether the run has ended, after an item."""
+    here = item["run"]
+    return (run, has_ended) if here is None else (here["run"], here["state"] in _TERMINAL)
+
+
+def _one_call(run: str, after: int | None, *, has_begun: bool) -> Iterator[Document]:
+    """Yield the items of one call.
+
+    Raises:
+        _Broken: the call was broken off, or the coordinator does not answer.
+        CommandError: the coordinator refuses.
+    """
+    import grpc
+
+    from atoll.cli.runs import admin
+    from atoll.protocol import atoll_pb2 as pb
+    from atoll.protocol import atoll_pb2_grpc as rpc
+    from atoll.protocol.identity.names import COORDINATOR
+
+    passing = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    if has_begun:  # an older call may not have ended there yet; and a certificate may have been renewed meanwhile
+        passing |= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+    dialer, place = admin.elsewhere()
+    is_fresh, address = True, place.admin_address
+    try:
+        request = pb.FollowRequest(run_id=run, after=after)
+    except ValueError as error:
+        raise CommandError(f"run {run!r}: {error}") from None
+    with dialer.blocking_channel(address, COORDINATOR) as channel:
+        try:
+            for item in documents(reply.lines for reply in rpc.AdminStub(channel).Follow(request)):
+                is_fresh = False
+                yield item
+        except grpc.RpcError as error:
+            code = error.code()
+            fault = admin.refusal_of(error, address, 0.0, dialer)
+            if code is grpc.StatusCode.UNIMPLEMENTED:
+                raise CommandError(f"the coordinator at {address} is too old to be followed: update it") from error
+            renewed = code is grpc.StatusCode.UNAUTHENTICATED and not is_fresh
+            if isinstance(fault, admin.NotTrusted) or not (code in passing or renewed):
+                raise fault from error
+            raise _Broken(str(fault)) from error
+
+
+def documents(parts: Iterable[bytes]) -> Iterator[Document]:
+    """Yield the objects in a text of one JSON object a line, which comes in parts that end anywhere.
+
+    Raises:
+        CommandError: a line is no JSON object, or too long.
+    """
+    rest = bytearray()
+    for part in parts:
+        rest += part
+        *lines, last = rest.split(b"\n")
+        rest = bytearray(last)
+        if len(rest) > LINE_BYTES_MAX:
+            raise CommandError(f"the coordinator sent a line of more than {LINE_BYTES_MAX} bytes")
+        for line in lines:
+            try:
+                found = json.loads(line)
+            except ValueError as error:
+                raise CommandError(f"the coordinator's answer is not JSON: {error}") from None
+            if not isinstance(found, dict):
+                raise CommandError(f"the coordinator's answer is no object: {bytes(line[:80])!r}")
+            yield found
