@@ -66,6 +66,7 @@ REAL = (
     "parallel/trainer/test_on_ranks.py",
     "parallel/worker/test_process.py",
     "protocol/wire/test_stream.py",
+    "server/following/test_stream.py",
     "server/identity/test_enrolments.py",
     "server/identity/test_guard.py",
     "server/journal/test_earlier_state.py",

@@ -63,6 +63,8 @@ class Followers:
                 with suppress(ProcessLookupError):
                     process.kill()
                 process.stdin.close()
+                while await process.stdout.read(PART_BYTES):  # what is left in the pipe, so that asyncio closes it
+                    pass
                 await process.wait()
 
 

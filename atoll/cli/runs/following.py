@@ -32,18 +32,20 @@ def follow_run(run: str, state: Path, database: str = "", *, after: int | None =
         after: the entry after which to go on; None: begin with the open round.
         json: whether to print each item as JSON.
     """
-    name = run
-    for number, item in enumerate(items(run, state, database, after)):
+    name, is_placed = run, False
+    for item in items(run, state, database, after):
         if json:
             as_json_line(item)
         elif item["kind"] == "began":
             name = item["run"]["run"]
-            if not number:
+            if not is_placed:  # not after a broken call, which goes on where it was
                 say(_standing(item["run"]))
+            is_placed = True
         elif item["kind"] == "event":
             for line in item["lines"]:
                 say(f"{time_of_day(item['at'])} {name}: {line}")
         else:
+            is_placed &= item["kind"] != "jumped"
             _note_trouble(item)
 
 

@@ -64,6 +64,23 @@ def test_an_auditor_elsewhere_sees_what_is_seen_here(it: Federation, view: tuple
     assert not any(Path().iterdir())
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        ("run", "show", "done", "--follow"),
+        ("run", "show", "done", "--follow", "--after", "0"),
+        ("run", "show", "done", "--follow", "--after", "7", "--json"),
+        ("round", "show", "2", "--run", "done", "--follow"),
+        ("round", "show", "1", "--run", "done", "--follow", "--json"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("hugo")
+def test_an_auditor_elsewhere_follows_what_is_followed_here(it: Federation, view: tuple[str, ...]) -> None:
+    assert said(*view) == said(*view, "--state", it.state)
+    assert not any(Path().iterdir())
+
+
 @pytest.mark.usefixtures("hugo")
 def test_a_command_with_a_missing_directory_notes_the_coordinator_it_asks() -> None:
     result = invoke("audit", "verify", "--state", "backup")
@@ -74,7 +91,8 @@ def test_a_command_with_a_missing_directory_notes_the_coordinator_it_asks() -> N
 @pytest.mark.usefixtures("hugo")
 def test_what_there_is_not_is_named_as_it_is_here(it: Federation) -> None:
     runs, rounds, versions = ("run", "show"), ("round", "show", "77", "--run", "done"), ("model", "list", "--run")
-    for view in ((*runs, "gone"), (*runs, ""), rounds, (*versions, "gone")):
+    follow = (*runs, "gone", "--follow")
+    for view in ((*runs, "gone"), (*runs, ""), rounds, (*versions, "gone"), follow):
         assert refused(*view) == refused(*view, "--state", it.state)
     assert refused("run", "show", "gone") == ["there is no run 'gone': did you mean done-1? (known: done-1, open-1)"]
 

@@ -1,0 +1,78 @@
+"""Followers in processes of their own, beside a coordinator that is killed in the middle of a round and comes back."""
+
+import json
+import signal
+
+import pytest
+
+from tests.federation.processes import federation
+
+ROUNDS = 3
+
+
+def printed(it, name):
+    """Return the objects that a follower has printed; its notes about waits are no objects."""
+    return [json.loads(line) for line in it.log(name).splitlines() if line.startswith("{")]
+
+
+def kill_in_round_2(it, settings):
+    it.wait_for(lambda: (record := it.open_round()) is not None and record.round_id == 2 and record.num_reported >= 1)
+    it.kill("coordinator")
+    for name in ("run", "round"):
+        it.wait_for(lambda name=name: "no coordinator runs this run" in it.log(name))
+    it.coordinator(**settings)
+
+
+def test_followers_of_a_killed_coordinator_miss_nothing_and_repeat_nothing(tmp_path, database_url):
+    with federation(tmp_path) as it:
+        settings = {"rounds": ROUNDS, "round__cohort_size": 2, "round__deadline": 60, "round__quorum": 2}
+        if database_url:
+            settings["coordinator__database"] = database_url
+        it.coordinator(**settings)
+        it.wait_for(lambda: has_run(it))
+        show = ("show", "--state", it.state, "--follow")
+        it.start("run", "run", *show, "trouble-1", "--after", 0, "--json")
+        it.start("lines", "run", *show, "trouble-1", "--after", 0)
+        it.start("round", "round", *show, 2)
+        it.agent("a")
+        it.agent("slow")
+        kill_in_round_2(it, settings)
+        for name in ("coordinator", "run", "lines", "round"):
+            assert it.wait_for_end(name) == 0, it.log(name)
+
+        items = printed(it, "run")
+        events = [item for item in items if item["kind"] == "event"]
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert not [item for item in items if item["kind"] == "jumped"]
+        ended = [record for event in events for record in event["records"]]
+        assert [record["round_id"] for record in ended] == list(range(1, ROUNDS + 1)), "each ends exactly once"
+        for record in ended:
+            shown = it.show("round", "show", record["round_id"])
+            assert record == {key: shown[key] for key in record}
+        assert events[-1]["run"]["state"] == "finished"
+
+        told = [line.split(" ", 1)[1] for line in it.log("coordinator").splitlines() if " trouble-1: " in line]
+        followed = [line.split(" ", 1)[1] for line in it.log("lines").splitlines() if " trouble-1: " in line]
+        assert followed == told
+        sentences = it.show("round", "show", 2)["sentences"]
+        assert set(sentences) <= set(it.log("round").splitlines())
+
+
+def has_run(it):
+    try:
+        return bool(it.history().runs())
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_follower_ends_with_a_signal_and_one_line(tmp_path, number):
+    with federation(tmp_path) as it:
+        coordinator = it.coordinator()
+        it.wait_for(lambda: has_run(it))
+        it.start("run", "run", "show", "trouble-1", "--state", it.state, "--follow")
+        it.wait_for(lambda: "round 1 waits for clients" in it.log("run"))
+        it.running["run"].send_signal(number)
+        assert it.running["run"].wait() == 130
+        assert it.log("run").splitlines()[-1] == f"atoll: stopped by {number.name}"
+        assert coordinator.poll() is None
