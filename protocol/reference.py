@@ -1,6 +1,5 @@
 """The references in settings, `module:attribute` or `path/to/file.py:attribute`, and their resolution."""
 
-from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -34,17 +33,6 @@ def check_reference(reference: str) -> str:
     except ValueError:
         raise ValueError("allowed: module:attribute or path/to/file.py:attribute") from None
     return reference
-
-
-def check_known_or_reference(name: str, known: Collection[str], kind: str) -> str:
-    """Return a name if it is known or has the form of a reference to a user's own `kind`; raises ValueError."""
-    if name not in known:
-        try:
-            check_reference(name)
-        except ValueError:
-            names = " | ".join(f'"{name}"' for name in known)
-            raise ValueError(f"allowed: {names} | module:{kind} | path/to/file.py:{kind}") from None
-    return name
 
 
 Reference = Annotated[str, AfterValidator(check_reference)]

@@ -80,25 +80,51 @@ def or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:
         return None
 
 
-def load(model_type: type[Model], path: Path | None, overrides: Sequence[str] = ()) -> Model:
+def load(
+    model_type: type[Model],
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    context: Mapping[str, Any] | None = None,
+) -> Model:
     """Read settings from a file (None: defaults only) and from `key=value` overrides.
+
+    Args:
+        model_type: the model of the settings.
+        path: the file.
+        overrides: these win over the file.
+        context: a note to the validators of the model.
 
     Raises:
         ConfigError: the file cannot be read, or anything in it or in the overrides is not allowed.
     """
     if path is None:
-        return load_text(model_type, "", overrides, name="")
+        return load_text(model_type, "", overrides, name="", context=context)
     try:
         text = text_of(path.read_bytes(), path)
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error
     except NotText as error:
         raise ConfigError([str(error)]) from error
-    return load_text(model_type, text, overrides, name=str(path))
+    return load_text(model_type, text, overrides, name=str(path), context=context)
 
 
-def load_text(model_type: type[Model], text: str, overrides: Sequence[str] = (), *, name: str) -> Model:
-    """Read settings from the text of a TOML file; `name` stands for the file in the faults.
+def load_text(
+    model_type: type[Model],
+    text: str,
+    overrides: Sequence[str] = (),
+    *,
+    name: str,
+    context: Mapping[str, Any] | None = None,
+) -> Model:
+    """Read settings from the text of a TOML file.
+
+    Args:
+        model_type: the model of the settings.
+        text: the file's text.
+        overrides: `key=value`, which win over the text.
+        name: stands for the file in the faults.
+        context: a note to the validators of the model.
 
     Raises:
         ConfigError: anything in it or in the overrides is not allowed.
@@ -120,7 +146,7 @@ def load_text(model_type: type[Model], text: str, overrides: Sequence[str] = (),
         raise ConfigError(faults)
     _in_full(document, short_tables)
     try:
-        return model_type.model_validate(document)
+        return model_type.model_validate(document, context=context)
     except ValidationError as error:
         errors: dict[tuple[str, ...], list[ErrorDetails]] = {}
         for detail in error.errors():

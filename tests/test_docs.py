@@ -26,7 +26,7 @@ from atoll.protocol import crash_points, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process
 from atoll.server.audit.actions import Action
-from atoll.server.config.aggregation import load_rule
+from atoll.server.config.extensions import load_rule
 from atoll.server.config.run import RunFile
 from atoll.server.rounds import events as server_events
 from atoll.server.rounds.events import (

@@ -23,9 +23,9 @@ from atoll.parallel.local_training.training import train_locally
 from atoll.parallel.task.metrics import merge, values
 from atoll.parallel.task.reference import load_module
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.config.aggregation import load_rule
+from atoll.server.config.extensions import load_rule, load_sampler
 from atoll.server.rounds.events import Candidate
-from atoll.server.selection.sampling import draw, load_sampler
+from atoll.server.selection.sampling import draw
 from tests.simulations.federation.simulating import simulate
 
 ROOT = Path(__file__).parents[1]

@@ -13,6 +13,7 @@ from atoll.cli.log import quiet_grpc
 from atoll.cli.members import audit, authority, clients, site
 from atoll.cli.members.join import join
 from atoll.cli.new import new
+from atoll.cli.plugins import plugins
 from atoll.cli.runs import models, ranks, rounds, runs
 from atoll.cli.serving.agent import agent
 from atoll.cli.serving.aggregator import aggregator
@@ -68,4 +69,5 @@ app.command()(backup)
 app.command()(restore)
 app.command()(plan)
 app.command()(population)
+app.command()(plugins)
 app.command()(settings)

@@ -5,13 +5,14 @@ import os
 import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from atoll.aggregation.text_files import text_of
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
+from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted
 from atoll.server.config.model import run_and_version
@@ -57,14 +58,32 @@ def load_run(
     Raises:
         ConfigError: all mistakes in the settings.
     """
-    if is_toml(what):
-        file, folder, name = load(kind, Path(what), overrides), Path(what).parent, what
-    else:
-        file, folder, name = load_text(kind, f"task = {quoted(what)}", overrides, name=""), Path(), ""
+    folder, name = (Path(what).parent, what) if is_toml(what) else (Path(), "")
     set_here = {override.partition("=")[0].strip() for override in overrides}
+    try:
+        file = _loaded(what, overrides, kind)
+    except ConfigError:
+        of_elsewhere = _loaded_for_elsewhere(what, overrides, kind)
+        if of_elsewhere is None or not is_elsewhere(of_elsewhere):
+            raise
+        file = of_elsewhere
     if is_elsewhere(file):
         return _with_paths_of_elsewhere(file, set_here, name)
     return _with_absolute_paths(file, folder, set_here, name)
+
+
+def _loaded(what: str, overrides: Sequence[str], kind: type[File], *, context: Mapping[str, Any] | None = None) -> File:
+    if is_toml(what):
+        return load(kind, Path(what), overrides, context=context)
+    return load_text(kind, f"task = {quoted(what)}", overrides, name="", context=context)
+
+
+def _loaded_for_elsewhere(what: str, overrides: Sequence[str], kind: type[File]) -> File | None:
+    """Return the settings with names of packages that another machine may have; None: they have other mistakes."""
+    try:
+        return _loaded(what, overrides, kind, context=AS_RECORDED)
+    except ConfigError:
+        return None
 
 
 def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | RunFile:

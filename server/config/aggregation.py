@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.aggregation.fold.device import Device
 from atoll.aggregation.optimizers import Optimizer
 from atoll.aggregation.rules.geometric import NearestNeighbourMixing
 from atoll.aggregation.rules.rule import Rule, check_count
-from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
+from atoll.server.config.extensions import RULE_EXTENSION, load_rule
 from atoll.server.config.kinds import CODECS, RULES, SERVER_OPTIMIZERS, CodecKind, OptimizerKind, RuleKind
 from atoll.server.rounds.policy import StragglerPolicy
 
@@ -43,7 +43,8 @@ class AggregationConfig(BaseModel):
     rule: str = "mean"
     """Aggregation rule. "mean": exact, weighted. Robust against arbitrary updates, all with the same weight: "median"
     and "trimmed_mean", element by element; "multi_krum", "geometric_median" and "centered_clipping", by the distances
-    of whole updates. Or your own `module:object` or `path/to/file.py:object` with a method `reduce`."""
+    of whole updates. Or your own, an object with a method `reduce`: by the name that an installed package declares (see
+    `atoll plugins`), or as `module:object` or `path/to/file.py:object`."""
 
     malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=0.5)] | None = None
     """Number of a round's updates that may be arbitrary, for "trimmed_mean", "multi_krum" and `mix_neighbours`: a whole
@@ -87,8 +88,8 @@ class AggregationConfig(BaseModel):
 
     @field_validator("rule")
     @classmethod
-    def _known_or_reference(cls, rule: str) -> str:
-        return check_known_or_reference(rule, RULES.variants, "object")
+    def _known_or_own(cls, rule: str, info: ValidationInfo) -> str:
+        return RULE_EXTENSION.check(rule, info)
 
     @model_validator(mode="after")
     def _algorithm_has_what_it_needs(self) -> "AggregationConfig":
@@ -185,19 +186,6 @@ class AggregationConfig(BaseModel):
             return rule
         assert self.malicious is not None
         return NearestNeighbourMixing(self.malicious, rule)
-
-
-def load_rule(reference: str) -> Rule:
-    """Return a user's own rule by `module:object` or `path/to/file.py:object`.
-
-    Raises:
-        ConfigError: there is no such object, or it has no method `reduce`.
-    """
-    found = resolve(reference)
-    if not callable(getattr(found, "reduce", None)) or isinstance(found, type):
-        raise ConfigError([f"{reference}: is a {type(found).__name__}; allowed: an object with a method `reduce`"])
-    rule: Rule = found  # type: ignore[assignment]
-    return rule
 
 
 class OptimizerConfig(BaseModel):

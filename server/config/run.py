@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.parallel.task.given import OPTION
-from atoll.protocol.reference import Reference, check_known_or_reference
+from atoll.protocol.reference import Reference
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.config.extensions import SAMPLER_EXTENSION, load_sampler
 from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.process import CoordinatorConfig
@@ -21,7 +22,7 @@ from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules, Source
 from atoll.server.selection.oort import Oort
-from atoll.server.selection.sampling import Sampler, load_sampler
+from atoll.server.selection.sampling import Sampler
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -42,8 +43,9 @@ class CohortConfig(BaseModel):
     sampler: str = "uniform"
     """Sampler of cohorts from the available clients: "uniform"; "weighted" by the size of their training data;
     "stratified" by their label; "power_of_choice" (Cho et al. 2020): the largest losses among some drawn clients;
-    "oort" (Lai et al. 2021): high utility and short round time; or your own `path/to/file.py:function` or
-    `module:function`, called with (candidates, count, rng)."""
+    "oort" (Lai et al. 2021): high utility and short round time. Or your own function of (candidates, count, rng): by
+    the name that an installed package declares (see `atoll plugins`), or as `module:function` or
+    `path/to/file.py:function`."""
 
     candidates: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Clients that "power_of_choice" draws, weighted by the size of their data, before it invites those with the
@@ -73,8 +75,8 @@ class CohortConfig(BaseModel):
 
     @field_validator("sampler")
     @classmethod
-    def _known_or_reference(cls, sampler: str) -> str:
-        return check_known_or_reference(sampler, COHORT_SAMPLERS.variants, "function")
+    def _known_or_own(cls, sampler: str, info: ValidationInfo) -> str:
+        return SAMPLER_EXTENSION.check(sampler, info)
 
     @model_validator(mode="after")
     def _only_what_the_sampler_has(self) -> "CohortConfig":

@@ -40,7 +40,6 @@ from atoll.server.hosting.update_judge import Judge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
-from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.names.places import Places
 from atoll.server.ranks.registry import Ranks
@@ -306,7 +305,7 @@ class Coordinator:
         """
         run = self._run(run_id)
         config, was_open = self._resumed_config(run, overrides), run.machine.ledger.is_open
-        self._check_ranks(run_id)
+        self._factory.check_can_go_on(run_id, config or run.config)
         if config is not None:
             parts = await self._factory.parts_of_changed(run.config, config, run_id)
             self._check_resumable(run, has_changes=True)  # it may have gone on while the task was loaded
@@ -361,12 +360,6 @@ class Coordinator:
         await on_thread(self._journal_thread, self.journal.delete_run, run.run_id)
         await on_thread(None, remove_files, self.state, run.run_id)
 
-    def _check_ranks(self, run_id: RunId) -> None:
-        had, has = num_ranks_of(self.state.run(run_id)), self.config.aggregators
-        if had != has:
-            what = f"run {run_id} was begun with --aggregators {had}, where its versions lie"
-            raise OperatorError(f"{what}; this coordinator has {has}: start it with --aggregators {had}")
-
     def _run(self, run_id: RunId) -> RunDriver:
         if run_id not in self.runs:
             raise UnknownRun.among(run_id, self.runs)
@@ -379,9 +372,10 @@ class Coordinator:
             logger.warning("%s: an older snapshot is used instead, and nothing is lost", fault)
         machine = recovered.replay(row.rules)
         self.clock.advance_to(machine.ledger.now)
+        if machine.ledger.state not in TERMINAL:
+            self._factory.check_can_go_on(row.run_id, row.config)
         reducer = self._factory.reducer(row.config, row.run_id, is_over=machine.ledger.state in TERMINAL)
         if machine.ledger.state not in TERMINAL:
-            self._check_ranks(row.run_id)
             await self._recover_version(row.run_id, reducer, machine.ledger.version)
         evaluator = self._factory.evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)

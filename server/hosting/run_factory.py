@@ -10,7 +10,7 @@ from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import parse_version
-from atoll.protocol.settings import ConfigError
+from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RunId, Version
 from atoll.server.config.model import faults_of_metrics
@@ -124,21 +124,36 @@ class RunFactory:
             sums_here=self._ranks is None or self._config.start_aggregators,  # on this machine at least
         )
 
+    def check_can_go_on(self, run_id: RunId, config: RunConfig) -> None:
+        """Check that this coordinator can go on with a run of an earlier process.
+
+        Raises:
+            OperatorError: all faults: it has another number of ranks, or the run's own rule or sampler does not load.
+        """
+        had, has = num_ranks_of(self._state.run(run_id)), self._config.aggregators
+        faults = [f"run {run_id}: {fault}" for fault in _faults_of_own_code(config)]
+        if had != has:
+            what = f"run {run_id} was begun with --aggregators {had}, where its versions lie"
+            faults.append(f"{what}; this coordinator has {has}: start it with --aggregators {had}")
+        if faults:
+            raise OperatorError("\n".join(faults))
+
     async def first_version(
         self, config: RunConfig, run_id: RunId, evaluator: Evaluator, start: Start | None
     ) -> Reducer:
-        """Load the task and the sampler and write version 0; when that fails, the run leaves no file.
+        """Load the rule, the sampler and the task, and write version 0; when that fails, the run leaves no file.
 
         Raises:
-            OperatorError: the task or the sampler does not load, or no update would fit into the quota.
+            OperatorError: one of them does not load, or no update would fit into the quota.
             OSError: a file cannot be written.
         """
         try:
+            if faults := _faults_of_own_code(config):
+                raise ConfigError(faults)
             write_num_ranks(self._state.run(run_id), self._config.aggregators)
             reducer = self.reducer(config, run_id)
             await evaluator.check()
             await self._check_watched(config, evaluator)
-            config.cohort.build()
             await reducer.write_initial(evaluator, config.seed, start)
             self._check_quota(config, reducer)
         except (EvaluationFailed, ValueError, OSError) as error:
@@ -185,6 +200,14 @@ class RunFactory:
         if most and config.aggregation.codec == "none" and self._ranks is None and num_bytes > most:
             what = f"coordinator.incoming_max is {most}: an update of this model has {count_of(num_bytes, 'byte')}"
             raise ValueError(f"{what}; allowed: 0 (no limit), or at least that")
+
+
+def _faults_of_own_code(config: RunConfig) -> list[str]:
+    """Return the reasons that a run's own rule and its own sampler do not load; empty: they do."""
+    faults: list[str] = []
+    for build in (config.aggregation.build, config.cohort.build):
+        or_faults(build, faults)
+    return faults
 
 
 def remove_files(state: StateDirectory, run_id: RunId) -> None:

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, SchemaSerializer
 
 from atoll.protocol.manifest import parse_update
+from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.events import Event
@@ -190,7 +191,7 @@ def decode(kind: type[Value], body: str, where: str) -> Value:
     """Decode a dataclass of this type; raises as `decode_event`."""
     try:
         adapter = _adapter(cast(Any, kind))
-        value: Value = adapter.validate_json(f"[{body}]")[0]
+        value: Value = adapter.validate_json(f"[{body}]", context=AS_RECORDED)[0]
         return value
     except ValidationError as error:
         raise StoreCorrupted(f"{where}: not a {kind.__name__}: {_first_fault(error, skipped=1)}") from error

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Row, delete, func, select, update
 
+from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
@@ -349,7 +350,7 @@ def _settings_change(run_id: RunId, seq: int, fields: dict[str, Any]) -> Setting
 
 
 def _config(text: str) -> RunConfig:
-    return RunConfig.model_validate_json(as_of_then(text, "round"))
+    return RunConfig.model_validate_json(as_of_then(text, "round"), context=AS_RECORDED)
 
 
 def _deleted(connection: Connection) -> list[RunId]:
@@ -365,7 +366,7 @@ def run_rows(connection: Connection) -> list[RunRow]:
 def _read_run(row: Row[Any]) -> RunRow:
     where = f"run {row.run_id}"
     try:
-        config, state = RunConfig.model_validate_json(as_of_then(row.config, "round")), RunState(row.state)
+        config, state = _config(row.config), RunState(row.state)
     except ValueError as error:
         raise StoreCorrupted(f"{where}: not a configuration: {error}") from error
     rules = decode_rules(row.rules, where=f"{where}, rules")

@@ -1,4 +1,4 @@
-"""Samplers: seeded, reproducible draws of a cohort from the available clients. Pure, but for `load_sampler`.
+"""Samplers: seeded, reproducible draws of a cohort from the available clients. Pure.
 
 A draw depends on (seed, round, its number in the round, set of candidates) alone: not on the order of arrival, the
 process or its hash seed.
@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
 from atoll.aggregation.printable import count_of
-from atoll.protocol.reference import resolve
-from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.oort import Oort
@@ -164,19 +162,3 @@ def allocate(count: int, sizes: Mapping[str, int], rng: random.Random) -> dict[s
 
 
 SAMPLERS: Mapping[str, Sampler] = {"uniform": uniform, "weighted": weighted, "stratified": stratified}
-
-
-def load_sampler(reference: str) -> Sampler:
-    """Return one of `SAMPLERS` by name, or the user's own by `module:function` or `path/to/file.py:function`.
-
-    Raises:
-        ConfigError: there is no sampler under this name.
-    """
-    if reference in SAMPLERS:
-        return SAMPLERS[reference]
-    found = resolve(reference)
-    if not callable(found):
-        raise ConfigError(
-            [f"{reference}: is a {type(found).__name__}; allowed: a function of (candidates, count, rng)"]
-        )
-    return found

@@ -35,8 +35,9 @@ def imported(folder: Path, *arguments: str, code: int = 0) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "unused", "most"),
     [
-        (["--help"], 0, ("torch", "numpy", "pydantic", *SERVICE, *PLOTS), 450),
+        (["--help"], 0, ("torch", "numpy", "pydantic", *SERVICE, *PLOTS), 460),
         (["settings"], 0, ("torch", *SERVICE, *PLOTS), 700),
+        (["plugins"], 0, ("torch", *SERVICE, *PLOTS), 700),
         (["settings", "--json"], 0, ("torch", *SERVICE, *PLOTS), 700),
         (["run", "list", "--state", "none"], 2, ("torch", *PLOTS), 1000),
         (["audit", "verify", "none.log"], 2, ("torch", *PLOTS), 1000),

@@ -75,7 +75,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
         ("audit", "settings.py"),
         ("reference.py", "wire"),
-        ("identity", "manifest.py"),
+        ("identity", "manifest.py", "plugins.py"),
         ("manifest_limits.py",),
     ),
     "server": (
@@ -122,6 +122,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "cli/files.py",
             "cli/local_audit.py",
             "cli/new.py",
+            "cli/plugins.py",
             "cli/project",
             "cli/settings.py",
             "cli/task_failures.py",

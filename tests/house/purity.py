@@ -42,7 +42,6 @@ PURE: dict[str, frozenset[str]] = {
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
     "server/selection": NOTHING,
-    "server/selection/sampling.py": frozenset({"atoll.protocol.reference", "atoll.protocol.settings"}),  # a user's own
 }
 """Pure folders, with everything below them, and pure files; what each may import beyond the pure.
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.server.config.extensions import load_sampler
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import (
@@ -24,7 +25,6 @@ from atoll.server.selection.sampling import (
     SamplerError,
     allocate,
     draw,
-    load_sampler,
     power_of_choice,
     stratified,
     uniform,
@@ -321,4 +321,3 @@ def test_a_user_s_own_sampler_sees_sorted_candidates_and_the_round_s_randomness(
         load_sampler(f"{tmp_path}/mine.py:three")
     with pytest.raises(ConfigError, match="there is no smallest"):
         load_sampler(f"{tmp_path}/mine.py:smallest")
-    assert load_sampler("weighted") is weighted

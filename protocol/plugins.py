@@ -1,0 +1,276 @@
+"""Extensions: a user's own code in place of a built-in, named by an installed package's entry point or by a reference.
+
+A package declares its extensions in groups of entry points, such as `atoll.rules`; a setting then takes the declared
+name as it takes a built-in one. The names are read from the metadata of the packages, without an import of their code.
+"""
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationInfo
+
+from atoll.protocol.reference import check_reference, resolve
+from atoll.protocol.settings import ConfigError
+
+AS_RECORDED: Mapping[str, Any] = MappingProxyType({"are_recorded": True})
+"""Context of a validation in which names of packages are not looked up: the settings were accepted before, or are for
+another machine. A package that has gone missing is a fault when its code is loaded."""
+
+_PREFIX = "atoll."
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An extension as a package declares it; nothing of it is imported."""
+
+    group: str
+    """The group of entry points; empty: the package's entry points cannot be read."""
+    name: str
+    package: str
+    version: str
+    place: str
+    """The object, as `module:attribute`; of unreadable entry points the reason."""
+
+    @property
+    def whose(self) -> str:
+        """The package and its version, as a sentence names them."""
+        return f"{self.package} {self.version}".strip()
+
+    def load(self) -> object:
+        """Import the package's module, and return the object.
+
+        Raises:
+            Exception: any error of the package's code, or of the lookup in it.
+        """
+        return metadata.EntryPoint(self.name, self.place, self.group).load()
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionKind:
+    """A kind of code that a user may have of one's own, such as a rule."""
+
+    name: str
+    """The noun, in the singular."""
+    group: str
+    """The group of entry points in which packages declare it."""
+    setting: str
+    """The setting that names one."""
+    allowed: str
+    """The right object in words, with its article."""
+    form: str
+    """The last part of a reference in the words of a fault: `object` or `function`."""
+    built_in: Collection[str]
+    """The names of Atoll's own."""
+    fits: Callable[[object], bool]
+    """The check of an object that was loaded."""
+
+    def check(self, name: str, info: ValidationInfo) -> str:
+        """Return the value of the setting if it may stand there; as the validator of its field. Imports no user code.
+
+        Raises:
+            ValueError: it is no built-in name, no name of exactly one installed package, and no reference.
+        """
+        is_recorded = bool((info.context or {}).get("are_recorded"))
+        if is_recorded and (name in self.built_in or _NAME.fullmatch(name)):
+            return name
+        if fault := self._fault_of_name(name):
+            raise ValueError(fault)
+        return name
+
+    def load(self, name: str) -> object:
+        """Import the code that a name of a package or a reference stands for, and return the object.
+
+        Raises:
+            ConfigError: no installed package declares the name, or several do; it does not load, or is of another kind.
+        """
+        if _is_reference(name):
+            if self.fits(found := resolve(name)):
+                return found
+            raise ConfigError([f"{name}: is a {type(found).__name__}; allowed: {self.allowed}"])
+        if fault := self._fault_of_name(name):
+            raise ConfigError([f"{self.setting}: got {name!r}: {fault}"])
+        found, reason = _loaded(declared(self.group)[name][0], self)
+        if reason:
+            raise ConfigError([f"{self.setting}: got {name!r}: {reason}, or name another {self.name}"])
+        return found
+
+    def _fault_of_name(self, name: str) -> str:
+        """Return the reason that a value cannot stand in the setting; empty: it can."""
+        found = declared(self.group).get(name, ())
+        if name in self.built_in:
+            return _of_collision(found[0], self) if found else ""
+        if len(found) == 1 and _NAME.fullmatch(name):
+            return ""
+        if found:
+            return _of_several(found)
+        if _is_reference(name):
+            return ""
+        known = [f'"{each}"' for each in self.built_in]
+        known += [
+            f'"{each[0].name}" ({each[0].whose})'
+            for name, each in declared(self.group).items()
+            if name not in self.built_in
+        ]
+        forms = [f"module:{self.form}", f"path/to/file.py:{self.form}"]
+        return (
+            f"allowed: {' | '.join([*known, *forms])}; a {self.name} of a package has its name once the package is "
+            "installed on this machine: `atoll plugins` lists them"
+        )
+
+
+def _is_reference(name: str) -> bool:
+    try:
+        return bool(check_reference(name))
+    except ValueError:
+        return False
+
+
+# ------------------------------------------------------------ the installed packages
+
+
+def declared(group: str) -> Mapping[str, Sequence[Declared]]:
+    """Return the extensions of a group by name, in the order of the names; more than one under a name collide."""
+    found: dict[str, list[Declared]] = {}
+    for each in sorted(_all_declared(), key=lambda each: (each.name, each.package)):
+        if each.group == group:
+            found.setdefault(each.name, []).append(each)
+    return found
+
+
+def _all_declared() -> tuple[Declared, ...]:
+    return _of_path(tuple((path, _changed_at(path or ".")) for path in sys.path))
+
+
+def _changed_at(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@functools.lru_cache(maxsize=4)  # a look into every installed package: 40 ms for a hundred
+def _of_path(path: tuple[tuple[str, int], ...]) -> tuple[Declared, ...]:
+    """Return the extensions of all packages on `sys.path`, whose folders the argument has with their times."""
+    found: list[Declared] = []
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        text = distribution.read_text("entry_points.txt")
+        if text is None or _PREFIX not in text:
+            continue
+        package, version = _package_of(distribution)
+        if package in seen or _is_shadowed(distribution, package):
+            continue
+        seen.add(package)
+        found += _of_distribution(distribution, package, version)
+    return tuple(found)
+
+
+def _of_distribution(distribution: metadata.Distribution, package: str, version: str) -> Iterator[Declared]:
+    try:
+        points = [*distribution.entry_points]
+        broken = next((point for point in points if not (point.name and point.value)), None)
+        reason = f"{broken} is no entry point" if broken else ""
+    except Exception as error:  # the file is another person's, and any text may stand in it
+        points, reason = [], f"{type(error).__name__}: {error}"
+    if reason:
+        yield Declared("", "", package, version, f"its entry_points.txt cannot be read: {reason}")
+        return
+    for point in points:
+        if point.group.startswith(_PREFIX):
+            yield Declared(point.group, point.name, package, version, point.value)
+
+
+def _package_of(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Return name and version; metadata that cannot be read leave the name of the folder."""
+    try:
+        return str(distribution.metadata["Name"] or "unnamed"), str(distribution.metadata["Version"] or "")
+    except Exception:  # as above
+        return str(getattr(distribution, "_path", "unnamed")), ""
+
+
+def _is_shadowed(distribution: metadata.Distribution, package: str) -> bool:
+    """Return whether a package of the same name lies on an earlier place of `sys.path`, and is imported instead."""
+    try:
+        first = metadata.distribution(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+    return first.locate_file("") != distribution.locate_file("")
+
+
+# ------------------------------------------------------------ the list of all
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One installed extension, as `atoll plugins` shows it."""
+
+    kind: str
+    """The kind's name, or the unknown group."""
+    name: str
+    package: str
+    version: str
+    object: str
+    fault: str
+    """The reason that no setting may name it; empty: it can be used."""
+
+
+def listed(kinds: Sequence[ExtensionKind]) -> list[Listed]:
+    """Return all installed extensions, by kind and name, after an import of each."""
+    by_group = {kind.group: kind for kind in kinds}
+    found = []
+    for each in sorted(_all_declared(), key=lambda each: (each.group, each.name, each.package)):
+        kind = by_group.get(each.group)
+        name = kind.name if kind else each.group
+        place, fault = (each.place, _fault_of(each, kind)) if each.group else ("", each.place)
+        if not kind and each.group:
+            fault = f"there is no group {each.group}; known: {', '.join(by_group)}"
+        found.append(Listed(name, each.name, each.package, each.version, place, fault))
+    return found
+
+
+def _fault_of(each: Declared, kind: ExtensionKind | None) -> str:
+    if kind is None:
+        return ""
+    if each.name in kind.built_in:
+        return _of_collision(each, kind)
+    if not _NAME.fullmatch(each.name):
+        return f"the name {each.name!r} is not allowed: 1 to 64 letters, digits, - and _"
+    if len(alike := declared(each.group)[each.name]) > 1:
+        return _of_several(alike)
+    return _loaded(each, kind)[1]
+
+
+def _of_collision(each: Declared, kind: ExtensionKind) -> str:
+    return (
+        f"it is a built-in {kind.name}, and the package {each.whose} declares one of the same name; allowed: a name "
+        f"that stands for one {kind.name}: uninstall the package, or name its {kind.name} by {each.place}"
+    )
+
+
+def _of_several(found: Sequence[Declared]) -> str:
+    places = " or ".join(each.place for each in found)
+    return (
+        f"the packages {' and '.join(each.whose for each in found)} declare it; allowed: a name that one package "
+        f"declares: uninstall the other, or name the object itself, {places}"
+    )
+
+
+def _loaded(each: Declared, kind: ExtensionKind) -> tuple[object, str]:
+    """Return the object, and the reason that it cannot be used; empty: it can."""
+    try:
+        found = each.load()
+    except Exception as error:  # code of the package runs here and may raise anything: the operator reads it
+        why = f"cannot be loaded: {type(error).__name__}: {error}"
+    else:
+        if kind.fits(found):
+            return found, ""
+        why = f"is of the type {type(found).__name__}"
+    return None, f"{each.place} of the package {each.whose} {why}; allowed: {kind.allowed}: correct the package"
