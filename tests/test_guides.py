@@ -26,6 +26,9 @@ from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.config.extensions import load_rule, load_sampler
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.sampling import draw
+from atoll.simulations.devices.config import DeviceConfig
+from atoll.simulations.populations.config import PopulationConfig
+from atoll.simulations.populations.population import populate
 from tests.simulations.federation.simulating import simulate
 
 ROOT = Path(__file__).parents[1]
@@ -223,6 +226,23 @@ def test_a_run_takes_the_rule_and_the_sampler_of_the_page(task_file: Path, exten
     ]
     middle = np.median([update["coefficients"] for update in updates], axis=0)  # of three, f = 1: all become the median
     np.testing.assert_allclose(model["coefficients"], middle, rtol=1e-6)
+
+
+def test_the_population_of_the_page_leaves_each_site_s_data_together(extensions: Path) -> None:
+    data = {site: torch.utils.data.TensorDataset(torch.zeros(600, 1), torch.rand(600)) for site in ("a", "b")}
+    task = Task(model=torch.nn.Identity, data=lambda site, split: data[site], sites=list(data), loss=torch.nn.MSELoss())
+    config = PopulationConfig(kind=f"{extensions}:within_sites", clients=12, options={"largest": 0.5})
+    train = populate(config, task, seed=2).train
+    assert set(train.owner[:600].tolist()) == set(range(6))
+    assert set(train.owner[600:].tolist()) == set(range(6, 12))
+    assert 290 < train.sizes[0] < 410, "half of 600, and a sixth of the other half"
+
+
+def test_the_device_model_of_the_page_is_one(extensions: Path) -> None:
+    fleet = DeviceConfig(model=f"{extensions}:phone", options={"median": 150.0}).of(list("abcdefgh"), seed=1)
+    ratios = fleet.speeds.up_bytes_per_s / fleet.speeds.examples_per_s
+    np.testing.assert_allclose(ratios, 400_000 / 150)
+    assert len(set(fleet.speeds.latency_s.tolist())) == 8
 
 
 def test_the_tables_of_what_to_add_name_what_the_files_have() -> None:

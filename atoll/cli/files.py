@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 File = TypeVar("File", bound=RunFile)
 
+OF_A_SIMULATION = ("population.kind", "devices.model")
+"""The settings of a simulation that may name code, in a module or a file."""
+
 _OF_THE_COORDINATOR = (
     "is a setting of the coordinator, which is running already: pass it to `atoll coordinator`; --state selects the "
     "coordinator"
@@ -155,7 +158,15 @@ def _has_only_the_host(path: Path) -> bool:
 
 def _references(file: RunFile) -> dict[str, str]:
     """Return the settings that name code, in a module or a file."""
-    return {"task": file.task, "cohort.sampler": file.cohort.sampler, "aggregation.rule": file.aggregation.rule}
+    named = {"task": file.task, "cohort.sampler": file.cohort.sampler, "aggregation.rule": file.aggregation.rule}
+    return named | {key: reference for key in OF_A_SIMULATION if (reference := _value_at(file, key)) is not None}
+
+
+def _value_at(file: RunFile, key: str) -> str | None:
+    """Return a setting of a simulation; None: the file is that of a deployed run, or does not set it."""
+    table, _, name = key.partition(".")
+    value: str | None = getattr(getattr(file, table, None), name, None)
+    return value
 
 
 def _source(key: str, set_here: Container[str], name: str) -> str:
@@ -196,6 +207,9 @@ def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], nam
     cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})
     aggregation = file.aggregation.model_copy(update={"rule": absolute["aggregation.rule"]})
     changes = {"task": absolute["task"], "cohort": cohort, "aggregation": aggregation, "model": model}
+    for key in absolute.keys() & OF_A_SIMULATION:
+        table, _, name = key.partition(".")
+        changes[table] = getattr(file, table).model_copy(update={name: absolute[key]})
     file = file.model_copy(update=changes)
     return _with_absolute_traces(file, folder, set_here)
 

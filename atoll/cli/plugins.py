@@ -11,8 +11,10 @@ def plugins(json: options.Json = False) -> None:
     """
     from atoll.protocol.plugins import listed
     from atoll.server.config.extensions import RULE_EXTENSION, SAMPLER_EXTENSION
+    from atoll.simulations.devices.own_model import DEVICE_EXTENSION
+    from atoll.simulations.populations.kinds import POPULATION_EXTENSION
 
-    kinds = (RULE_EXTENSION, SAMPLER_EXTENSION)
+    kinds = (RULE_EXTENSION, SAMPLER_EXTENSION, POPULATION_EXTENSION, DEVICE_EXTENSION)
     found = listed(kinds)
     if json:
         as_json(found)

@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from atoll.protocol.plugins import Option
 from atoll.protocol.settings import STRICT, ConfigError, or_faults
 from atoll.simulations.devices.availability import Availability
 from atoll.simulations.devices.client_draws import Draws, client_draws
 from atoll.simulations.devices.fleet import Fleet, Speeds
+from atoll.simulations.devices.own_model import DEVICE_EXTENSION, replaced
 from atoll.simulations.devices.spread import Lognormal, Spread, Uniform, quantiles
 from atoll.simulations.devices.traces import read_availability, read_speeds
 
@@ -56,6 +58,15 @@ class DeviceConfig(BaseModel):
     `client`, one line for each client; with a column `weight`, one for each kind of device, drawn for each client by
     weight. Absent: no trace, and the settings above apply."""
 
+    model: str | None = None
+    """Your own function of (client, rng), which returns the device of one client: a table with one or more of
+    examples_per_s or seconds_per_round, down_bytes_per_s, up_bytes_per_s and latency_s; those that it leaves out are as
+    set above. By the name that an installed package declares (see `atoll plugins`), or as `module:function` or
+    `path/to/file.py:function`. Absent: no such function."""
+
+    options: dict[str, Option] = {}
+    """Values for `model`, which takes them by name: `options.median = 200`."""
+
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the clients whose training is slower by `slowdown`, rounded to whole clients."""
 
@@ -83,6 +94,11 @@ class DeviceConfig(BaseModel):
     """CSV file for "trace", with one line for each interval in which a client is awake, in columns client, from_s and
     to_s: seconds since the start of the run; and, for intervals that repeat, period_s. Absent: refused by "trace"."""
 
+    @field_validator("model")
+    @classmethod
+    def _known_or_own(cls, model: str | None, info: ValidationInfo) -> str | None:
+        return None if model is None else DEVICE_EXTENSION.check(model, info)
+
     @model_validator(mode="after")
     def _fits_together(self) -> "DeviceConfig":
         if faults := [*self._faults()]:
@@ -95,6 +111,10 @@ class DeviceConfig(BaseModel):
         is_set = {name for name, field in fields.items() if getattr(self, name) != field.default}
         if self.trace is not None and (both := [name for name in OF_THE_TRACE if name in is_set]):
             yield f"{', '.join(both)}: the trace says it"
+        if self.trace is not None and self.model is not None:
+            yield "model and trace: allowed is one of them"
+        if self.options and self.model is None:
+            yield f"options {', '.join(self.options)} are of model, and model is absent"
         if {"examples_per_s", "seconds_per_round"} <= is_set:
             yield "examples_per_s and seconds_per_round: allowed is one of them"
         if "slowdown" in is_set and "stragglers" not in is_set:
@@ -120,23 +140,24 @@ class DeviceConfig(BaseModel):
         draws = client_draws(names, seed)
         stragglers = _smallest(draws["straggler"], round(self.stragglers * len(names)))
         faults: list[str] = []
-        speeds = or_faults(lambda: self._speeds(names, draws), faults)
+        speeds = or_faults(lambda: self._speeds(names, draws, seed), faults)
         availability = or_faults(lambda: self._availability(names, draws), faults)
         if speeds is None or availability is None:
             raise ConfigError(faults)
         return Fleet(names, speeds.slowed(np.where(stragglers, self.slowdown, 1.0)), availability, stragglers)
 
-    def _speeds(self, names: Sequence[str], draws: Draws) -> Speeds:
+    def _speeds(self, names: Sequence[str], draws: Draws, seed: int) -> Speeds:
         if self.trace is not None:
             return read_speeds(self.trace, names, draws["kind"])
         round_s = self.seconds_per_round
-        return Speeds(
+        speeds = Speeds(
             quantiles(self.examples_per_s, draws["compute"]),
             quantiles(self.down_bytes_per_s, draws["download"]),
             quantiles(self.up_bytes_per_s, draws["upload"]),
             quantiles(self.latency_s, draws["latency"]),
             None if round_s is None else quantiles(round_s, draws["compute"]),
         )
+        return speeds if self.model is None else replaced(speeds, self.model, self.options, names, seed)
 
     def _availability(self, names: Sequence[str], draws: Draws) -> Availability:
         if self.availability == "trace":

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from atoll.protocol.plugins import Option
 from atoll.protocol.settings import STRICT
-from atoll.simulations.populations.kinds import POPULATIONS
+from atoll.simulations.populations.kinds import POPULATION_EXTENSION, POPULATIONS
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -15,15 +16,19 @@ class PopulationConfig(BaseModel):
 
     model_config = STRICT
 
-    kind: Literal["natural", "iid", "dirichlet", "shards", "quantity", "feature"] = "natural"
+    kind: str = "natural"
     """Partition of the data among the clients. "natural": the task's own sites, each with its own data. All others pool
     the sites' data and deal it anew: "iid": shuffled, in equal parts. "dirichlet": label skew, each label's shares
     drawn from a Dirichlet distribution. "shards": sorted by label and cut into shards (McMahan et al. 2017).
     "quantity": shuffled, in unequal parts. "feature": as "iid", with a different change of the inputs at each
-    client."""
+    client. Or your own function of (examples, clients, rng): by the name that an installed package declares (see
+    `atoll plugins`), or as `module:function` or `path/to/file.py:function`."""
 
     clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of clients, named c0000, c0001, ...; required by all kinds but "natural", which does not have it."""
+
+    options: dict[str, Option] = {}
+    """Values for your own `kind`, which takes them by name: `options.spread = 0.5`."""
 
     alpha: Positive | None = None
     """Concentration of the Dirichlet distribution from which "dirichlet" draws each label's shares, and "quantity" the
@@ -54,8 +59,8 @@ class PopulationConfig(BaseModel):
     """Minimum number of training examples of every client; a split with fewer is refused."""
 
     drop_empty: bool = False
-    """Leave out clients without any training example: sites of the task for "natural", clients of a "dirichlet" split.
-    The others keep their names and their draws. False: such a client is refused."""
+    """Leave out clients without any training example: sites of the task for "natural", clients of a "dirichlet" split
+    or of your own. The others keep their names and their draws. False: such a client is refused."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the partition; absent: the run's seed."""
@@ -63,5 +68,21 @@ class PopulationConfig(BaseModel):
     @model_validator(mode="after")
     def _only_what_the_kind_has(self) -> "PopulationConfig":
         given = {name: value for name, value in self if name not in ("kind", "min_examples", "drop_empty", "seed")}
-        POPULATIONS.pick(self.kind, given | {"balanced": self.balanced or None})
+        given |= {"balanced": self.balanced or None, "options": self.options or None}
+        if self.is_ours:
+            POPULATIONS.pick(self.kind, given)
+            return self
+        POPULATIONS.pick(self.kind, given, also={"clients", "options"})
+        if self.clients is None:
+            raise ValueError(f"{self.kind} needs clients")
         return self
+
+    @field_validator("kind")
+    @classmethod
+    def _known_or_own(cls, kind: str, info: ValidationInfo) -> str:
+        return POPULATION_EXTENSION.check(kind, info)
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether the kind is a built-in one."""
+        return self.kind in POPULATIONS.variants

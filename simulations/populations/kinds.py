@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from atoll.protocol.plugins import ExtensionKind
 from atoll.protocol.variants import Choice, Variant
 
 
@@ -69,5 +70,14 @@ class Feature(Variant):
 
 PopulationKind = Natural | Iid | Dirichlet | Shards | Quantity | Feature
 POPULATIONS: Choice[PopulationKind] = Choice(PopulationKind, "kind")
+POPULATION_EXTENSION = ExtensionKind(
+    name="population",
+    group="atoll.populations",
+    setting="population.kind",
+    allowed="a function of (examples, clients, rng)",
+    form="function",
+    built_in=tuple(POPULATIONS.variants),
+    fits=callable,
+)
 NEED_LABELS = ("dirichlet", "shards")
 """Kinds for which each target must be a class number."""

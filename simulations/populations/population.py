@@ -19,8 +19,12 @@ from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
 from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
 from atoll.simulations.populations.kinds import NEED_LABELS, POPULATIONS
+from atoll.simulations.populations.own_kind import Examples, dealt, labels_if_any
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
 from atoll.simulations.populations.pool import NoLabels, Pool, reading
+
+OWN = "own"
+"""The purpose of the draws of a user's own kind, by whatever name or path it is known."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
         return _natural(config, task, seed, held, num_owners)
     assert config.clients is not None
     try:
-        splits, clients = _deal(config, _pool(held["train"], "train"), _pool(held["test"], "test"), seed)
+        examples = Examples(_pool(held["train"], "train"), tuple(held["train"]))
+        splits, clients = _deal(config, examples, _pool(held["test"], "test"), seed)
     except (Impossible, NoLabels) as error:
         raise ConfigError([f"population: {_explained(config, error)}"]) from error
     skew = None
@@ -198,7 +203,9 @@ def _faults(config: PopulationConfig, task: Task, sizes: Mapping[str, int]) -> I
         yield from faults_of_sizes(config, sizes)
         return
     clients, available = config.clients or 0, sum(sizes.values())
-    may_be_empty = config.kind == "dirichlet" and config.drop_empty and available >= config.min_examples
+    may_be_empty = (
+        (config.kind == "dirichlet" or not config.is_ours) and config.drop_empty and available >= config.min_examples
+    )
     if (needed := clients * config.min_examples) > available and not may_be_empty:
         each = f" with min_examples {config.min_examples}" if config.min_examples > 1 else ""
         yield f"{count_of(clients, 'client')}{each}: {count_of(needed, 'example')} needed, and the task has {available}"
@@ -221,35 +228,56 @@ def _explained(config: PopulationConfig, error: Exception) -> str:
     return f"kind {config.kind} needs class labels: {error}; possible are {', '.join(possible)}"
 
 
-def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> tuple[dict[str, Partition], list[int]]:
+def _deal(
+    config: PopulationConfig, examples: Examples, test: Pool, seed: int
+) -> tuple[dict[str, Partition], list[int]]:
     """Deal the training examples by the rule of the kind, and the test examples in the same proportions.
 
     Returns:
         The splits, and the clients that own their parts: all, or with `drop_empty` those that have training examples.
     """
-    (train_labels, test_labels), num_labels = _codes(config, [train, test])
-    num_clients = config.clients or 0
-    clients = list(range(num_clients))
-    counts = _counts(config, np.bincount(train_labels, minlength=num_labels), stream(seed, config.kind, "counts"))
-    rng = stream(seed, config.kind, "train")
-    if counts is None:
-        owner = partitions.shards(train_labels, num_clients, _shards_per_client(config), rng)
-        counts = partitions.count(train_labels, owner, num_labels, num_clients)
+    train = examples.pool
+    if config.is_ours:
+        (train_labels, test_labels), num_labels = _codes(config, [train, test])
+        owner, counts, clients = _owners(config, train_labels, num_labels, seed)
     else:
-        if config.drop_empty:
-            clients = np.flatnonzero(counts.sum(axis=0)).tolist()
-            counts, num_clients = counts[:, clients], len(clients)
-        owner = partitions.deal(train_labels, counts, rng)
-    splits = {"train": Partition(train, owner, num_clients)}
+        owner, clients = _owners_of_own_kind(config, examples, seed)
+        (train_labels, test_labels), num_labels = labels_if_any((train, test))
+        counts = partitions.count(train_labels, owner, num_labels, len(clients))
+    splits = {"train": Partition(train, owner, len(clients))}
     if (smallest := int(splits["train"].sizes.min())) < config.min_examples:
         raise Impossible(
             f"the smallest client would have {count_of(smallest, 'example')}, and min_examples is {config.min_examples}"
         )
     if len(test):
-        rng = stream(seed, config.kind, "test")
+        rng = stream(seed, config.kind if config.is_ours else OWN, "test")
         test_counts = partitions.following(counts, np.bincount(test_labels, minlength=num_labels), rng)
-        splits["test"] = Partition(test, partitions.deal(test_labels, test_counts, rng), num_clients)
+        splits["test"] = Partition(test, partitions.deal(test_labels, test_counts, rng), len(clients))
     return splits, clients
+
+
+def _owners(config: PopulationConfig, labels: Ints, num_labels: int, seed: int) -> tuple[Ints, Ints, list[int]]:
+    """Return the owner of each training example (N,), the counts (L, K) and the clients, by a built-in kind."""
+    num_clients = config.clients or 0
+    clients = list(range(num_clients))
+    counts = _counts(config, np.bincount(labels, minlength=num_labels), stream(seed, config.kind, "counts"))
+    rng = stream(seed, config.kind, "train")
+    if counts is None:
+        owner = partitions.shards(labels, num_clients, _shards_per_client(config), rng)
+        return owner, partitions.count(labels, owner, num_labels, num_clients), clients
+    if config.drop_empty:
+        clients = np.flatnonzero(counts.sum(axis=0)).tolist()
+        counts = counts[:, clients]
+    return partitions.deal(labels, counts, rng), counts, clients
+
+
+def _owners_of_own_kind(config: PopulationConfig, examples: Examples, seed: int) -> tuple[Ints, list[int]]:
+    """Return the owner of each training example (N,), and the clients, by the user's function."""
+    owner = dealt(config, examples, stream(seed, OWN, "train"))
+    if not config.drop_empty:
+        return owner, list(range(config.clients or 0))
+    clients, owner = np.unique(owner, return_inverse=True)
+    return owner.astype(np.int64), clients.tolist()
 
 
 def _codes(config: PopulationConfig, pools: Sequence[Pool]) -> tuple[list[Ints], int]:

@@ -17,13 +17,23 @@ BY_NAME = {"aggregation.rule": "loudest", "cohort.sampler": "last"}
 POINTS = {
     "atoll.rules": {"loudest": "acme_rules:loudest", "quiet": "acme_rules:quiet", "median": "acme_rules:loudest"},
     "atoll.samplers": {"last": "acme_rules:last"},
+    "atoll.populations": {"in_turn": "acme_rules:in_turn"},
+    "atoll.devices": {"slow": "acme_rules:slow"},
 }
+SIMULATED = """
+def in_turn(examples, clients, rng):
+    return [place % clients for place in range(len(examples))]
+
+
+def slow(client, rng, least=0.0):
+    return {"seconds_per_round": least + rng.random()}
+"""
 
 
 @pytest.fixture
 def package(tmp_path):
     """The folder of an installed package."""
-    return install(tmp_path / "site", "acme-rules", modules={"acme_rules": RULE + SAMPLER}, points=POINTS)
+    return install(tmp_path / "site", "acme-rules", modules={"acme_rules": RULE + SAMPLER + SIMULATED}, points=POINTS)
 
 
 def atoll(folder, *arguments, code=0):
@@ -109,15 +119,31 @@ def test_a_rank_without_the_package_is_named_in_the_record_of_the_round(tmp_path
         assert "once the package is installed on this machine" in record.detail
 
 
+@pytest.mark.slow
+def test_a_simulation_has_the_population_and_the_devices_of_a_package(tmp_path, package):
+    given = {"population.kind": "in_turn", "population.clients": 6, "devices.model": "slow"}
+    given |= {"devices.options.least": 100.0, "rounds": 1}
+    by_file = {"population.kind": f"{package}/acme_rules.py:in_turn", "devices.model": f"{package}/acme_rules.py:slow"}
+    digest = simulated(package, tmp_path / "a", given)
+    assert digest == simulated(tmp_path, tmp_path / "b", given | by_file)
+    (line,) = (tmp_path / "a" / "rounds.jsonl").read_text().splitlines()
+    assert 100 < json.loads(line)["virtual_s"] < 102
+    assert json.loads((tmp_path / "a" / "population.json").read_text())["num_clients"] == 6
+
+
 def test_the_list_of_a_real_package(tmp_path, package):
     found = json.loads(atoll(package, "plugins", "--json"))
     assert {(each["kind"], each["name"]): bool(each["fault"]) for each in found} == {
+        ("device model", "slow"): False,
+        ("population", "in_turn"): False,
         ("rule", "loudest"): False,
         ("rule", "median"): True,
         ("rule", "quiet"): True,
         ("sampler", "last"): False,
     }
     text = atoll(package, "plugins")
-    assert "rule     loudest  acme-rules  1.2      acme_rules:loudest\n" in text
+    assert ["rule", "loudest", "acme-rules", "1.2", "acme_rules:loudest"] in [
+        line.split() for line in text.splitlines()
+    ]
     assert "\ncannot be used: rule quiet of acme-rules 1.2: " in text
     assert atoll(tmp_path, "plugins") == ""
