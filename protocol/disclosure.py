@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from atoll.aggregation.printable import count_of
+
 
 class MetricsLeave(StrEnum):
     """The form in which the sums of a site's metrics leave it."""
@@ -29,7 +31,7 @@ class Disclosure:
     def __str__(self) -> str:
         if self.metrics is MetricsLeave.NONE or self.min_sites < 2:
             return str(self.metrics)
-        return f"{self.metrics}, sums of at least {self.min_sites} sites"
+        return f"{self.metrics}, sums of at least {count_of(self.min_sites, 'site')}"
 
     @classmethod
     def read(cls, metrics: str, min_sites: int) -> "Disclosure":

@@ -4,6 +4,8 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from atoll.aggregation.printable import count_of
+
 if TYPE_CHECKING:
     import pandas
 
@@ -65,7 +67,7 @@ class Table(Sequence[Mapping[str, Any]]):
         return iter(self._rows)
 
     def __repr__(self) -> str:
-        return f"Table({len(self)} rows: {', '.join(self.columns)})"
+        return f"Table({count_of(len(self), 'row')}: {', '.join(self.columns)})"
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
@@ -73,7 +75,7 @@ class Table(Sequence[Mapping[str, Any]]):
             "<tr>" + "".join(f"<td>{html.escape(_text(row.get(name)))}</td>" for name in self.columns) + "</tr>"
             for row in self._rows[:SHOWN_MAX]
         ]
-        more = f"<p>... {len(self) - SHOWN_MAX} more rows</p>" if len(self) > SHOWN_MAX else ""
+        more = f"<p>... and {count_of(len(self) - SHOWN_MAX, 'row')} more</p>" if len(self) > SHOWN_MAX else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
 
 

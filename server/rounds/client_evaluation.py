@@ -123,8 +123,8 @@ def shown_alone(closed: CloseEvaluation) -> tuple[dict[ClientId, Sums], dict[Cli
     in_sums_alone = closed.answers.keys() - per_site
     reasons |= dict.fromkeys(in_sums_alone, IN_SUMS_ALONE)
     if in_sums_alone and len(in_sums_alone) < max(2, _min_sites(closed)):
-        few = count_of(len(in_sums_alone), "site allows", "sites allow")
-        why = f"{few} sums alone, which would follow from the sum of all and the other sites' metrics"
+        few = count_of(len(in_sums_alone), "site")
+        why = f"only sums are allowed by {few}, and the rest of the sum of all would be theirs"
         return {}, reasons | dict.fromkeys(per_site, why)
     return {client: only_finite(closed.answers[client]) for client in sorted(per_site)}, reasons
 

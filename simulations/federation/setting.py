@@ -32,8 +32,8 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
             clients than there are, a rule or a sampler that does not load.
     """
     faults: list[str] = []
-    task = or_faults(lambda: as_given(file, task), faults) or task
     sampler = or_faults(file.cohort.build, faults)
+    task = or_faults(lambda: as_given(file, task), faults) or task
     training = or_faults(lambda: training_of(file.simulation, task, file.run), faults)
     populated = or_faults(lambda: _populated(file, task), faults)
     if populated is None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from atoll.aggregation.printable import count_of
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.kinds import POPULATION_EXTENSION
 from atoll.simulations.populations.partitions import Impossible, Ints
@@ -58,7 +59,8 @@ def dealt(config: PopulationConfig, examples: Examples, rng: np.random.Generator
         raise
     except Exception as error:  # the user's code runs here and may raise anything
         raise Impossible(f"kind {config.kind} raised {type(error).__name__}: {error}") from error
-    allowed = f"allowed: a whole number in 0..{config.clients - 1} for each of the {len(examples)} examples, in order"
+    every = count_of(len(examples), "example")
+    allowed = f"allowed: a whole number in 0..{config.clients - 1} for each of the {every}, in order"
     if owner.shape != (len(examples),) or owner.dtype.kind not in "iu":
         gave = f"{type(answer).__name__} of shape {owner.shape} and dtype {owner.dtype}"
         raise Impossible(f"kind {config.kind} gave {gave}; {allowed}")

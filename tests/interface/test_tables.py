@@ -21,7 +21,7 @@ def test_a_notebook_gets_escaped_cells_of_the_first_rows():
     shown = Table([{"name": "<b>"}] * 60)._repr_html_()
     assert "&lt;b&gt;" in shown
     assert "<b>" not in shown
-    assert "... 10 more rows" in shown
+    assert "... and 10 rows more" in shown
 
 
 def test_nested_values_have_dotted_names():

@@ -33,7 +33,7 @@ def test_where_the_rest_of_the_sum_would_tell_a_site_apart_nobody_is_shown_alone
     found, reasons = shown_alone(it)
     assert found == {}
     assert reasons["a"] == reasons["b"] != reasons["c"]
-    assert "which would follow from the sum of all" in reasons["a"]
+    assert "the rest of the sum of all would be theirs" in reasons["a"]
     assert shown_sum(it)[0] == {"loss": (6.0, 30.0)}
 
 
