@@ -1,11 +1,15 @@
 """Followers in processes of their own, beside a coordinator that is killed in the middle of a round and comes back."""
 
 import json
+import os
 import signal
+import subprocess
 
 import pytest
 
-from tests.federation.processes import federation
+from atoll.server.journal.state_directory import running_coordinator
+from benchmarks.processes import free_address
+from tests.federation.processes import ATOLL, federation
 
 ROUNDS = 3
 
@@ -63,6 +67,35 @@ def has_run(it):
         return bool(it.history().runs())
     except OSError:
         return False
+
+
+def test_a_follower_elsewhere_goes_on_after_its_last_entry_when_the_coordinator_is_back(tmp_path):
+    with federation(tmp_path) as it:
+        settings = {
+            "rounds": ROUNDS,
+            "round__cohort_size": 2,
+            "round__deadline": 60,
+            "coordinator__admin": free_address(),
+        }
+        it.coordinator(stay=True, **settings)
+        it.wait_for(lambda: running_coordinator(it.state))
+        hugo = {"ATOLL_IDENTITY": str(tmp_path / "hugo")}
+        invite = [ATOLL, "client", "invite", "hugo", "--role", "auditor", "--state", it.state]
+        code = subprocess.run(invite, capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run([ATOLL, "join", code], env={**os.environ, **hugo}, check=True)
+        show = ("run", "show", "trouble-1", "--state", tmp_path / "nowhere", "--follow", "--after", 0, "--json")
+        it.start("hugo", *show, **hugo)
+        it.agent("a")
+        it.agent("slow")
+        it.wait_for(lambda: any(item.get("event") == "UpdateReceived" for item in printed(it, "hugo")))
+        it.kill("coordinator")
+        it.wait_for(lambda: any(item["kind"] == "waiting" for item in printed(it, "hugo")))
+        it.coordinator(stay=True, **settings)
+        assert it.wait_for_end("hugo") == 0, it.log("hugo")
+        events = [item for item in printed(it, "hugo") if item["kind"] == "event"]
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        ended = [record["round_id"] for event in events for record in event["records"]]
+        assert ended == list(range(1, ROUNDS + 1))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

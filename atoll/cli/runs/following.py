@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.cli.faults import CommandError
+from atoll.cli.options import STATE
 from atoll.cli.printing import as_json_line, note, say, time_of_day
 from atoll.cli.runs.views import open_history, read_view
 
@@ -89,6 +90,8 @@ def items(run: str, state: Path, database: str = "", after: int | None = None) -
     from atoll.cli.runs import admin
 
     if not database and admin.is_elsewhere(state):
+        if state != STATE:
+            note(f"there is no {state} here: following at the joined coordinator")
         yield from _from_elsewhere(run, after)
         return
     from atoll.protocol.json_values import plain
