@@ -73,7 +73,10 @@ def test_a_round_is_explained_in_sentences(it: Federation) -> None:
     lines = said("round", "show", "2", "--run", "done", "--state", it.state).splitlines()
     assert lines[0].startswith("Round 2 started from version 1 and was committed as version 2")
     record = shown("round", "show", "2", "--run", "done", "--state", it.state)
-    assert record["sentences"] == lines
+    sentences, rest = lines[: len(record["sentences"])], lines[len(record["sentences"]) :]
+    assert record["sentences"] == sentences
+    assert rest[1] == "training:"
+    assert {line.split()[0] for line in rest[3:5]} == record["training"]["sites"].keys() == {"a", "b"}
     assert record["clients"].keys() == {"a", "b"}
     assert said("round", "show", "--run", "done", "--state", it.state).splitlines() == lines
 
