@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from atoll.client.policy.decide import Kind, PolicyRequest
 from atoll.client.policy.history import PolicyHistory
 from atoll.server.audit.actions import Action
 from atoll.server.audit.reading import Source, events_of
@@ -30,6 +31,8 @@ READS_ALL = [
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
 ]
 """The user may also read, and not write, what others keep to themselves: where Python lies in root's home."""
+
+ASKS = PolicyRequest(kind=Kind.EVALUATE, run_id="digits-1", task="digits:task", number=1, local='{"lr": 0.1}')
 
 
 @functools.cache
@@ -106,7 +109,7 @@ def test_an_approval_of_a_site_needs_no_home(folder: Path) -> None:
     state = folder / "atoll-agent-north"
     state.mkdir()
     with closing(PolicyHistory(state)) as history:
-        history.asked("digits-1", "digits:task", '{"lr": 0.1}', 1_777_896_000.0)
+        history.asked(ASKS, 1_777_896_000.0)
     given_to_the_user(folder)
     assert "approved" in done(folder, "site", "approve", "digits-1")
     assert "approved" in done(folder, "site", "list")

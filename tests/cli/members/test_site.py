@@ -3,24 +3,28 @@
 import json
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from atoll.client.disk.seen_store import Memory
 from atoll.client.disk.state_directory import StateDirectory
+from atoll.client.policy.decide import Kind, PolicyRequest
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import PolicyHistory
 from atoll.client.session.rollback_rules import Seen
 from atoll.protocol.vocabulary import RoundId, RunId
 from tests.cli.invoking import invoke, refused, said
 
+ASKS = PolicyRequest(kind=Kind.EVALUATE, run_id="digits-1", task="digits:task", number=1, local='{"lr": 0.1}')
+
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     (tmp_path / "atoll-agent-north").mkdir()
     with closing(PolicyHistory(tmp_path / "atoll-agent-north")) as history:
-        history.asked("digits-1", "digits:task", '{"lr": 0.1}', 1_777_896_000.0)
+        history.asked(ASKS, 1_777_896_000.0)
     return tmp_path / "atoll-agent-north"
 
 
@@ -49,7 +53,8 @@ def test_terms_that_changed_between_the_look_and_the_word_are_not_approved(state
 
     def asks(local: str, codec: str) -> None:
         with closing(PolicyHistory(state)) as history:
-            history.asked("digits-1", "digits:task", local, 1_777_896_001.0, algorithm="fedavg", codec=codec)
+            terms = {"local": local, "algorithm": "fedavg", "codec": codec}
+            history.asked(replace(ASKS, kind=Kind.TRAIN, **terms), 1_777_896_001.0)
 
     seen, terms = set(), listed()["terms"]
     for local, codec in (('{"lr": 0.1}', ""), ('{"lr": 9}', ""), ('{"lr": 9}', "topk:0.01")):
