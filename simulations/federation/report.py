@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def line_of(
         line |= _of_buffer(record)
     if len(record.clients) <= FATES_MAX:
         line["fates"] = {name: str(client.fate) for name, client in sorted(record.clients.items())}
-        line["train_values"] = {name: values(metrics, sums) for name, sums in sorted(train)}
+        of_clients = sorted(train, key=itemgetter(0))  # a client may be twice in a buffer: its last training counts
+        line["train_values"] = {name: values(metrics, sums) for name, sums in of_clients}
     if left_out := refusals_of("train", train):
         line["not_finite"] = left_out
     if any(client.fate is Fate.FAILED for client in record.clients.values()):

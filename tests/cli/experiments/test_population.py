@@ -57,12 +57,12 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_refused_one_a_line(tmp_path: Path) -> None:
-    assert refused("population", DIGITS, "--set", "population.kind=shard", "--set", "population.client=3") == [
-        "--set: population.kind: got 'shard'; allowed: "
-        '"natural" | "iid" | "dirichlet" | "shards" | "quantity" | "feature"',
-        "--set: population.client: unknown key (did you mean clients? known: kind, clients, alpha, balanced, "
-        "shards_per_client, sigma, change, strength, min_examples, drop_empty, seed)",
-    ]
+    kind, client = refused("population", DIGITS, "--set", "population.kind=shard", "--set", "population.client=3")
+    kinds = '"natural" | "iid" | "dirichlet" | "shards" | "quantity" | "feature" | module:function'
+    assert kind.startswith(f"--set: population.kind: got 'shard': allowed: {kinds}")
+    assert client.startswith(
+        "--set: population.client: unknown key (did you mean clients? known: kind, clients, alpha, "
+    )
     assert refused("population", DIGITS, "--set", "population.kind=dirichlet", "--set", "population.sigma=1.0") == [
         "population: sigma is no option of dirichlet (allowed: alpha, balanced, clients)",
         "population: dirichlet needs alpha, clients",
