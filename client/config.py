@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.protocol.identity.names import is_name
-from atoll.protocol.settings import STRICT, Folder
+from atoll.protocol.settings import STRICT, Folder, Plain
 from atoll.protocol.wire.channel import Address, loopback_only
 
-Plain = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 
 

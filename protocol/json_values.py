@@ -1,6 +1,7 @@
 """The conversion of values to JSON's own types."""
 
 import dataclasses
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,14 @@ from atoll.parallel.task.json_text import without_nan
 def plain(value: Any) -> Any:
     """Return a value in JSON's own types; infinities and NaN become null, with a field that says why (`json_text`)."""
     return without_nan(_plain(value))
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a table and of the tables in it by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -32,6 +32,10 @@ Built = TypeVar("Built")
 STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
 """Configuration of every settings model: frozen, no unknown keys, no conversion between types."""
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Plain = bool | int | Finite | str
+"""A value that a message may carry; it cannot contain code."""
+
 Folder = Annotated[Path, Field(strict=False)]
 """Type of a setting that is a path, written as a string, relative to the current directory."""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.interface.overrides import overrides_of
-from atoll.interface.tables import Table, flat, of_sites
+from atoll.interface.tables import Table, of_sites
+from atoll.protocol.json_values import flat
 
 if TYPE_CHECKING:
     from atoll.parallel.task.arrays import Arrays
@@ -174,18 +175,15 @@ class DeployedRun:
             return safetensors_file.read(path)
 
     def _export(self, version: int | str, out: Path) -> None:
-        from atoll.cli.runs import admin, model_export
-        from atoll.cli.runs.views import open_history
+        from atoll.cli.runs import model_export
 
-        state, database = self._federation._state, self._federation._database
-        number = None if version == "newest" else version
+        number = None
         if version == "best":
             number = model_export.best_version(self._view("versions"))
-        if not database and admin.is_elsewhere(state):
-            model_export.export_remote(state, self.run_id, None if number is None else int(number), out)
-            return
-        with open_history(state, database) as history:
-            model_export.export_local(history, self.run_id, None if number is None else int(number), out)
+        elif version != "newest":
+            number = int(version)
+        federation = self._federation
+        model_export.export(federation._state, self.run_id, number, out, database=federation._database)
 
     def pause(self, reason: str = "") -> None:
         """Pause the run before its next round; errors as `Federation.start`."""

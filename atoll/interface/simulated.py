@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.interface.overrides import overrides_of
 from atoll.interface.progress import bar_of
-from atoll.interface.tables import Table, flat, of_sites
+from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import Named, named
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
+from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError
 
 if TYPE_CHECKING:

@@ -79,14 +79,6 @@ class Table(Sequence[Mapping[str, Any]]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{more}"
 
 
-def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a row with the values of its tables beside the others, by `table.name`."""
-    found: dict[str, Any] = {}
-    for name, value in row.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
-
-
 def of_sites(part: Mapping[str, Any]) -> Table:
     """Return the curves of a document of `server.views.sites` as a table: site, version, and a column a metric."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}

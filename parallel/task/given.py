@@ -106,10 +106,6 @@ class Given:
                 when = f" in round {turn}" if self.schedules and turn > 1 else ""
                 raise OverridesRefused([f"{fault}{when}" for fault in error.faults]) from None
 
-    def options_of(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a task's options with those of the run over them; see `with_values`."""
-        return with_values(defaults, self.options, where="task", declared_by="Task(options=...)")
-
 
 def with_values(
     defaults: Mapping[str, Any], values: Mapping[str, Any], *, where: str, declared_by: str

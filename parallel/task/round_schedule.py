@@ -35,7 +35,7 @@ FIELDS = {
 
 NEEDED = {"exponential": ("factor",), "step": ("factor", "every"), "list": ("values",)}
 
-DESCENDING = ("cosine", "linear")
+BOUNDED = ("cosine", "linear")
 """The kinds that reach their end in a round that is known."""
 
 
@@ -105,7 +105,7 @@ class RoundSchedule:
         return self._after_warmup(self.start, round_ - 1 - warmup)
 
     def _after_warmup(self, start: float, t: int) -> float:
-        if self.kind in DESCENDING:
+        if self.kind in BOUNDED:
             end, span = self.end or 0.0, (self.rounds or 1) - (self.warmup or 0)
             part = min(t, span) / span
             return start + (end - start) * (part if self.kind == "linear" else (1 - math.cos(math.pi * part)) / 2)
@@ -149,7 +149,7 @@ def read_schedule(where: str, table: Mapping[str, Any]) -> RoundSchedule:
     Raises:
         OverridesRefused: unknown keys, or values that are not allowed; with all faults.
     """
-    known = [name for name in RoundSchedule.__slots__]
+    known = list(RoundSchedule.__slots__)
     faults = [
         f"{where}: {key}: unknown key, got {value!r} (known: {', '.join(known)})"
         for key, value in table.items()

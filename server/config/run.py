@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 
 from atoll.parallel.task.given import OPTION
 from atoll.protocol.reference import Reference
-from atoll.protocol.settings import STRICT
+from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.extensions import SAMPLER_EXTENSION, load_sampler
 from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
@@ -25,11 +25,6 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
-
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Plain = bool | int | Finite | str
-"""A value that an invitation may carry; it cannot contain code."""
 
 
 Share = Annotated[float, Field(gt=0, le=1)]

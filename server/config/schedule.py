@@ -1,17 +1,14 @@
 """The settings that change over the rounds of a run."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.task.round_schedule import DESCENDING, RoundSchedule, read_schedule
-from atoll.protocol.settings import STRICT, ConfigError
+from atoll.parallel.task.round_schedule import BOUNDED, read_schedule
+from atoll.protocol.settings import STRICT, Finite, Plain
 from atoll.server.config.aggregation import OptimizerConfig
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Value = bool | int | Finite | str
 
 
 class OneSchedule(BaseModel):
@@ -42,7 +39,7 @@ class OneSchedule(BaseModel):
     rounds: int | None = None
     """Round after which "cosine" and "linear" have reached their end; absent: the rounds of the run."""
 
-    values: list[Value] | None = None
+    values: list[Plain] | None = None
     """Values of "list", one for each round; the last one holds from its round on; absent: refused by it."""
 
     rounds_from: list[int] | None = None
@@ -51,7 +48,7 @@ class OneSchedule(BaseModel):
     def table(self, rounds: int, start: object = None) -> dict[str, Any]:
         """Return the fields that are given, as they travel, with the run's rounds and the setting's own start."""
         table = {name: value for name, value in self if value is not None}
-        if self.kind in DESCENDING:
+        if self.kind in BOUNDED:
             table.setdefault("rounds", rounds)
         if start is not None and self.kind != "list":
             table.setdefault("start", start)
@@ -76,7 +73,7 @@ class ScheduleConfig(BaseModel):
         for name in ("local", "optimizer"):
             for key, schedule in getattr(self, name).items():
                 try:
-                    _read(f"{name}.{key}", schedule.table(rounds=2**31))
+                    read_schedule(f"{name}.{key}", schedule.table(rounds=2**31))
                 except OverridesRefused as error:
                     faults += error.faults
         if faults:
@@ -102,7 +99,7 @@ def optimizer_at(
         return config
     own = config.build()
     values = {
-        key: _read(f"optimizer.{key}", schedule.table(rounds, getattr(own, key, None))).at(version)
+        key: read_schedule(f"optimizer.{key}", schedule.table(rounds, getattr(own, key, None))).at(version)
         for key, schedule in schedules.items()
     }
     return OptimizerConfig.model_validate({**config.model_dump(exclude_none=True), **values})
@@ -116,15 +113,10 @@ def faults_of_optimizer(config: OptimizerConfig, schedules: Mapping[str, OneSche
             known = ", ".join(name for name in OptimizerConfig.model_fields if name != "name" and hasattr(own, name))
             yield f"schedule: optimizer.{key}: no setting of {config.name} (known: {known})"
             continue
-        for turn in _read(key, schedule.table(rounds)).turns(rounds):
+        for turn in read_schedule(key, schedule.table(rounds)).turns(rounds):
             try:
                 optimizer_at(config, {key: schedule}, turn, rounds=rounds)
-            except (ValueError, ConfigError) as error:
-                value = _read(key, schedule.table(rounds, getattr(own, key))).at(turn)
-                reason = str(error).splitlines()[0] if not hasattr(error, "errors") else error.errors()[0]["msg"]
-                yield f"schedule: optimizer.{key}: {value!r} in round {turn} is not allowed: {reason}"
+            except ValidationError as error:
+                found = error.errors()[0]
+                yield f"schedule: optimizer.{key}: {found['input']!r} in round {turn} is not allowed: {found['msg']}"
                 break
-
-
-def _read(where: str, table: Mapping[str, Any]) -> RoundSchedule:
-    return read_schedule(where, table)

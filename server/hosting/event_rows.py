@@ -141,9 +141,10 @@ class _Rows:
         self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
-        statistics, odd, why = shown_sum(effect)
+        statistics, odd, too_few = shown_sum(effect)
         left_out = {**effect.refused, **effect.failures, **odd}
-        detail = "; ".join([why, *(f"{client}: {why}" for client, why in sorted(left_out.items()))]).removeprefix("; ")
+        each = (f"{client}: {why}" for client, why in sorted(left_out.items()))
+        detail = "; ".join(filter(None, (too_few, *each)))
         num_clients = len(effect.answers) - len(odd)
         run_id, at = self._decided.run_id, self._decided.at
         row = EvaluationRow(run_id, effect.version, "clients", statistics, num_clients, detail, at)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from atoll.parallel.task.metrics import is_loss
+from atoll.protocol.value_type import value
 from atoll.server.journal.journal import EvaluationRow
 
 Document = dict[str, Any]
@@ -13,38 +14,58 @@ ROWS_MAX = 100_000
 """The largest number of measurements in a document: the oldest versions are left out beyond it."""
 
 
-def sites(rows: Iterable[EvaluationRow], prefix: str) -> Document:
+@value
+class Measurement:
+    """The metrics of one site by one evaluation or training, or the reason for none."""
+
+    site: str
+    version: int
+    values: Mapping[str, float | None] | None
+    why_not: str = ""
+
+
+def measurements(rows: Iterable[EvaluationRow], prefix: str) -> list[Measurement]:
+    """Return the measurements in the rows whose source begins so (`sources.SITE` or `sources.TRAINING`)."""
+    return [
+        Measurement(
+            row.source.removeprefix(prefix), row.version, row.values if row.statistics is not None else None, row.detail
+        )
+        for row in rows
+        if row.source.startswith(prefix)
+    ]
+
+
+def sites(measured: Sequence[Measurement]) -> Document:
     """Return the metrics of the sites by evaluations, or by trainings.
 
     Args:
-        rows: the evaluations of single sites, by version.
-        prefix: the beginning of their source (`sources.SITE` or `sources.TRAINING`); others are left out.
+        measured: the measurements, in the order of the versions.
 
     Returns:
-        `version`: the newest with a row, None without one; `sites`: the values of this version by site and metric;
-        `metrics`: their `spread`; `not_shown`: the newest reason of each site without; `curves`: by site and metric,
-        pairs of version and value.
+        `version`: the newest with a measurement, None without one; `sites`: the values of this version by site and
+        metric; `metrics`: their `spread`; `not_shown`: the newest reason of each site without; `curves`: by site and
+        metric, pairs of version and value.
     """
-    chosen = [row for row in rows if row.source.startswith(prefix)][-ROWS_MAX:]
-    newest = max((row.version for row in chosen), default=None)
-    last = {row.source.removeprefix(prefix): row for row in chosen}  # the newest row of each site
-    shown = {site: row for site, row in last.items() if row.version == newest and row.statistics is not None}
-    values = {site: dict(row.values) for site, row in shown.items()}
+    chosen = measured[-ROWS_MAX:]
+    newest = max((each.version for each in chosen), default=None)
+    last = {each.site: each for each in chosen}
+    values = {
+        site: dict(each.values) for site, each in last.items() if each.version == newest and each.values is not None
+    }
     return {
         "version": newest,
         "sites": values,
         "metrics": spreads(values),
-        "not_shown": {site: row.detail for site, row in last.items() if row.statistics is None},
-        "curves": _curves(chosen, prefix),
+        "not_shown": {site: each.why_not for site, each in last.items() if each.values is None},
+        "curves": _curves(chosen),
     }
 
 
-def _curves(rows: Sequence[EvaluationRow], prefix: str) -> Document:
+def _curves(measured: Sequence[Measurement]) -> Document:
     curves: dict[str, dict[str, list[tuple[int, float | None]]]] = {}
-    for row in rows:
-        for metric, value in row.values.items() if row.statistics is not None else ():
-            of_site = curves.setdefault(row.source.removeprefix(prefix), {})
-            of_site.setdefault(metric, []).append((row.version, value))
+    for each in measured:
+        for metric, found in (each.values or {}).items():
+            curves.setdefault(each.site, {}).setdefault(metric, []).append((each.version, found))
     return curves
 
 
@@ -52,9 +73,9 @@ def spreads(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, Docum
     """Return the spread of each metric over the sites that have a value of it."""
     of_metric: dict[str, dict[str, float]] = {}
     for site, measured in values.items():
-        for metric, value in measured.items():
-            if value is not None and math.isfinite(value):
-                of_metric.setdefault(metric, {})[site] = value
+        for metric, found in measured.items():
+            if found is not None and math.isfinite(found):
+                of_metric.setdefault(metric, {})[site] = found
     return {metric: spread(metric, of_sites) for metric, of_sites in sorted(of_metric.items())}
 
 

@@ -24,9 +24,12 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import what_a_pause_waits_for, what_a_run_waits_for, why_not
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
-from atoll.server.views.sites import sites
+from atoll.server.views.sites import measurements, sites
 
 Document = dict[str, Any]
+
+KINDS_OF_SITES = {"evaluation": SITE, "training": TRAINING}
+"""The beginning of the sources of each kind of measurement by single sites."""
 
 
 class View(StrEnum):
@@ -70,7 +73,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         return plain({"run": row.run_id, "rows": rows, "metadata": _metadata(history, row.run_id)})
     if view is View.SITES:
         rows_of_sites = history.site_evaluations(row.run_id)
-        by = {"evaluation": sites(rows_of_sites, SITE), "training": sites(rows_of_sites, TRAINING)}
+        by = {kind: sites(measurements(rows_of_sites, prefix)) for kind, prefix in KINDS_OF_SITES.items()}
         return plain({"run": row.run_id, **by})
     rows = _rounds(history, row.run_id) if view is View.ROUNDS else _clients(history, row.run_id)
     return plain({"run": row.run_id, "rows": rows})
@@ -197,8 +200,15 @@ def _round(history: History, run_id: RunId, number: int) -> Document:
 
 def _trainings(history: History, run_id: RunId, record: RoundRecord) -> Document:
     """Return the metrics of a round's trainings by site, which are those of the version that it started from."""
-    found = sites(history.site_evaluations(run_id, record.base_version), TRAINING)
+    of_version = history.site_evaluations(run_id, record.base_version)
+    found = sites(measurements((row for row in of_version if is_of_round(row, record)), TRAINING))
     return {key: found[key] for key in ("sites", "metrics", "not_shown")}
+
+
+def is_of_round(row: EvaluationRow, record: RoundRecord) -> bool:
+    """Return whether a training is of this round, and not of another one that began from the same version."""
+    client = record.clients.get(ClientId(row.source.removeprefix(TRAINING)))
+    return client is not None and client.fate_at == row.at
 
 
 def _rounds(history: History, run_id: RunId) -> list[Document]:

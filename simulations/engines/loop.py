@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -16,7 +17,7 @@ from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.context import context_of, depends_on_context, within
+from atoll.parallel.task.context import Context, context_of, depends_on_context, within
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.metrics import Statistics, add, of_batch
 from atoll.parallel.task.task import Task
@@ -82,11 +83,7 @@ class Loop:
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self.model)
         requested = requested_steps(self._local, len(sizes))
         done = min(requested, job.steps or requested)
-        if self._has_context:
-            context = context_of(self._task, site=job.client_id, round=job.round_id, version=job.version, seed=job.seed)
-            with within(context):
-                statistics, units = self._run(examples, sizes, done, job.seed)
-        else:
+        with within(self._context(job)) if self._has_context else nullcontext():
             statistics, units = self._run(examples, sizes, done, job.seed)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -103,6 +100,9 @@ class Loop:
             report_of(self._training, done),
             rows.update[index],
         )
+
+    def _context(self, job: Job) -> Context:
+        return context_of(self._task, site=job.client_id, round=job.round_id, version=job.version, seed=job.seed)
 
     def _run(self, examples: Examples, sizes: list[int], num_steps: int, seed: int) -> tuple[Statistics, list[float]]:
         """Train; return the statistics, and the units of each step if the task says them."""

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from atoll.server.views.sites import spreads
+from atoll.server.views.sites import Measurement
+from atoll.server.views.sites import sites as of_measurements
 
 Document = dict[str, Any]
 
@@ -19,13 +20,12 @@ def sites(lines: Iterable[Mapping[str, Any]]) -> Document:
 
 def _part(rounds: list[Mapping[str, Any]], key: str) -> Document:
     """Return the document of one kind; a training belongs to the version that it began from."""
-    measured = [
-        (line["version"] - (key == TRAINING), line[key]) for line in rounds if line.get(key) and line["version"]
-    ]
-    version, values = measured[-1] if measured else (None, {})
-    curves: dict[str, dict[str, list[tuple[int, float | None]]]] = {}
-    for number, of_sites in measured:
-        for site, metrics in of_sites.items():
-            for metric, value in metrics.items():
-                curves.setdefault(site, {}).setdefault(metric, []).append((number, value))
-    return {"version": version, "sites": values, "metrics": spreads(values), "not_shown": {}, "curves": curves}
+    begins_before = int(key == TRAINING)
+    return of_measurements(
+        [
+            Measurement(site, line["version"] - begins_before, values)
+            for line in rounds
+            if line.get(key) and line["version"]
+            for site, values in line[key].items()
+        ]
+    )

@@ -4,9 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from atoll.protocol.settings import STRICT
+from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.model import run_and_version
-from atoll.server.config.run import Plain, RunFile
+from atoll.server.config.run import RunFile
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig

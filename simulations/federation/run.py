@@ -12,6 +12,7 @@ from atoll.aggregation.printable import count_of
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.durable import write_atomically
+from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.journal.state_directory import lock_directory
 from atoll.simulations.federation.config import SimulationFile
@@ -111,12 +112,5 @@ def _settings_of(folder: Path) -> Json:
 
 def _decisive(text: str) -> Json:
     """Return the settings on which decisions depend, by their full names."""
-    return _flat({name: value for name, value in tomllib.loads(text).items() if name not in MAY_DIFFER})
-
-
-def _flat(table: Json, prefix: str = "") -> Json:
-    flat: Json = {}
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        flat |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: json.dumps(value, default=str)}
-    return flat
+    decisive = {name: value for name, value in tomllib.loads(text).items() if name not in MAY_DIFFER}
+    return {key: json.dumps(value, default=str) for key, value in flat(decisive).items()}

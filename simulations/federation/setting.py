@@ -8,7 +8,6 @@ from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.array_values import tuned
 from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.given import Given
-from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import ClientId
@@ -86,8 +85,6 @@ def _read(read: Callable[[], Read]) -> Read:
     """Return what `read` makes of settings for a task; raise ConfigError if the task refuses them."""
     try:
         return read()
-    except OverridesRefused as error:
-        raise ConfigError(error.faults) from None
     except ValueError as error:
         raise ConfigError(str(error).split("; ")) from error
 

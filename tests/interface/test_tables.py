@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.interface.overrides import overrides_of
-from atoll.interface.tables import Table, flat
+from atoll.interface.tables import Table
+from atoll.protocol.json_values import flat
 
 
 def test_a_table_has_all_columns_and_gaps():

@@ -18,7 +18,7 @@ from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.cli import local_audit
 from atoll.cli.faults import CommandError
 from atoll.cli.runs import admin
-from atoll.cli.runs.views import read_view
+from atoll.cli.runs.views import open_history, read_view
 from atoll.cli.waiting import waiting_for
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
@@ -48,6 +48,17 @@ class Exported:
     out: Path
     num_bytes: int
     """Size of the file in bytes."""
+
+
+def export(state: Path, run: str, version: int | None, out: Path, *, database: str = "") -> Exported:
+    """Export a version from the state directory or the database or, without one, from the joined coordinator.
+
+    Arguments and errors as in `export_local` and `export_remote`.
+    """
+    if not database and admin.is_elsewhere(state):
+        return export_remote(state, run, version, out)
+    with open_history(state, database) as history, copying(out):
+        return export_local(history, run, version, out)
 
 
 def export_local(history: History, run: str, version: int | None, out: Path) -> Exported:

@@ -9,7 +9,7 @@ from atoll.aggregation.printable import printable_size
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, metrics_text, say, table
-from atoll.cli.runs.views import open_history, read_view
+from atoll.cli.runs.views import read_view
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the versions of the global model, or export one.")
 
@@ -66,17 +66,13 @@ def export(
     assembled: from the directories of the ranks that this coordinator started, and over the network from other ranks,
     for which the coordinator must run. A coordinator on another machine sends the version over the network.
     """
-    from atoll.cli.runs import admin, model_export
+    from atoll.cli.runs import model_export
 
     if best:
         if version is not None:
             raise CommandError(f"--best: got version {version}, too; allowed: one of them")
         version = model_export.best_version(read_view("versions", state, database, run=run))
-    if not database and admin.is_elsewhere(state):
-        done = model_export.export_remote(state, run, version, out)
-    else:
-        with open_history(state, database) as history, model_export.copying(out):
-            done = model_export.export_local(history, run, version, out)
+    done = model_export.export(state, run, version, out, database=database)
     if json:
         as_json(done)
     else:

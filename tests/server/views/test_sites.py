@@ -1,12 +1,17 @@
 """The metrics of single sites: the newest version, the spread, the curves."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.journal.journal import EvaluationRow
 from atoll.server.journal.sources import SITE, TRAINING
-from atoll.server.views.sites import sites, spread
+from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.views.sites import measurements, sites, spread
+from atoll.server.views.views import is_of_round
 
 
 def row(version, source, detail="", **values):
@@ -24,7 +29,7 @@ ROWS = [
 
 
 def test_the_newest_version_has_the_worst_site_by_the_direction_of_each_metric():
-    found = sites(ROWS, SITE)
+    found = sites(measurements(ROWS, SITE))
     assert found["version"] == 2
     assert found["sites"]["south"] == {"accuracy": 0.25, "loss": 1.5}
     assert found["metrics"]["accuracy"]["worst"] == {"site": "south", "value": 0.25}
@@ -34,9 +39,9 @@ def test_the_newest_version_has_the_worst_site_by_the_direction_of_each_metric()
 
 
 def test_a_site_has_a_curve_of_its_own_by_evaluation_and_by_training():
-    assert sites(ROWS, SITE)["curves"]["north"]["accuracy"] == [(1, 0.5), (2, 0.75)]
-    assert sites(ROWS, TRAINING)["curves"] == {"north": {"accuracy": [(1, 0.1)]}}
-    assert sites([], SITE) == {"version": None, "sites": {}, "metrics": {}, "not_shown": {}, "curves": {}}
+    assert sites(measurements(ROWS, SITE))["curves"]["north"]["accuracy"] == [(1, 0.5), (2, 0.75)]
+    assert sites(measurements(ROWS, TRAINING))["curves"] == {"north": {"accuracy": [(1, 0.1)]}}
+    assert sites([]) == {"version": None, "sites": {}, "metrics": {}, "not_shown": {}, "curves": {}}
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(-1e6, 1e6), min_size=1))
@@ -46,3 +51,14 @@ def test_the_spread_is_numpys(values):
     assert np.isclose(found["deviation"], np.std(list(values.values())), atol=1e-6)
     assert found["worst"]["value"] == min(values.values())
     assert spread("loss", values)["worst"]["value"] == max(values.values())
+
+
+def test_the_training_of_a_repeated_round_is_not_shown_for_the_abandoned_one():
+    """Both began from version 2, and the row of a site is that of its newest training from there."""
+    abandoned, repeated = (
+        RoundRecord(RoundId(number), Version(2), at, 1, 1, 1, clients={ClientId("north"): ClientRecord(at, fate_at=at)})
+        for number, at in ((3, 10.0), (4, 20.0))
+    )
+    newest = replace(row(2, f"{TRAINING}north", accuracy=0.5), at=20.0)
+    assert [is_of_round(newest, record) for record in (abandoned, repeated)] == [False, True]
+    assert not is_of_round(replace(newest, source=f"{TRAINING}south"), repeated)
