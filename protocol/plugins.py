@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, ValidationInfo
+from pydantic import ValidationInfo
 
 from atoll.protocol.reference import check_reference, resolve
 from atoll.protocol.settings import ConfigError
@@ -22,9 +22,6 @@ from atoll.protocol.settings import ConfigError
 AS_RECORDED: Mapping[str, Any] = MappingProxyType({"are_recorded": True})
 """Context of a validation in which names of packages are not looked up: the settings were accepted before, or are for
 another machine. A package that has gone missing is a fault when its code is loaded."""
-
-Option = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
-"""A value of an option that a user's own code takes by name."""
 
 _PREFIX = "atoll."
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

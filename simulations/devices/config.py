@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.protocol.plugins import Option
-from atoll.protocol.settings import STRICT, ConfigError, or_faults
+from atoll.protocol.settings import STRICT, ConfigError, Plain, or_faults
 from atoll.simulations.devices.availability import Availability
 from atoll.simulations.devices.client_draws import Draws, client_draws
 from atoll.simulations.devices.fleet import Fleet, Speeds
@@ -64,7 +63,7 @@ class DeviceConfig(BaseModel):
     set above. By the name that an installed package declares (see `atoll plugins`), or as `module:function` or
     `path/to/file.py:function`. Absent: no such function."""
 
-    options: dict[str, Option] = {}
+    options: dict[str, Plain] = {}
     """Values for `model`, which takes them by name: `options.median = 200`."""
 
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0

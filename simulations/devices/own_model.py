@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.protocol.plugins import ExtensionKind, Option
-from atoll.protocol.settings import ConfigError
+from atoll.protocol.plugins import ExtensionKind
+from atoll.protocol.settings import ConfigError, Plain
 from atoll.simulations.devices.fleet import Speeds
 
 DEVICE_EXTENSION = ExtensionKind(
@@ -36,7 +36,7 @@ DeviceModel = Callable[..., Any]
 """(client, rng, **options) -> the values of the client's device by their names in `FIELDS`."""
 
 
-def replaced(speeds: Speeds, model: str, options: Mapping[str, Option], names: Sequence[str], seed: int) -> Speeds:
+def replaced(speeds: Speeds, model: str, options: Mapping[str, Plain], names: Sequence[str], seed: int) -> Speeds:
     """Return the speeds with those columns replaced that a user's function returns.
 
     It is asked for one client at a time, with a generator that follows from the seed and the client's name: a device

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.protocol.plugins import Option
-from atoll.protocol.settings import STRICT
+from atoll.protocol.settings import STRICT, Plain
 from atoll.simulations.populations.kinds import POPULATION_EXTENSION, POPULATIONS
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
@@ -27,7 +26,7 @@ class PopulationConfig(BaseModel):
     clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Number of clients, named c0000, c0001, ...; required by all kinds but "natural", which does not have it."""
 
-    options: dict[str, Option] = {}
+    options: dict[str, Plain] = {}
     """Values for your own `kind`, which takes them by name: `options.spread = 0.5`."""
 
     alpha: Positive | None = None
