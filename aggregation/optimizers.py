@@ -29,8 +29,13 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.place import NOWHERE, Place
+
 Block = NDArray[np.float64]
 """(n) elements of one tensor."""
+
+State = dict[str, Block]
+"""The same elements of each slot."""
 
 
 class Optimizer(Protocol):
@@ -45,8 +50,15 @@ class Optimizer(Protocol):
         """Return the value of every element of a slot before the first round."""
         ...
 
-    def apply(self, master: Block, mean: Block, state: Mapping[str, Block]) -> Block:
-        """Return the new elements of the model, and change those of `state` in place."""
+    def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:
+        """Return the new elements of the model, and change those of `state` in place.
+
+        Args:
+            master: (n) elements of the model.
+            mean: (n) of the mean update; may be overwritten.
+            state: (n) of each slot.
+            place: of the elements in the model and the run.
+        """
         ...
 
 
@@ -68,7 +80,7 @@ class FedAvg:
         """Raise KeyError: FedAvg has no slot."""
         raise KeyError(slot)
 
-    def apply(self, master: Block, mean: Block, state: Mapping[str, Block]) -> Block:
+    def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:
         """Return x + lr D."""
         return master + (mean if self.lr == 1.0 else self.lr * mean)
 
@@ -96,7 +108,7 @@ class FedAvgM:
         """Return 0, where the momentum begins."""
         return 0.0
 
-    def apply(self, master: Block, mean: Block, state: Mapping[str, Block]) -> Block:
+    def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:
         """Update the momentum in place and return the moved model."""
         momentum = state["momentum"]
         np.multiply(momentum, self.momentum, out=momentum)
@@ -127,7 +139,7 @@ class _Adaptive(ABC):
         """Return tau^2 for the second moment, 0 for the first."""
         return self.tau**2 if slot == "second_moment" else 0.0
 
-    def apply(self, master: Block, mean: Block, state: Mapping[str, Block]) -> Block:
+    def apply(self, master: Block, mean: Block, state: State, place: Place = NOWHERE) -> Block:
         """Update both moments in place and return the moved model."""
         first, second = state["first_moment"], state["second_moment"]
         np.multiply(first, self.beta1, out=first)

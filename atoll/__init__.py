@@ -4,6 +4,7 @@ training.
 Everything that a project of yours imports is here:
 
     Task           a model in PyTorch, its data, loss and metrics
+    Algorithm      the client's side of a federated algorithm of one's own
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
     Metric         a metric whose value is more than a ratio of two sums
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from atoll.interface.deployed import connect
     from atoll.interface.simulated import SimulatedRun, simulate
     from atoll.interface.trained import Training, train
+    from atoll.parallel.task.algorithm import Algorithm
     from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
     from atoll.parallel.task.context import Context
     from atoll.parallel.task.deadline import Deadline
@@ -39,6 +41,7 @@ _PLACES = {
     "atoll.interface.deployed": ("connect",),
     "atoll.interface.simulated": ("SimulatedRun", "simulate"),
     "atoll.interface.trained": ("Training", "train"),
+    "atoll.parallel.task.algorithm": ("Algorithm",),
     "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
     "atoll.parallel.task.context": ("Context",),
     "atoll.parallel.task.deadline": ("Deadline",),
@@ -49,6 +52,7 @@ _PLACES = {
 """The public names by their modules, which are imported at the first use of a name."""
 
 __all__ = [
+    "Algorithm",
     "ArrayTask",
     "Context",
     "Deadline",

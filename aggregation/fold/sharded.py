@@ -12,6 +12,7 @@ accumulator of the model, 8 bytes for each float, whatever the number of clients
 A rule needs every update of an element: there the ranks exchange the updates' own values, (N-1)/N of them.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from atoll.aggregation.fold.exchange import NOTHING, Bytes, Exchange, swapped
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.fedasync import drawn
 from atoll.aggregation.fold.means import ExactMean, IntegerMean, Term, Total, Weighted
-from atoll.aggregation.fold.sharded_rules import Gathered, mixing_of_ranks
+from atoll.aggregation.fold.prepared import check_whole, prepared, whole_tensors
+from atoll.aggregation.fold.sharded_rules import Gathered, gram_of_ranks, mixing_of_ranks
 from atoll.aggregation.fold.step import AGGREGATE, Slot, Step
 from atoll.aggregation.fold.streaming import Folded, check_updates, opened, written
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
@@ -86,13 +88,14 @@ def fold_shard(
     pieces = tuple(cut_layout(layout, piece_bytes_of(layout)))
     parts = [owned_pieces(pieces, rank, exchange.size) for rank in range(exchange.size)]
     check_updates(layout, updates, base)
+    check_whole(step, layout, Counter(piece.tensor for piece in pieces))
     with ExitStack() as stack:
         owned = parts[exchange.rank]
         inputs = _opened(layout, base, updates, owned, step, stack)
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=owned))
         sums = _Sums(layout, cohort, step, inputs, exchange, execution)
         tile_elements = sums.tile_elements(execution.tile_elements or TILE_ELEMENTS)
-        tiles = [list(_tiles(layout, of_rank, tile_elements)) for of_rank in parts]
+        tiles = [list(_tiles(layout, of_rank, tile_elements, step)) for of_rank in parts]
         ready = stack.enter_context(closing(swapped(tiles, sums.share, exchange, threads=execution.threads)))
         jobs = ((sums.moved(tile.tensor), partial(sums.finish, tile, shares)) for tile, shares in ready)
         finished = stack.enter_context(closing(computed_ahead(jobs, threads=execution.threads)))
@@ -135,13 +138,15 @@ class _Tile:
     stop: int
 
 
-def _tiles(layout: Layout, pieces: Sequence[Piece], tile_elements: int) -> Iterator[_Tile]:
-    tensors = {tensor.name: tensor for tensor in layout}
+def _tiles(layout: Layout, pieces: Sequence[Piece], tile_elements: int, step: Step) -> Iterator[_Tile]:
+    tensors, needs_whole = {tensor.name: tensor for tensor in layout}, whole_tensors(step)
     for piece in pieces:
         begin = first_element(piece, tensors[piece.tensor])
         end = begin + piece.num_elements
-        for start in range(begin, end, tile_elements):
-            yield _Tile(tensors[piece.tensor], start, min(start + tile_elements, end))
+        is_whole = needs_whole and step.is_trained(tensors[piece.tensor])
+        elements = max(1, end - begin) if is_whole else tile_elements
+        for start in range(begin, end, elements):
+            yield _Tile(tensors[piece.tensor], start, min(start + elements, end))
 
 
 class _Sums:
@@ -159,6 +164,7 @@ class _Sums:
         self._cohort, self._step, self._inputs, self._device = cohort, step, inputs, execution.device
         self._places = cohort.places, cohort.omitted
         self._centre = next((slot for slot in inputs.slots if slot.name == AGGREGATE), None)
+        self._step = prepared(step, layout, partial(self._gram_of, exchange, execution.threads), exchange)
         self._mixing = None
         if step.rule is not None:
             self._mixing = mixing_of_ranks(
@@ -172,6 +178,9 @@ class _Sums:
                 place=step.place,
             )
         self._means: dict[str, ExactMean | IntegerMean | Gathered | None] = {t.name: self._mean_of(t) for t in layout}
+
+    def _gram_of(self, exchange: Exchange, threads: int, layout: Layout) -> NDArray[Any]:
+        return gram_of_ranks(layout, self._inputs.terms, self._places, exchange, threads=threads)
 
     def _mean_of(self, tensor: Tensor) -> ExactMean | IntegerMean | Gathered | None:
         total = self._cohort.totals.get(tensor.name)
@@ -209,9 +218,8 @@ class _Sums:
         elif isinstance(mean, IntegerMean):
             rule = integer_rule(tensor, masters, partial(mean.joined, shares))
         else:
-            optimizer = self._step.optimizer if self._step.is_trained(tensor) else None
             mean_of: Mean = partial(mean.joined, shares)
             if older is not None and anchor is not None:
                 mean_of = drawn(mean_of, tensor, masters, older, anchor.share)
-            rule = float_rule(tensor, masters, mean_of, moved, optimizer)
+            rule = float_rule(tensor, masters, mean_of, moved, self._step)
         return rule(tile.start, tile.stop)

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.exchange import Bytes, Exchange, from_all, swapped
 from atoll.aggregation.fold.means import Term
 from atoll.aggregation.ordered_map import computed_ahead
+from atoll.aggregation.place import NOWHERE, Place
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.combine import checked_mixing, combine
 from atoll.aggregation.rules.gram import Tile, float_tiles, products
-from atoll.aggregation.rules.rule import NOWHERE, GeometricRule, Place, Rule, check_count, takes_centre
+from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, takes_centre
 from atoll.aggregation.tensors.layout import FLOATS, Layout, Tensor
 from atoll.aggregation.tensors.ownership import owned_segments, segments_of
 from atoll.aggregation.updates.sources import Scaled, Source
@@ -109,21 +110,33 @@ def mixing_of_ranks(
     check_count(rule, num_updates)
     if not isinstance(rule, GeometricRule):
         return None
-    for tensor in layout:
-        if tensor.dtype in FLOATS and (left_out := places[1].get(tensor.name)):
-            what = f"{len(left_out)} of {count_of(num_updates, 'update')} leave out tensor {tensor.name!r}"
-            raise ValueError(f"{what}, this rule needs all of them")
     with_centre = centre if takes_centre(rule) else None
-    gram = _gram(layout, terms, places, with_centre, exchange, threads)
+    gram = gram_of_ranks(layout, terms, places, exchange, threads=threads, centre=with_centre)
     mixing = checked_mixing(rule, gram, place) if exchange.rank == 0 else np.zeros((0, len(gram)))
     return from_all(exchange, mixing)[0].view(np.float64).reshape(-1, len(gram))
 
 
-def _gram(
-    layout: Layout, terms: Sequence[Term], places: Places, centre: Source | None, exchange: Exchange, threads: int
+def gram_of_ranks(
+    layout: Layout,
+    terms: Sequence[Term],
+    places: Places,
+    exchange: Exchange,
+    *,
+    threads: int,
+    centre: Source | None = None,
 ) -> Array:
-    """Return the Gram matrix of `gram.gram_matrix`; each rank computes its own segments."""
-    num_sources = sum(map(len, places[0])) + (centre is not None)
+    """Return the Gram matrix of `gram.gram_matrix`; each rank computes its own segments.
+
+    Raises:
+        ValueError: an update leaves out a float tensor.
+        ExchangeBroken: another rank is gone.
+    """
+    num_updates = sum(map(len, places[0]))
+    for tensor in layout:
+        if tensor.dtype in FLOATS and (left_out := places[1].get(tensor.name)):
+            what = f"{len(left_out)} of {count_of(num_updates, 'update')} leave out tensor {tensor.name!r}"
+            raise ValueError(f"{what}, this rule needs all of them")
+    num_sources = num_updates + (centre is not None)
     owned, size = owned_segments(exchange.rank, exchange.size), exchange.size
     tiles = [list(_tiles_of(layout, owned_segments(rank, size), num_sources)) for rank in range(size)]
     scaled = [Scaled(term, term.item.factor) for term in terms]

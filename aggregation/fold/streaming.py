@@ -32,13 +32,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.fedasync import drawn
 from atoll.aggregation.fold.means import ExactMean, IntegerMean, Term, Total, Weighted, totals_of
+from atoll.aggregation.fold.prepared import prepared, whole_tensors
 from atoll.aggregation.fold.step import AGGREGATE, Anchor, Slot, Step
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import Scratch, combine, mixing_for
+from atoll.aggregation.rules.gram import gram_matrix
 from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order, update_dtypes
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
@@ -105,12 +110,18 @@ def fold(
         masters = stack.enter_context(UpdateReader(stored_model(base)))
         slots = [stack.enter_context(Slot(name, step, layout, pieces)) for name in step.slots]
         terms = opened(updates, stack)
+        step = prepared(step, layout, partial(_gram_of, terms, execution.threads))
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=pieces))
         mean_of = _drawn(step.anchor, _mean_by(step, layout, terms, slots, execution), layout, masters, stack)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, execution.tile_elements or TILE_ELEMENTS)
         finished = computed_ahead(tiles, threads=execution.threads)
         stack.enter_context(closing(finished))  # last, so that its jobs end before a file is closed
         return written(finished, writer, slots, execution.between, durable=durable)
+
+
+def _gram_of(terms: Sequence[Term], threads: int, layout: Layout) -> NDArray[np.float64]:
+    sources: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
+    return gram_matrix(layout, sources, threads=threads)
 
 
 def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
@@ -156,12 +167,13 @@ def _tiles(
         if not carrying:
             rule = staying_rule(tensor, [masters, *moved])
         elif tensor.dtype in FLOATS:
-            optimizer = step.optimizer if step.is_trained(tensor) else None
-            rule = float_rule(tensor, masters, mean_of(tensor, totals[tensor.name], carrying), moved, optimizer)
+            rule = float_rule(tensor, masters, mean_of(tensor, totals[tensor.name], carrying), moved, step)
         else:
             rule = integer_rule(tensor, masters, IntegerMean(tensor, totals[tensor.name], carrying))
-        for start in range(0, tensor.num_elements, tile_elements):
-            yield moved, partial(rule, start, min(start + tile_elements, tensor.num_elements))
+        is_whole = step.is_trained(tensor) and whole_tensors(step)
+        elements = max(1, tensor.num_elements) if is_whole else tile_elements
+        for start in range(0, tensor.num_elements, elements):
+            yield moved, partial(rule, start, min(start + elements, tensor.num_elements))
 
 
 _MeanOf = Callable[[Tensor, Total, list[Term]], Mean]

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.fold.integers import apply_mean
-from atoll.aggregation.fold.step import AGGREGATE, Slot
-from atoll.aggregation.optimizers import Optimizer
+from atoll.aggregation.fold.step import AGGREGATE, Slot, Step
 from atoll.aggregation.tensors.layout import Tensor
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
 from atoll.aggregation.updates.reader import UpdateReader
@@ -29,11 +28,9 @@ def staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> TileRu
     return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
 
 
-def float_rule(
-    tensor: Tensor, masters: UpdateReader, mean_of: Mean, slots: list[Slot], optimizer: Optimizer | None
-) -> TileRule:
-    """Return the rule of a float tensor: it follows the optimizer, and its slots the optimizer's state; or else the
-    mean.
+def float_rule(tensor: Tensor, masters: UpdateReader, mean_of: Mean, slots: list[Slot], step: Step) -> TileRule:
+    """Return the rule of a float tensor: a trained one follows the optimizer, and its slots the optimizer's state;
+    another follows the mean.
 
     The rule raises ValueError if a new value leaves float32.
     """
@@ -45,10 +42,11 @@ def float_rule(
         state = {slot.name: slot.read(tensor, start, stop).astype(np.float64) for slot in slots}
         if AGGREGATE in state:
             state[AGGREGATE] = mean.copy()
-        if optimizer is None:
-            new = np.add(master, mean, out=mean)
+        if step.is_trained(tensor):
+            place = step.place.at(tensor.name, start, stop)
+            new = step.optimizer.apply(master.astype(np.float64), mean, state, place)
         else:
-            new = optimizer.apply(master.astype(np.float64), mean, state)
+            new = np.add(master, mean, out=mean)
         slot_values = (rounded_to_float32(values, what + name) for name, values in state.items())
         return (rounded_to_float32(new, what + "new values"), *slot_values)
 

@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.place import NOWHERE, Place
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.gram import gram_matrix
 from atoll.aggregation.rules.rule import (
-    NOWHERE,
     GeometricRule,
-    Place,
     Rule,
     RuleFailed,
     call_rule,

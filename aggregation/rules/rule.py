@@ -16,71 +16,17 @@ For all rules:
 - Integer tensors do not take part.
 """
 
-import hashlib
-import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.place import NOWHERE, Place, takes_place
 from atoll.aggregation.printable import count_of
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a call in its run, for a rule that asks for it by a parameter: `reduce(rows, place)`.
-
-    A tensor is reduced in pieces, by several threads or ranks, whose borders are an implementation's own. So numbers
-    that are drawn once for each piece are wrong; the generators here depend on the round alone, on the tensor, or on
-    the element.
-    """
-
-    round_id: int
-    """The round whose updates are reduced."""
-
-    version: int
-    """The version that they become."""
-
-    key: str
-    """The digest of the version that they are added to: the seed of all that is drawn, the same in a repeated fold."""
-
-    tensor: str = ""
-    """The name of the tensor; empty for `mixing`, which is asked once for all of them."""
-
-    start: int = 0
-    """The first of the elements, in the tensor's flat order."""
-
-    stop: int = 0
-
-    def of_round(self) -> np.random.Generator:
-        """Return a new generator for what is drawn once in a round: the same in each call of the round."""
-        return np.random.Generator(np.random.PCG64(self._seed("")))
-
-    def of_tensor(self) -> np.random.Generator:
-        """Return a new generator for what is drawn once for each tensor: the same in each piece of the tensor."""
-        return np.random.Generator(np.random.PCG64(self._seed(self.tensor)))
-
-    def uniform(self) -> NDArray[np.float64]:
-        """Return (stop - start) values in [0, 1), one for each element, the same wherever a piece begins."""
-        bits = np.random.PCG64(self._seed(f"{self.tensor} elements"))
-        bits.advance(self.start)  # a double takes one step
-        return np.random.Generator(bits).random(self.stop - self.start)
-
-    def at(self, tensor: str, start: int, stop: int) -> "Place":
-        """Return the place of some elements of a tensor."""
-        return replace(self, tensor=tensor, start=start, stop=stop)
-
-    def _seed(self, of: str) -> int:
-        text = f"{self.key} {self.round_id} {of}".encode(errors="surrogatepass")
-        return int.from_bytes(hashlib.sha256(text).digest()[:16], "big")
-
-
-NOWHERE = Place(0, 0, "")
-"""The place of a call outside of a run."""
 
 
 class Rule(Protocol):
@@ -160,18 +106,11 @@ def call_rule(rule: Rule, method: Callable[..., Any], argument: NDArray[Any], pl
         RuleFailed: the rule raised anything else.
     """
     try:
-        return method(argument, place=place) if _takes_place(method) else method(argument)
+        return method(argument, place=place) if takes_place(method) else method(argument)
     except (ValueError, OSError):
         raise
     except Exception as error:
         raise RuleFailed(f"{type(rule).__name__} raised {type(error).__name__}: {error}") from error
-
-
-def _takes_place(method: Callable[..., Any]) -> bool:
-    try:
-        return "place" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
-        return False
 
 
 def reduced(rule: Rule, rows: NDArray[np.float32], place: Place) -> NDArray[Any]:

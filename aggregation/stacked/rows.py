@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.grid import grid_exponent, mean_from_grid
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.tiles import rounded_to_float32
+from atoll.aggregation.own_optimizer import OwnOptimizer
 from atoll.aggregation.stacked.passes import Doubles, Passes, Values, passes_over
 from atoll.aggregation.tensors.layout import Layout, Tensor
 
@@ -36,6 +37,8 @@ class Rows:
 
 def can_stack(layout: Layout, step: Step) -> bool:
     """Return whether this fold supports updates of such a model with such a step."""
+    if isinstance(step.optimizer, OwnOptimizer) and step.optimizer.has_prepare:
+        return False  # the inner products of updates are taken over their files
     return step.rule is None and step.anchor is None and all(tensor.dtype == "F32" for tensor in layout)
 
 
@@ -97,7 +100,8 @@ def _moved(tensor: Tensor, master: NDArray[Any], mean: Doubles, step: Step, slot
     if not step.is_trained(tensor):
         return rounded_to_float32(np.add(master, mean, out=mean), what + "new values")
     state = {name: _before(f"{name}/{tensor.name}", name, tensor, step, slots) for name in step.optimizer.slots}
-    new = step.optimizer.apply(master.astype(np.float64), mean, state)
+    place = step.place.at(tensor.name, 0, tensor.num_elements)
+    new = step.optimizer.apply(master.astype(np.float64), mean, state, place)
     for name, values in state.items():
         slots[f"{name}/{tensor.name}"] = rounded_to_float32(values, what + name)
     return rounded_to_float32(new, what + "new values")

@@ -24,6 +24,16 @@ CONTROL = "control/"
 """The prefix of a parameter's name that names SCAFFOLD's control variate of it, a tensor beside the model's. No tensor
 of a model may have a name with this prefix."""
 
+SHARED = "algorithm/"
+"""The prefix of a tensor that an algorithm of a user's own sends beside the model's, both ways."""
+
+STATE = "state/"
+"""The prefix of a tensor that such an algorithm keeps at a client, in the file of the client's state."""
+
+BESIDE = (CONTROL, SHARED)
+"""The prefixes of the tensors beside the model's: no server optimizer moves them, no codec encodes them, and no file of
+a model has them. For `str.startswith`."""
+
 
 def update_dtypes(dtype: str) -> frozenset[str]:
     """Return the dtypes that an update of a tensor may have: any float for a float, the same or `WIDER` otherwise."""

@@ -158,7 +158,12 @@ def _has_only_the_host(path: Path) -> bool:
 
 def _references(file: RunFile) -> dict[str, str]:
     """Return the settings that name code, in a module or a file."""
-    named = {"task": file.task, "cohort.sampler": file.cohort.sampler, "aggregation.rule": file.aggregation.rule}
+    named = {
+        "task": file.task,
+        "cohort.sampler": file.cohort.sampler,
+        "aggregation.rule": file.aggregation.rule,
+        "optimizer.name": file.optimizer.name,
+    }
     return named | {key: reference for key in OF_A_SIMULATION if (reference := _value_at(file, key)) is not None}
 
 
@@ -206,7 +211,14 @@ def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], nam
         raise ConfigError(faults)
     cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})
     aggregation = file.aggregation.model_copy(update={"rule": absolute["aggregation.rule"]})
-    changes = {"task": absolute["task"], "cohort": cohort, "aggregation": aggregation, "model": model}
+    optimizer = file.optimizer.model_copy(update={"name": absolute["optimizer.name"]})
+    changes = {
+        "task": absolute["task"],
+        "cohort": cohort,
+        "aggregation": aggregation,
+        "optimizer": optimizer,
+        "model": model,
+    }
     for key in absolute.keys() & OF_A_SIMULATION:
         table, _, name = key.partition(".")
         changes[table] = getattr(file, table).model_copy(update={name: absolute[key]})

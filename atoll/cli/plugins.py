@@ -10,11 +10,11 @@ def plugins(json: options.Json = False) -> None:
     A package declares them in its entry points. A setting takes the name of one as it takes a built-in name.
     """
     from atoll.protocol.plugins import listed
-    from atoll.server.config.extensions import RULE_EXTENSION, SAMPLER_EXTENSION
+    from atoll.server.config.extensions import OPTIMIZER_EXTENSION, RULE_EXTENSION, SAMPLER_EXTENSION
     from atoll.simulations.devices.own_model import DEVICE_EXTENSION
     from atoll.simulations.populations.kinds import POPULATION_EXTENSION
 
-    kinds = (RULE_EXTENSION, SAMPLER_EXTENSION, POPULATION_EXTENSION, DEVICE_EXTENSION)
+    kinds = (RULE_EXTENSION, OPTIMIZER_EXTENSION, SAMPLER_EXTENSION, POPULATION_EXTENSION, DEVICE_EXTENSION)
     found = listed(kinds)
     if json:
         as_json(found)

@@ -152,12 +152,13 @@ class SimulatedRun:
         return of_sites(sites(self.report.rounds)["evaluation"])
 
     def model(self, version: int | str = "newest") -> "Arrays":
-        """Return the tensors of a version by name: of its number, of the `newest`, or of the `best` one.
+        """Return the model's tensors in a version by name: of its number, of the `newest`, or of the `best` one.
 
         Raises:
             LookupError: the version is not there; the message says which are.
         """
         from atoll.aggregation.tensors import safetensors_file
+        from atoll.aggregation.tensors.layout import BESIDE
 
         folder = self.folder / "models" / "versions"
         there = sorted(int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdecimal())
@@ -165,7 +166,8 @@ class SimulatedRun:
         if wanted not in there:
             listed = ", ".join(map(str, there)) or "none"
             raise LookupError(f"version {wanted} is not kept (there: {listed}); model.keep_versions keeps more")
-        return safetensors_file.read(folder / f"{wanted:06d}.safetensors")
+        arrays = safetensors_file.read(folder / f"{wanted:06d}.safetensors")
+        return {name: array for name, array in arrays.items() if not name.startswith(BESIDE)}
 
     def _number(self, version: int | str, there: list[int]) -> int:
         if version == "newest":

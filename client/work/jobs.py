@@ -88,6 +88,7 @@ class Jobs:
                 local=_overrides(invitation.local),
                 algorithm=invitation.algorithm,
                 own=self._state_that_counted(invitation),
+                has_counted=bool(invitation.counted_round),
                 own_out=self._client_state_out,
                 model_seed=invitation.model_seed,
                 budget=budget,

@@ -35,6 +35,8 @@ class TrainOrder:
     algorithm: str = "fedavg"
     own: Path | None = None
     """File with the client state after the newest training that counted."""
+    has_counted: bool = False
+    """An earlier update of this client is part of the model; so there was a client state, if the algorithm has one."""
     own_out: Path
     """File of the client state after this training; not written when the algorithm has none."""
     model_seed: int = 0

@@ -115,6 +115,7 @@ class WorkerRunner:
             "local": dict(order.local),
             "algorithm": order.algorithm,
             "own": str(order.own.absolute()) if order.own else None,
+            "has_counted": order.has_counted,
             "own_out": str(order.own_out.absolute()),
             "model_seed": order.model_seed,
         }

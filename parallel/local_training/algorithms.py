@@ -4,32 +4,41 @@ from collections.abc import Iterator
 
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
+from atoll.parallel.task.task import Task
 
 ALGORITHMS = ("fedavg", "fednova", "scaffold")
 """The algorithms by their names in an invitation. "fedavg" needs nothing of the client; FedSGD and FedProx are settings
 of `Local`."""
 
 
-def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = False) -> None:
+def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = False, has_own: bool = False) -> None:
     """Check that a task's training fits an algorithm.
 
     Args:
         algorithm: the run's algorithm.
         local: the training of one round; None for a task that trains by itself (an `ArrayTask`).
         has_fit: the task has a `fit` in place of the built-in loop.
+        has_own: the task has an algorithm of its own.
 
     Raises:
         TaskBroken: it does not fit; with every reason.
     """
-    faults = list(_faults(algorithm, local, has_fit))
+    faults = list(_faults(algorithm, local, has_fit, has_own))
     if faults:
         raise TaskBroken(f"algorithm {algorithm!r} cannot be used here: {'; '.join(faults)}")
 
 
-def _faults(algorithm: str, local: Local | None, has_fit: bool) -> Iterator[str]:
+def check_training(task: Task, algorithm: str, local: Local) -> None:
+    """Check that the training of a `Task` fits an algorithm; errors as in `check_algorithm`."""
+    check_algorithm(algorithm, local, has_fit=task.fit is not None, has_own=task.algorithm is not None)
+
+
+def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -> Iterator[str]:
     if algorithm not in ALGORITHMS:
         yield f"this version of Atoll supports {', '.join(ALGORITHMS)}"
     elif algorithm != "fedavg":
+        if has_own:
+            yield "the task has an algorithm of its own, whose run says fedavg"
         if local is None or has_fit:
             kind = "a `fit` of its own" if has_fit else "a training of its own (an ArrayTask)"
             yield f"it needs the built-in training loop, and the task has {kind}"

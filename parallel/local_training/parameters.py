@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
+from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
 from atoll.parallel.task.context import Context, within
 from atoll.parallel.task.errors import TaskBroken
@@ -42,8 +42,8 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {}
     seen, faults = set(), []
     for name, tensor in model.state_dict().items():
-        if name.startswith(CONTROL):
-            faults.append(f"{name}: names that begin with {CONTROL} are reserved for control variates")
+        if name.startswith(BESIDE):
+            faults.append(f"{name}: the prefixes {' and '.join(BESIDE)} are reserved for the tensors of an algorithm")
             continue
         if fault := travel_fault(name, tensor):
             faults.append(fault)

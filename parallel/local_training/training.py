@@ -1,20 +1,21 @@
 """The training and the evaluation of one client's model, in one process."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.batches import batch_sizes, epoch, to_device
+from atoll.parallel.local_training.client import TrainingClient
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
+from atoll.parallel.local_training.scaffold import ControlVariates
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.array_task import is_work
@@ -73,7 +74,7 @@ def train_locally(
     seed: int,
     deadline: Deadline | None = None,
     device: torch.device | str = "cpu",
-    corrections: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    algorithm: ControlVariates | TrainingClient | None = None,
 ) -> Work:
     """Train the model in place: E epochs of mini-batches, or as many steps as fit before the deadline.
 
@@ -81,7 +82,8 @@ def train_locally(
     this process belongs to the training. The same seed, data and number of threads give the same bits. Random numbers
     that the data set draws follow from (seed, epoch, index) alone (`draws`), except with `fit`. Each epoch has its own
     order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
-    `corrections` are SCAFFOLD's c - c_i by parameter, which are added to the gradients of the built-in loop.
+    `algorithm` is the client's part in the built-in loop: SCAFFOLD's control variates, or the hooks of the task's own
+    algorithm.
 
     Raises:
         TaskBroken: the data set is empty, or `fit` returns no work in (0, 1].
@@ -103,8 +105,11 @@ def train_locally(
 
     sizes = batch_sizes(num_examples, local.batch_size, model=model)
     requested = min(local.epochs * len(sizes), local.max_steps or local.epochs * len(sizes))
-    fetch, step, normalizer = drawing(dataset, seed), Step(task, model, local, corrections or {}), Normalizer(local)
+    fetch, normalizer = drawing(dataset, seed), Normalizer(local)
+    step = Step(task, model, local, algorithm)
     statistics: Statistics = {}
+    if isinstance(algorithm, TrainingClient):
+        algorithm.begin()
     units = list[float]()
     recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
     done = 0
@@ -120,6 +125,8 @@ def train_locally(
         done += 1
     if done == 0:
         raise OutOfTime(f"no time for the first of {count_of(requested, 'step')}")
+    if isinstance(algorithm, TrainingClient):
+        algorithm.end()
     weight = units_of(task).weight(units, sizes, num_examples)
     return Work(weight, done / requested, statistics, done, normalizer)
 
@@ -136,9 +143,11 @@ class Step:
         task: Task,
         model: torch.nn.Module,
         local: Local,
-        corrections: Mapping[str, np.ndarray[Any, Any]],
+        algorithm: ControlVariates | TrainingClient | None = None,
     ) -> None:
         self._task, self._model, self._local = task, model, local
+        self._client = algorithm if isinstance(algorithm, TrainingClient) else None
+        corrections = algorithm.corrections if isinstance(algorithm, ControlVariates) else {}
         self._units, self._check = units_of(task), check_of(task)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self._parameters] if local.prox_mu else []
@@ -155,7 +164,7 @@ class Step:
         outputs = self._model(inputs)
         self._check.see(outputs, targets)
         loss = one_loss(self._task.loss(outputs, targets), is_trained=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._objective(loss, outputs, batch).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for parameter, start in zip(self._parameters, self._start, strict=False):
                 if parameter.grad is not None:
@@ -164,11 +173,21 @@ class Step:
                 if parameter.grad is None:  # no part of this loss: its gradient is zero
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.add_(correction)
+            if self._client is not None:
+                self._client.change_gradients()
             if self._local.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._parameters, self._local.clip_norm)
             self._optimizer.step()
+            if self._client is not None:
+                self._client.stepped()
             counted = self._units(targets) if self._units.is_said else 0
             return _statistics(self._task, loss, outputs, targets, num_examples), counted
+
+    def _objective(self, loss: torch.Tensor, outputs: Any, batch: Any) -> torch.Tensor:
+        """Return the loss whose gradient is taken."""
+        if self._client is None:
+            return loss
+        return one_loss(self._client.loss(loss, outputs, batch), is_trained=True)
 
 
 def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

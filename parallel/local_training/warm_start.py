@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.tensors.layout import CONTROL
+from atoll.aggregation.tensors.layout import BESIDE
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import TaskMismatch
 
@@ -93,7 +93,7 @@ def started(initial: Arrays, aliases: Aliases, start: Start) -> Matched:
 def matched(initial: Arrays, aliases: Aliases, given: Arrays, *, is_strict: bool, where: str) -> Matched:
     """Return a model's tensors with the values of the given ones; `where` they are from. Raises as `started`."""
     arrays, own, used, misfits, faults = dict(initial), list[str](), set[str](), list[str](), list[str]()
-    for name in (name for name in initial if not name.startswith(CONTROL)):
+    for name in (name for name in initial if not name.startswith(BESIDE)):
         found = [alias for alias in dict.fromkeys((name, *aliases.get(name, ()))) if alias in given]
         used.update(found)
         if any(not np.array_equal(given[alias], given[found[0]], equal_nan=True) for alias in found[1:]):
@@ -109,7 +109,7 @@ def matched(initial: Arrays, aliases: Aliases, given: Arrays, *, is_strict: bool
             if not np.isfinite(arrays[name]).all():
                 faults.append(f"{found[0]} has NaN, infinite values or values beyond float32 in {where}")
     unused = [name for name in given if name not in used]
-    if len(own) == sum(not name.startswith(CONTROL) for name in initial):
+    if len(own) == sum(not name.startswith(BESIDE) for name in initial):
         faults.append(f"no tensor of {where} is one of the model: it has {listed(given)}; the model has {listed(own)}")
     elif is_strict and (own or unused):
         faults += [*misfits, *_differences(own, unused, misfits, where)]
@@ -149,7 +149,7 @@ def read(path: Path) -> Arrays:
         pass  # its reason, where it cannot be read, is clearer than the library's
     try:
         with safe_open(path, framework="np") as file:
-            names = [name for name in file.keys() if not name.startswith(CONTROL)]  # noqa: SIM118 - no mapping
+            names = [name for name in file.keys() if not name.startswith(BESIDE)]  # noqa: SIM118 - no mapping
             dtypes = {name: file.get_slice(name).get_dtype() for name in names}
             arrays = {name: file.get_tensor(name) for name in names if dtypes[name] in _OF_NUMPY}
         if rest := [name for name in names if name not in arrays]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from atoll.parallel.task.algorithm import Algorithm, algorithm_faults
 from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
 from atoll.parallel.task.collated import CollatedData
 from atoll.parallel.task.context import Context, context_of, contextual
@@ -92,6 +93,10 @@ class Task:
     """rows -> the batch (inputs, targets), for rows that torch cannot stack as they are: dicts, triples, texts of
     different lengths, which are padded here. None: rows are (inputs, targets) of equal shapes."""
 
+    algorithm: Algorithm | None = None
+    """The client's side of a federated algorithm of your own: hooks of the built-in training loop, with tensors that
+    travel beside the model's and a state that stays at each client."""
+
     options: Mapping[str, Plain | None] = field(default_factory=dict)
     """Values of a run by name, with their defaults: a run's `[task]` table may set others of the same types, for all
     sites alike. They are `context.options`."""
@@ -157,6 +162,7 @@ def _faults(task: Task) -> Iterator[str]:
         yield f'units must be a function of the targets, "sum" or None, got {task.units!r}'
     if not isinstance(task.local, Local):
         yield f"local must be a Local, got {task.local!r}"
+    yield from algorithm_faults(task.algorithm, has_fit=task.fit is not None)
     yield from _site_faults(task.sites)
     yield from _metric_faults(task.metrics)
     yield from value_faults("options", task.options)

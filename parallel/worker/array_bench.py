@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.aggregation.tensors.layout import CONTROL
+from atoll.aggregation.tensors.layout import BESIDE
 from atoll.parallel.local_training.algorithms import check_algorithm
 from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
@@ -37,9 +37,10 @@ class ArrayBench:
         with seeded(seed), within(context):  # seeded for libraries that draw from a global generator
             arrays = self._task.initial(seed)
         layout_of(arrays)
-        if reserved := [name for name in arrays if name.startswith(CONTROL)]:
+        if reserved := [name for name in arrays if name.startswith(BESIDE)]:
             raise TaskBroken(
-                f"names that begin with {CONTROL} are reserved for control variates: {', '.join(reserved)}"
+                f"{', '.join(reserved)}: the prefixes {' and '.join(BESIDE)} are reserved for the tensors of an "
+                "algorithm"
             )
         try:
             check_finite(arrays, "initial model")

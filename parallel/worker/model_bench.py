@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import CONTROL, Tensor, in_order
-from atoll.parallel.local_training.algorithms import check_algorithm
+from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_order
+from atoll.parallel.local_training.algorithms import check_training
+from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
+from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
     aliases_of,
@@ -49,7 +51,7 @@ class ModelBench:
         given.check(task.local, request.get("rounds") or 1)
         self._local = task.local.with_overrides(given.local)
         self._algorithm: str = request.get("algorithm") or "fedavg"
-        check_algorithm(self._algorithm, self._local, has_fit=task.fit is not None)
+        check_training(task, self._algorithm, self._local)
         self._model: torch.nn.Module | None = None
         self._seed = 0
         if self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
@@ -68,7 +70,7 @@ class ModelBench:
         arrays = {name: array for name, array in initial_parameters(self._task, seed).items() if name not in stays}
         if self._algorithm == "scaffold":
             arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
-        return arrays
+        return arrays | first_shared(self._task, model)
 
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""
@@ -82,7 +84,7 @@ class ModelBench:
         """Return the names of the model's untrained float tensors, without the local layers."""
         model = self._model if self._model is not None else build_model(self._task, 0)
         stays = names_that_stay(model, self._local.keep)
-        return [name for name in buffers_of(model) if name not in stays]
+        return [name for name in buffers_of(model) if name not in stays] + [*first_shared(self._task, model)]
 
     def num_examples(self) -> int | None:
         """Return the size of the training split; None without a site."""
@@ -91,12 +93,16 @@ class ModelBench:
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
         local, algorithm = self._local_of(request, request.get("version") or 0), request.get("algorithm") or "fedavg"
-        check_algorithm(algorithm, local, has_fit=self._task.fit is not None)
+        check_training(self._task, algorithm, local)
         dataset, model = self._training_data(), self._the_model(request)
         before, stays = self._merged(arrays, local, request, model)
         load_parameters(model, before)
         control = _control_variates(model, arrays, stays) if algorithm == "scaffold" else None
-        with within(self._context(request, round=request.get("round_id") or 0, deadline=deadline)):
+        context = self._context(request, round=request.get("round_id") or 0, deadline=deadline)
+        with within(context):
+            client = self._client(arrays, model, local, context)
+            if client is not None and request.get("has_counted"):
+                client.check_state()
             work = train_locally(
                 self._task,
                 model,
@@ -105,7 +111,7 @@ class ModelBench:
                 seed=request["seed"],
                 deadline=deadline,
                 device=self._device,
-                corrections=control.corrections if control else None,
+                algorithm=control or client,
             )
         update, report = update_of(before, model), Json(steps=work.steps)
         own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
@@ -113,6 +119,9 @@ class ModelBench:
         if control:
             sent, stored = control.after(update, num_steps=work.steps, lr=local.lr)
             update, own = update | sent, own | stored
+        if client:
+            update = {name: array for name, array in update.items() if name not in client.leaves_out}
+            update, own = update | client.sent(), own | client.kept()
         if algorithm == "fednova" and (counted := work.normalizer):
             report |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
         return Outcome(Trained(update, work.num_examples, work.statistics, work.work), report, own)
@@ -124,8 +133,27 @@ class ModelBench:
             return why_not
         model, dataset = self._the_model(request), self._dataset(where)
         load_parameters(model, self._merged(arrays, local, request, model)[0])
-        with within(self._context(request, site=None if where == "server" else self._site)):
+        context = self._context(request, site=None if where == "server" else self._site)
+        with within(context):
+            if where != "server" and (client := self._client(arrays, model, local, context)):
+                client.load_evaluated()
             return evaluate(self._task, model, dataset, device=self._device, seed=_model_seed(request))
+
+    def _client(
+        self, arrays: Received, model: torch.nn.Module, local: Local, context: Context
+    ) -> TrainingClient | None:
+        """Return the client of the task's own algorithm, with the model as it is loaded; None: there is none."""
+        if self._task.algorithm is None:
+            return None
+        return TrainingClient(
+            self._task,
+            model,
+            local,
+            context,
+            shared=tensors_with(SHARED, arrays.version, self._device),
+            state=tensors_with(STATE, arrays.own or {}, self._device) or None,
+            data=lambda: (drawing(self._training_data(), context.seed), len(self._training_data())),
+        )
 
     def _local_of(self, request: Json, version: int) -> Local:
         """Return the settings of the round after a version; take the options of the request's run."""

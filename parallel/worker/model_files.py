@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import CONTROL, Piece
+from atoll.aggregation.tensors.layout import BESIDE, Piece
 from atoll.aggregation.tensors.pieces import piece_bytes_of
 from atoll.aggregation.updates.encoded_writer import Feedback, write_encoded
 from atoll.parallel.local_training.warm_start import Start, started
@@ -76,7 +76,7 @@ def write_update(
     if parsed.is_biased and residual is not None:
         feedback = Feedback(list(residuals), residual)
     rng = np.random.default_rng([seed, CODEC_STREAM])
-    plain = [*buffers, *(name for name in update if name.startswith(CONTROL))]
+    plain = [*buffers, *(name for name in update if name.startswith(BESIDE))]
     try:
         return write_encoded(out, update, parsed, rng=rng, plain=plain, feedback=feedback)
     except ValueError as error:

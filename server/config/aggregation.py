@@ -1,7 +1,7 @@
 """The settings that turn a run's updates into the next version: algorithm, rule, norm bound, codec, optimizer."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
@@ -9,8 +9,9 @@ from atoll.aggregation.fold.device import Device
 from atoll.aggregation.optimizers import Optimizer
 from atoll.aggregation.rules.geometric import NearestNeighbourMixing
 from atoll.aggregation.rules.rule import Rule, check_count
-from atoll.protocol.settings import STRICT, ConfigError
-from atoll.server.config.extensions import RULE_EXTENSION, load_rule
+from atoll.protocol.plugins import AS_RECORDED
+from atoll.protocol.settings import STRICT, ConfigError, Plain
+from atoll.server.config.extensions import OPTIMIZER_EXTENSION, RULE_EXTENSION, load_optimizer, load_rule
 from atoll.server.config.kinds import CODECS, RULES, SERVER_OPTIMIZERS, CodecKind, OptimizerKind, RuleKind
 from atoll.server.rounds.policy import StragglerPolicy
 
@@ -193,9 +194,11 @@ class OptimizerConfig(BaseModel):
 
     model_config = STRICT
 
-    name: Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "diloco"] = "fedavg"
+    name: str = "fedavg"
     """Server optimizer. "fedavg": adds the mean. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi
-    et al. 2021): adaptive, element by element. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9."""
+    et al. 2021): adaptive, element by element. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9. Or your own, an
+    object with a method `apply` or a class of such: by the name that an installed package declares (see `atoll
+    plugins`), or as `module:object` or `path/to/file.py:object`."""
 
     lr: Positive | None = None
     """Learning rate of the server; absent: 1, for the adaptive three 0.1, for "diloco" 0.7."""
@@ -216,16 +219,55 @@ class OptimizerConfig(BaseModel):
     """Constant added to the root of the second moment of the adaptive three; the moment begins at its square; absent:
     0.001."""
 
+    options: dict[str, Plain] = {}
+    """Arguments of an optimizer of your own by name, such as `options.alpha = 0.1`: for a class or a function."""
+
+    @field_validator("name")
+    @classmethod
+    def _known_or_own(cls, name: str, info: ValidationInfo) -> str:
+        return OPTIMIZER_EXTENSION.check(name, info)
+
     @model_validator(mode="after")
     def _only_what_it_has(self) -> "OptimizerConfig":
-        self._kind()
+        if not self._kind():
+            return self
+        if self.options:
+            raise ValueError(f"options are for an optimizer of your own, and name is {self.name}")
         return self
 
-    def _kind(self) -> OptimizerKind:
-        kind = SERVER_OPTIMIZERS.pick(self.name, {option: value for option, value in self if option != "name"})
-        assert kind is not None
-        return kind
+    @property
+    def is_own(self) -> bool:
+        """The answer whether the optimizer is a user's own."""
+        return self.name not in SERVER_OPTIMIZERS.variants
+
+    @property
+    def scheduled(self) -> Mapping[str, Any]:
+        """The numbers that may have a schedule, by name. Loads no user code."""
+        if self.is_own:
+            return self.options
+        own = self.build()
+        return {name: getattr(own, name) for name in type(self).model_fields if name != "name" and hasattr(own, name)}
+
+    def with_numbers(self, values: Mapping[str, Any]) -> "OptimizerConfig":
+        """Return the settings with other numbers.
+
+        Raises:
+            ValueError: a value is not allowed.
+        """
+        given = self.model_dump(exclude_none=True)
+        changed = {**given, "options": {**self.options, **values}} if self.is_own else {**given, **values}
+        return OptimizerConfig.model_validate(changed, context=dict(AS_RECORDED))
+
+    def _kind(self) -> OptimizerKind | None:
+        """Return the optimizer with its options; None: the user's own."""
+        given = {option: value for option, value in self if option not in ("name", "options")}
+        return SERVER_OPTIMIZERS.pick(self.name, given)
 
     def build(self) -> Optimizer:
-        """Return the optimizer of these settings."""
-        return self._kind().build()
+        """Return the optimizer of these settings.
+
+        Raises:
+            ConfigError: the user's own does not exist, or refuses its options.
+        """
+        kind = self._kind()
+        return load_optimizer(self.name, self.options) if kind is None else kind.build()

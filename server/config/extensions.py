@@ -1,11 +1,20 @@
-"""The rules and the samplers of a user's own: the name of an installed package's entry point, or a reference."""
+"""The rules, server optimizers and samplers of a user's own, by an installed package's name or a reference."""
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
+from atoll.aggregation.own_optimizer import OwnOptimizer
 from atoll.aggregation.rules.rule import Rule
 from atoll.protocol.plugins import ExtensionKind
-from atoll.server.config.kinds import COHORT_SAMPLERS, RULES
+from atoll.protocol.settings import ConfigError
+from atoll.server.config.kinds import COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
 from atoll.server.selection.sampling import Sampler
+
+
+def callable_or_optimizer(found: object) -> bool:
+    """Return whether an object is a server optimizer, or may make one."""
+    return callable(found) or callable(getattr(found, "apply", None))
+
 
 RULE_EXTENSION = ExtensionKind(
     name="rule",
@@ -15,6 +24,16 @@ RULE_EXTENSION = ExtensionKind(
     form="object",
     built_in=tuple(RULES.variants),
     fits=lambda found: callable(getattr(found, "reduce", None)) and not isinstance(found, type),
+)
+
+OPTIMIZER_EXTENSION = ExtensionKind(
+    name="server optimizer",
+    group="atoll.optimizers",
+    setting="optimizer.name",
+    allowed="an object with a method `apply`, or a class or function that makes one of `optimizer.options`",
+    form="object",
+    built_in=tuple(SERVER_OPTIMIZERS.variants),
+    fits=callable_or_optimizer,
 )
 
 SAMPLER_EXTENSION = ExtensionKind(
@@ -44,3 +63,24 @@ def load_sampler(name: str) -> Sampler:
         ConfigError: there is no such function.
     """
     return cast(Sampler, SAMPLER_EXTENSION.load(name))
+
+
+def load_optimizer(name: str, options: Mapping[str, Any]) -> OwnOptimizer:
+    """Return a user's own server optimizer, by the name of a package or by a reference.
+
+    Args:
+        name: of an object, which takes no options, or of a class or function, which is called with them.
+        options: by name.
+
+    Raises:
+        ConfigError: there is no such object, it refuses the options, or it makes no server optimizer.
+    """
+    found: Any = OPTIMIZER_EXTENSION.load(name)
+    is_made = isinstance(found, type) or not callable(getattr(found, "apply", None))
+    if not is_made and options:
+        raise ConfigError([f"optimizer.options: {name} is an object and takes none; allowed: a class or a function"])
+    try:
+        return OwnOptimizer(found(**options) if is_made else found)
+    except Exception as error:  # the user's code runs here and may raise anything
+        what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise ConfigError([f"optimizer: {name}: {what}"]) from error

@@ -65,7 +65,8 @@ class ScheduleConfig(BaseModel):
     `keep`."""
 
     optimizer: dict[str, OneSchedule] = {}
-    """Schedules of the server optimizer's numbers by name, such as `lr = {kind = "step", factor = 0.5, every = 20}`."""
+    """Schedules of the server optimizer's numbers by name, such as `lr = {kind = "step", factor = 0.5, every = 20}`; of
+    an optimizer of your own, those of its `options`."""
 
     @model_validator(mode="after")
     def _are_schedules(self) -> "ScheduleConfig":
@@ -97,20 +98,20 @@ def optimizer_at(
     """
     if not schedules:
         return config
-    own = config.build()
+    numbers = config.scheduled
     values = {
-        key: read_schedule(f"optimizer.{key}", schedule.table(rounds, getattr(own, key, None))).at(version)
+        key: read_schedule(f"optimizer.{key}", schedule.table(rounds, numbers.get(key))).at(version)
         for key, schedule in schedules.items()
     }
-    return OptimizerConfig.model_validate({**config.model_dump(exclude_none=True), **values})
+    return config.with_numbers(values)
 
 
 def faults_of_optimizer(config: OptimizerConfig, schedules: Mapping[str, OneSchedule], rounds: int) -> Iterator[str]:
     """Yield the faults of the server optimizer's schedules in the rounds of a run."""
-    own = config.build()
+    numbers = config.scheduled
     for key, schedule in schedules.items():
-        if key == "name" or not hasattr(own, key):
-            known = ", ".join(name for name in OptimizerConfig.model_fields if name != "name" and hasattr(own, name))
+        if key not in numbers:
+            known = ", ".join(numbers) or "none"
             yield f"schedule: optimizer.{key}: no setting of {config.name} (known: {known})"
             continue
         for turn in read_schedule(key, schedule.table(rounds)).turns(rounds):

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from atoll.aggregation.fold.device import Device
 from atoll.aggregation.fold.step import slots_of
 from atoll.aggregation.fold.weights import Normalized, Share, integer_weights, normalized
-from atoll.aggregation.optimizers import Optimizer
+from atoll.aggregation.optimizers import Optimizer, State
+from atoll.aggregation.own_optimizer import OwnOptimizer
 from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.aggregation.rules.rule import Rule
 from atoll.protocol.settings import ConfigError
@@ -20,11 +21,14 @@ from atoll.server.rounds.events import Contribution
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A stand-in for a user's rule whose code no longer exists; it raises when it is used."""
+    """A stand-in for a user's rule or optimizer whose code no longer exists; it raises when it is used."""
 
     fault: ConfigError
 
     def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+        raise self.fault
+
+    def apply(self, master: NDArray[np.float64], mean: NDArray[np.float64], state: State) -> NDArray[np.float64]:
         raise self.fault
 
 
@@ -59,18 +63,28 @@ class Method:
             sums_here: this process makes the sums; otherwise aggregation ranks do, and it needs no device.
 
         Raises:
-            ConfigError: the user's own rule or the device does not exist.
+            ConfigError: the user's own rule or optimizer, or the device, does not exist; or they do not go together.
         """
         rule: Rule | None
         device: Device | None = None
+        faults: list[str] = []
         try:
             rule, device = aggregation.build(), aggregation.open_device() if sums_here else None
         except ConfigError as error:
-            if not is_over:
-                raise
+            faults += error.faults
             rule = _Gone(error)
+        step: Optimizer
+        try:
+            step = optimizer.build()
+        except ConfigError as error:
+            faults += error.faults
+            step = OwnOptimizer(_Gone(error))
+        else:
+            faults += _faults_together(step, aggregation)
+        if faults and not is_over:
+            raise ConfigError(faults)
         return cls(
-            optimizer.build(),
+            step,
             rule,
             aggregation.norm_bound,
             aggregation.algorithm,
@@ -104,3 +118,12 @@ class Method:
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
         """Return the factor of each update by which its norm stays within the bound."""
         return [1.0] * len(norms) if self.norm_bound is None else clip_factors(norms, self.norm_bound)
+
+
+def _faults_together(optimizer: Optimizer, aggregation: AggregationConfig) -> list[str]:
+    """Return the reasons that a server optimizer does not go with the aggregation."""
+    if not (isinstance(optimizer, OwnOptimizer) and optimizer.has_prepare):
+        return []
+    what = "the optimizer has `prepare`, which looks at whole updates and their exact mean: it does not go with"
+    faults = [f"aggregation: {what} rule {aggregation.rule!r}: only mean does"] * (aggregation.rule != "mean")
+    return faults + [f"aggregation: {what} partial"] * aggregation.partial

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.aggregation.fold.means import Total, totals_of
-from atoll.aggregation.tensors.layout import CONTROL, FLOATS, Layout
+from atoll.aggregation.tensors.layout import BESIDE, FLOATS, Layout
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
@@ -82,6 +82,12 @@ class FoldPlan:
     optimizer: OptimizerConfig
     round_id: int = 0
     """The round whose updates are folded, for a user's rule."""
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of each update in the exact mean: scale w_k f_k / sum w, f_k the factor of FedNova."""
+        factors = [each.trained_factor for each in self.updates]
+        return shares_of([each.weight for each in self.updates], factors, self.scale)
 
     def encode(self) -> bytes:
         """Encode the plan as it is sent to a rank."""
@@ -172,6 +178,12 @@ def weights_and_factors(
     return [1] * len(contributions), [f * c.scale for f, c in zip(factors, contributions, strict=True)]
 
 
+def shares_of(weights: Sequence[int], trained_factors: Sequence[float], scale: float) -> tuple[float, ...]:
+    """Return p_k of mean = sum_k p_k u_k, over the trained floats of updates u_k within their norm bounds."""
+    total = sum(weights)
+    return tuple(scale * (weight / total) * factor for weight, factor in zip(weights, trained_factors, strict=True))
+
+
 def _anchor(effect: Aggregate, digest_of_version: Callable[[Version], Digest]) -> PlannedAnchor | None:
     if effect.mode != "fedasync":
         return None
@@ -183,11 +195,11 @@ def _anchor(effect: Aggregate, digest_of_version: Callable[[Version], Digest]) -
 
 
 def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
-    """Return the names of the tensors that the optimizer moves: all but buffers and control variates.
+    """Return the names of the tensors that the optimizer moves: all but buffers and those beside the model.
 
     Integer tensors are among them, without effect.
     """
-    return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(CONTROL)).difference(buffers)
+    return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(BESIDE)).difference(buffers)
 
 
 def _omitted(layout: Layout, metas: Sequence[Known]) -> dict[str, tuple[int, ...]]:

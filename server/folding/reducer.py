@@ -17,7 +17,7 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.rules.rule import Place
+from atoll.aggregation.place import Place
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.safetensors_file import parse_header, read_buffers
 from atoll.aggregation.updates.inspection import inspect
@@ -265,5 +265,5 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
         before=before,
         after=after,
         anchor=anchor,
-        place=Place(plan.round_id, version, plan.base_digest),
+        place=Place(plan.round_id, version, plan.base_digest, shares=plan.shares),
     )

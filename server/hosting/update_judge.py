@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.aggregation.tensors.layout import CONTROL
+from atoll.aggregation.tensors.layout import BESIDE
 from atoll.parallel.task.metrics import only_finite
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
@@ -100,7 +100,7 @@ def codec_fault(manifest: UpdateManifest, allowed: str) -> str:
         also = f"{allowed}, or " if allowed else ""
         return f"the update is encoded with {', '.join(wrong)}; allowed: {also}plain values"
     for piece in manifest.pieces:  # server and client must add the same values to their control variates
-        if piece.codec and piece.tensor.startswith(CONTROL):
+        if piece.codec and piece.tensor.startswith(BESIDE):
             return f"{piece.tensor!r} is encoded with {piece.codec}; allowed of control variates: plain values"
     return ""
 

@@ -4,17 +4,24 @@ Here lie the manifests, version 0 as the task made it, and whole versions that w
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.fold.prepared import check_whole
+from atoll.aggregation.fold.step import Step
 from atoll.aggregation.tensors.pieces import cut_layout
-from atoll.aggregation.tensors.safetensors_file import read_metadata
+from atoll.aggregation.tensors.safetensors_file import read_buffers, read_metadata
+from atoll.parallel.local_training.warm_start import Start
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, RunId, Version
+from atoll.server.folding.evaluator import Evaluator
+from atoll.server.folding.plan import trained_of
 from atoll.server.folding.reducer import Reducer, exists_from_now_on
 from atoll.server.ranks.fetch import NotFetched, gather
 from atoll.server.ranks.registry import AGAIN_S, Ranks
@@ -37,6 +44,21 @@ class ShardedReducer(Reducer):
         super().__init__(*reducer, **options)
         self._dialer = dialer
         self._ranks, self._run_id, self._patience = ranks, run_id, patience
+
+    async def write_initial(self, evaluator: Evaluator, seed: int, start: Start | None = None) -> None:
+        """Write version 0 as `Reducer.write_initial` does.
+
+        Raises:
+            ManifestError: also if the ranks would cut a tensor that the server optimizer needs as a whole.
+        """
+        await super().write_initial(evaluator, seed, start)
+        manifest = self.version(Version(0)).manifest
+        buffers = read_buffers(self.store.version_path(Version(0)))
+        step = Step(self.method.optimizer, trained_of(manifest.layout, buffers))
+        try:
+            check_whole(step, manifest.layout, Counter(piece.tensor for piece in manifest.pieces))
+        except ValueError as fault:
+            raise ManifestError(str(fault)) from fault
 
     async def fold(self, effect: Aggregate) -> Digest:
         """Fold a round as `Reducer.fold` does, by all ranks together.

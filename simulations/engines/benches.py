@@ -1,4 +1,4 @@
-"""The trainer for tasks with a training of their own (a `fit`, an `ArrayTask`): the bench of a deployed worker."""
+"""The trainer for tasks with a training or an algorithm of their own: the bench of a deployed worker."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,9 +28,8 @@ class Benches:
         self._number = 0
         task = training.task
         if isinstance(task, Task):
-            self.form = Form.of(
-                build_model(task, training.model_seed), keep=training.local.keep, algorithm=training.algorithm
-            )
+            model, keep = build_model(task, training.model_seed), training.local.keep
+            self.form = Form.of(model, keep=keep, algorithm=training.algorithm, own=task.algorithm)
         else:
             with within(context_of(task)):
                 self.form = Form(layout_of(task.initial(0)), ())

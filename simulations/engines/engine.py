@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from atoll.parallel.local_training.algorithms import check_algorithm
+from atoll.parallel.local_training.algorithms import check_algorithm, check_training
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import TaskBroken
@@ -45,8 +45,10 @@ class Training:
     """Seed of the layers that stay at a client, before their first training."""
 
     def __post_init__(self) -> None:
-        has_fit = getattr(self.task, "fit", None) is not None
-        check_algorithm(self.algorithm, self.local if isinstance(self.task, Task) else None, has_fit=has_fit)
+        if isinstance(self.task, Task):
+            check_training(self.task, self.algorithm, self.local)
+        else:
+            check_algorithm(self.algorithm, None)
 
     @property
     def local(self) -> Local:

@@ -20,6 +20,7 @@ class Sequential(OneProcess):
 
 
 def sequential_trainer(training: Training) -> Trainer:
-    """Return the loop for built-in training, and the benches for a task with a training of its own."""
-    has_loop = isinstance(training.task, Task) and training.task.fit is None
+    """Return the loop for built-in training, and the benches for a task with a training or an algorithm of its own."""
+    task = training.task
+    has_loop = isinstance(task, Task) and task.fit is None and task.algorithm is None
     return Loop(training) if has_loop else Benches(training)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.aggregation.fold.step import Step
+from atoll.aggregation.place import Place
 from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
@@ -32,7 +33,7 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
-from atoll.server.folding.plan import plan_of, trained_of, weights_and_factors
+from atoll.server.folding.plan import plan_of, shares_of, trained_of, weights_and_factors
 from atoll.server.folding.reducer import fold_version
 from atoll.server.hosting.retention import Keep
 from atoll.server.rounds.events import Aggregate
@@ -186,6 +187,7 @@ class Models(Versions):
             trained_of(layout, self.buffers),
             scale=nova.scale,
             num_clients=self.method.num_clients,
+            place=Place(effect.round_id, version, base.digest, shares=shares_of(weights, nova.factors, nova.scale)),
         )
         slots = dict(self._slots_of(base.version))
         magnitudes = [row.magnitudes for row in stored if row.magnitudes is not None]

@@ -35,8 +35,9 @@ they are encoded there, and the text that a person writes or reads."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
-        ("folders.py", "numba_support.py", "optimizers.py", "ordered_map.py", "printable.py", "text_files.py"),
-        ("file_digest.py",),
+        ("folders.py", "numba_support.py", "ordered_map.py", "place.py", "printable.py", "text_files.py"),
+        ("file_digest.py", "optimizers.py"),
+        ("own_optimizer.py",),
         ("tensors",),
         ("codecs",),
         ("updates",),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from atoll.aggregation.tensors.layout import CONTROL
+from atoll.aggregation.tensors.layout import BESIDE
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
 from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.cli import local_audit
@@ -219,7 +219,7 @@ def _copy(path: Path, manifest: VersionManifest, out: Path) -> None:
     try:
         with path.open("rb") as source, part.open("wb") as target:
             source.seek(data_start)
-            model = (tensor for tensor in layout if not tensor.name.startswith(CONTROL))
+            model = (tensor for tensor in layout if not tensor.name.startswith(BESIDE))
             target.write(header_bytes(model, read_metadata(path)))
             _copy_checked(source, target, manifest, path)
             target.flush()
@@ -234,7 +234,7 @@ def _copy_checked(source: BinaryIO, target: BinaryIO, manifest: VersionManifest,
         digest = hashlib.sha256()
         for block in _blocks(source, piece.num_bytes):
             digest.update(block)
-            if not piece.tensor.startswith(CONTROL):
+            if not piece.tensor.startswith(BESIDE):
                 target.write(block)
         if digest.hexdigest() != piece.sha256:
             raise CommandError(f"{path} is damaged: the SHA-256 of tensor {piece.tensor} differs from its manifest")

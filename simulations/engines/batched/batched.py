@@ -77,6 +77,8 @@ class BatchTrainer:
     def __init__(self, training: Training, *, at_once: int | None = None, kind: str | None = None) -> None:
         if not isinstance(training.task, Task) or training.task.fit is not None:
             raise CannotBatch("the task has a training of its own")
+        if training.task.algorithm is not None:
+            raise CannotBatch("the task has an algorithm of its own")
         self._training, self._task, self._local = training, training.task, training.local
         self._has_context = depends_on_context(training.task)
         self._loop = Loop(training)

@@ -1,0 +1,58 @@
+"""The part of a server optimizer's step that looks at whole updates: asked once, before the first tile."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.fold.exchange import Exchange, from_all
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.own_optimizer import OwnOptimizer
+from atoll.aggregation.tensors.layout import Layout
+
+Gram = Callable[[Layout], NDArray[np.float64]]
+"""(some tensors of the model) -> the inner products (K, K) of all updates over them."""
+
+
+def prepared(step: Step, layout: Layout, gram: Gram, exchange: Exchange | None = None) -> Step:
+    """Return a step whose place has what the optimizer prepares; the same step if it prepares nothing.
+
+    Args:
+        step: of the fold.
+        layout: the model's tensors.
+        gram: of the updates within their norm bounds.
+        exchange: with the other ranks: the first rank's number holds at all of them. None: there are none.
+
+    Raises:
+        ValueError: an update leaves a tensor out, or `prepare` failed.
+        ExchangeBroken: another rank is gone.
+    """
+    optimizer = step.optimizer
+    if not (isinstance(optimizer, OwnOptimizer) and optimizer.has_prepare):
+        return step
+    products = gram(tuple(tensor for tensor in layout if step.is_trained(tensor)))
+    found = optimizer.prepare(products, step.place)
+    if exchange is not None:  # libraries of two machines may round differently
+        found = from_all(exchange, found)[0].view(np.float64).reshape(found.shape)
+    return replace(step, place=replace(step.place, prepared=found.item() if found.ndim == 0 else found))
+
+
+def whole_tensors(step: Step) -> bool:
+    """Return whether the optimizer needs all elements of a tensor at once."""
+    return isinstance(step.optimizer, OwnOptimizer) and step.optimizer.is_whole
+
+
+def check_whole(step: Step, layout: Layout, num_pieces: Mapping[str, int]) -> None:
+    """Check that no rank has only a part of a tensor that the optimizer needs as a whole.
+
+    Raises:
+        ValueError: a tensor is cut; with all of them.
+    """
+    if not whole_tensors(step):
+        return
+    if cut := [t.name for t in layout if step.is_trained(t) and num_pieces.get(t.name, 1) > 1]:
+        raise ValueError(
+            f"the optimizer has `whole = True`, and aggregation ranks cut {', '.join(cut[:5])} into pieces: allowed "
+            "are tensors of one piece (up to 4 MiB), or a coordinator without ranks"
+        )
