@@ -156,7 +156,7 @@ class OwnOptimizer:
             first = float(self._own.init(slot))
         except Exception as error:
             return f"{self._name}.init({slot!r}) raised {type(error).__name__}: {error}"
-        return "" if np.isfinite(np.float32(first)) else f"{self._name}.init({slot!r}) is {first}"
+        return "" if abs(first) <= float(np.finfo(np.float32).max) else f"{self._name}.init({slot!r}) is {first}"
 
 
 def _agree(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:

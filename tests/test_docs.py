@@ -265,8 +265,8 @@ def test_every_block_of_the_page_of_algorithms_is_a_run_s_and_every_example_is_t
     locals_ = [Local().with_overrides(run.local) for run in runs]
     assert [local.batch_size for local in locals_[:1]] == [None]
     assert (locals_[1].prox_mu, locals_[4].keep) == (0.1, "batchnorm")
-    linked = re.findall(r"\]\(\.\./(examples/[^)]+)\)", page)
-    assert len(linked) == 4
+    linked = re.findall(r"\]\(\.\./(examples/[^)#]+)", page)
+    assert len(linked) == 5
     assert all((ROOT / path).is_file() for path in linked)
     keys = {setting.key for setting in described(Section.RUN)}
     assert {key for key in re.findall(r"`((?:aggregation|round)\.[a-z_]+)", page)} <= keys

@@ -3,7 +3,7 @@
 import itertools
 import random
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,10 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.local_training.training import train_locally
 from atoll.parallel.task.metrics import merge, values
 from atoll.parallel.task.reference import load_module
+from atoll.parallel.worker.bench import Received
+from atoll.parallel.worker.model_bench import ModelBench
 from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.server.config.aggregation import OptimizerConfig
 from atoll.server.config.extensions import load_rule, load_sampler
 from atoll.server.rounds.events import Candidate
 from atoll.server.selection.sampling import draw
@@ -226,6 +229,30 @@ def test_a_run_takes_the_rule_and_the_sampler_of_the_page(task_file: Path, exten
     ]
     middle = np.median([update["coefficients"] for update in updates], axis=0)  # of three, f = 1: all become the median
     np.testing.assert_allclose(model["coefficients"], middle, rtol=1e-6)
+
+
+def test_the_server_optimizer_of_the_page_is_a_damped_momentum(extensions: Path) -> None:
+    config = OptimizerConfig(name=f"{extensions}:Damped", options={"decay": 0.8})
+    expected = OptimizerConfig(name="fedavgm", lr=0.2, momentum=0.8)  # b m + D is (1 - b) times as large
+    damped, plain = config.build(), expected.build()
+    x, y, rng = np.ones(5), np.ones(5), np.random.default_rng(0)
+    states: list[dict[str, Any]] = [{"momentum": np.zeros(5)}, {"momentum": np.zeros(5)}]
+    for _ in range(4):
+        mean = rng.standard_normal(5)
+        x, y = damped.apply(x, mean.copy(), states[0]), plain.apply(y, mean.copy(), states[1])
+    np.testing.assert_allclose(x, y)
+
+
+def test_the_algorithm_of_the_page_is_fedprox(extensions: Path, guide: ModuleType) -> None:
+    algorithm = load_module(f"{extensions}:Proximal").Proximal()
+    task = replace(guide.task, algorithm=algorithm, options={"mu": 0.5})
+    updates = []
+    for each, local in ((task, {}), (guide.task, {"prox_mu": 0.5})):
+        bench = ModelBench(each, {"site": guide.SITES[0]})
+        outcome = bench.train(Received(bench.initial(0)), {"seed": 1, "local": local}, Deadline.never())
+        updates.append(outcome.trained.update)
+    for name, array in updates[0].items():
+        np.testing.assert_allclose(array, updates[1][name], rtol=1e-4, atol=1e-7)
 
 
 def test_the_population_of_the_page_leaves_each_site_s_data_together(extensions: Path) -> None:

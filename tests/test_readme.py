@@ -123,10 +123,14 @@ def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> 
 def test_the_commands_of_the_examples_end_in_a_committed_model(tmp_path: Path) -> None:
     page = (ROOT / "examples" / "README.md").read_text("utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (script,) = blocks("run", page)
-    outcome = execute(script.replace("/tmp/", f"{tmp_path}/"), tmp_path)
+    federation, *simulations = blocks("run", page)
+    outcome = execute(federation.replace("/tmp/", f"{tmp_path}/"), tmp_path)
     assert outcome.is_good, outcome
     assert re.search(r"^10 .*accuracy", outcome.output, re.MULTILINE), outcome.output
+    for script in simulations:
+        outcome = execute(script.replace("/tmp/", f"{tmp_path}/"), tmp_path)
+        assert outcome.is_good, outcome
+        assert outcome.output.count("finished: 10 rounds are committed") == script.count("atoll simulate")
 
 
 @pytest.mark.timeout(2 * LIMIT_S)

@@ -9,7 +9,7 @@ import torch
 from torch.func import functional_call
 
 from atoll.aggregation.tensors.layout import SHARED, STATE, Layout, Tensor, in_order
-from atoll.parallel.local_training.batches import to_device
+from atoll.parallel.local_training.batches import batch_sizes, to_device
 from atoll.parallel.local_training.draws import Fetch
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import state_of, trained_by_name, travelling_dtype
@@ -38,6 +38,10 @@ class TrainingClient:
         shared: the shared tensors as they were received, by name.
         state: the client's state; None: the algorithm's first one.
         data: returns a function that fetches examples of the training data, and their number.
+
+    Raises:
+        TaskMismatch: the version has other shared tensors than the algorithm.
+        TaskBroken: the algorithm's tensors cannot travel or be stored.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class TrainingClient:
         self.model, self.local, self.context = model, local, context
         self.trained = trained_by_name(model)
         self.start = {name: tensor.detach().clone() for name, tensor in state_of(model).items()}
+        check_like(_arrays(shared, SHARED), form_of_shared(self.algorithm.shared(model)))
         self.received, self.shared = shared, dict(shared)
         self._is_first = state is None
         first = dict(self.algorithm.state(model)) if state is None else state
@@ -79,7 +84,7 @@ class TrainingClient:
 
     def gradient(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
         """Return the gradient on the present batch at other parameters; see `algorithm.Client`."""
-        return self._gradient(tensors, self.inputs, self.targets)
+        return self._gradient(tensors, self.inputs, self.targets, keeps=False)
 
     def full_gradient(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
         """Return the gradient over all of the training data; see `algorithm.Client`."""
@@ -87,7 +92,7 @@ class TrainingClient:
         total, units = 0.0, units_of(self._task)
         for inputs, targets, rows in self._batches():
             factor, counted = units.factors(targets, rows)
-            for name, gradient in self._gradient(tensors, inputs, targets).items():
+            for name, gradient in self._gradient(dict(tensors), inputs, targets, keeps=True).items():
                 sums[name].add_(gradient, alpha=factor if counted else 0.0)
             total += counted
         divisor = 1.0 if units.is_sum else total or 1.0
@@ -106,11 +111,12 @@ class TrainingClient:
         """Yield all of the training data, in order: inputs, targets, number of examples."""
         fetch, count = self._data()
         device = next(self.model.parameters()).device
-        for rows in torch.split(torch.arange(count), min(self.local.batch_size or count, EXAMPLES_AT_ONCE)):
+        at_once = min(self.local.batch_size or count, EXAMPLES_AT_ONCE)
+        for rows in torch.split(torch.arange(count), batch_sizes(count, at_once, model=self.model)):
             yield (*to_device(fetch(0, rows), device), len(rows))
 
-    def _gradient(self, tensors: Mapping[str, torch.Tensor], inputs: Any, targets: Any) -> Tensors:
-        filled = self._filled(tensors)
+    def _gradient(self, tensors: Mapping[str, torch.Tensor], inputs: Any, targets: Any, *, keeps: bool) -> Tensors:
+        filled = self._filled(tensors, keeps=keeps)
         leaves = {name: filled[name].detach().requires_grad_() for name in self.trained}
         with torch.enable_grad():
             outputs = functional_call(self.model, filled | leaves, (inputs,))
@@ -121,12 +127,19 @@ class TrainingClient:
             for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
         }
 
-    def _filled(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Return the tensors of a forward pass, which changes no tensor of the model itself."""
+    def _filled(self, tensors: Mapping[str, torch.Tensor], *, keeps: bool = True) -> Tensors:
+        """Return the tensors of a forward pass, which changes no tensor of the model or of the start.
+
+        Args:
+            tensors: given ones by name.
+            keeps: the pass changes none of these either; otherwise it may change their buffers in place.
+        """
         if unknown := sorted(tensors.keys() - self.start.keys()):
             raise TaskBroken(f"{', '.join(unknown)}: no tensor of the model (its tensors: {', '.join(self.start)})")
         now = {name: tensor.detach() for name, tensor in state_of(self.model).items() if name not in tensors}
-        return {name: t if name in self.trained else t.clone() for name, t in now.items()} | dict(tensors)
+        lent = {name: t for name, t in tensors.items() if not keeps and t is not self.start[name]}
+        every = {name: t.detach() for name, t in (now | dict(tensors)).items()}
+        return {name: t if name in self.trained or name in lent else t.clone() for name, t in every.items()}
 
     # ------------------------------------------------------------ the loop
 

@@ -75,13 +75,15 @@ class Client(Protocol):
         parameter without one.
 
         Args:
-            tensors: parameters, and buffers, which the forward pass may change in place; those left out are as in the
-                model now.
+            tensors: parameters and buffers; those left out are as in the model now. The forward pass may change these
+                buffers in place, such as a running mean, unless they are those of `start`.
         """
         ...
 
     def full_gradient(self, tensors: "Mapping[str, torch.Tensor]") -> "Tensors":
-        """Return the gradient of the task's loss over all examples of the training data, as `gradient` does."""
+        """Return the gradient of the task's loss over all examples of the training data, as `gradient` does; it changes
+        no buffer.
+        """
         ...
 
     def full_loss(self, tensors: "Mapping[str, torch.Tensor]") -> float:

@@ -228,6 +228,7 @@ class _Builder:
                 {"event": "begin", "step": engine.steps, "steps": self.recipe.steps, "task": job.name}
                 | {"train": asdict(config), "local": asdict(job.task.local), "plan": asdict(job.plan)}
                 | ({"start": self.note} if self.note else {})
+                | ({"unused": "algorithm"} if job.task.algorithm is not None else {})
             )
             training = Training(
                 task=job.task,

@@ -144,6 +144,8 @@ class ModelBench:
     ) -> TrainingClient | None:
         """Return the client of the task's own algorithm, with the model as it is loaded; None: there is none."""
         if self._task.algorithm is None:
+            if unknown := [name for name in arrays.version if name.startswith(SHARED)]:
+                raise TaskMismatch(f"{', '.join(unknown)} is unknown: the task has no algorithm of its own")
             return None
         return TrainingClient(
             self._task,

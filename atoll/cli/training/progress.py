@@ -1,6 +1,6 @@
 """The progress of a training: a progress bar on a terminal, elsewhere at most one line a second."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from rich.console import Console
@@ -75,12 +75,19 @@ def speed(event: Event) -> str:
     return "  ".join([*parts, f"{seconds(event['seconds_left'])} left"])
 
 
+def _of_beginning(event: Event) -> Iterator[str]:
+    if "start" in event:
+        yield f"the model starts from {event['train']['start']}: {event['start']}"
+    if "unused" in event:
+        yield "the task's algorithm is that of a federation: a centralized training calls none of its hooks"
+    if event["step"]:
+        yield f"resuming from step {event['step']}"
+
+
 def about(event: Event) -> str | None:
-    """Return the line for a resumption or an evaluation; None for other events."""
-    if event["event"] == "begin" and "start" in event:
-        return f"the model starts from {event['train']['start']}: {event['start']}"
-    if event["event"] == "begin" and event["step"]:
-        return f"resuming from step {event['step']}"
+    """Return the lines for a beginning or an evaluation; None for other events."""
+    if event["event"] == "begin":
+        return "\n".join(_of_beginning(event)) or None
     if event["event"] == "evaluation":
         values = {name: value for name, value in event.items() if name not in ("event", "step", "epoch")}
         return f"step {event['step']}, epoch {event['epoch']:.4g}: {shown(values)}" if values else None
