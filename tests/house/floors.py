@@ -22,6 +22,8 @@ MAY_IMPORT = {
 
 SHARED: dict[str, tuple[str, ...]] = {
     "parallel": (
+        "aggregation/codecs/chunks.py",
+        "aggregation/codecs/codec.py",
         "aggregation/codecs/names.py",
         "aggregation/folders.py",
         "aggregation/printable.py",
@@ -51,7 +53,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("communication", "local_training"),
         ("data", "worker"),
         ("data/public", "engine"),
-        ("models", "trainer"),
+        ("exchange", "models", "trainer"),
         ("planner",),
     ),
     "protocol": (
