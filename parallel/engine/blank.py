@@ -6,7 +6,7 @@ rank gives memory to what it holds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
@@ -28,19 +28,28 @@ def blank(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> AbstractContextManager[None]:
     """Put each parameter of a module on meta when it is registered. Not for several threads at once.
 
     A parameter that is on meta already stays the same object, so that tied weights stay tied.
     """
+    return registering(on_meta)
+
+
+def on_meta(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter on meta; one that is there already, as it is."""
+    if parameter.is_meta:
+        return parameter
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+
+@contextmanager
+def registering(become: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None]:
+    """Register in place of each parameter of a module what it shall become. Not for several threads at once."""
     original = nn.Module.register_parameter
 
     def register(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            values = parameter.detach().to("meta")
-            parameter = nn.Parameter(values, requires_grad=parameter.requires_grad)
-        original(self, name, parameter)
+        original(self, name, None if parameter is None else become(parameter))
 
     nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
     try:
