@@ -32,7 +32,7 @@ from atoll.aggregation.codecs.names import NAMES as CODEC_NAMES
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.fold.weights import NORMALIZER_MAX
 from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.coverage import check_cover
+from atoll.aggregation.tensors.coverage import check_cover, check_rows
 from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
 from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 from atoll.protocol.strict_json import (
@@ -83,7 +83,7 @@ class VersionManifest:
     pieces."""
 
     layout: Layout
-    """Tensors as stored; every update has these names, shapes and dtypes."""
+    """Tensors as stored; every update has these names, shapes and dtypes, in a run whose model grows its own rows."""
     pieces: tuple[Piece, ...]
     """Pieces that `cut_layout` makes, with their digests."""
     piece_bytes: int
@@ -362,18 +362,22 @@ def _check_canonical(canonical: bytes, data: bytes) -> None:
 FAULTS_MAX = 20
 
 
-def check_against(layout: Layout, manifest: VersionManifest | UpdateManifest, *, may_omit: bool = False) -> list[str]:
+def check_against(
+    layout: Layout, manifest: VersionManifest | UpdateManifest, *, may_omit: bool = False, grows: bool = False
+) -> list[str]:
     """Return the faults of a manifest against the expected names, shapes and dtypes; empty: it has none.
 
     Args:
         layout: expected tensors, `VersionManifest.layout` of the base version.
         manifest: its pieces must cover every tensor exactly once.
         may_omit: whether whole tensors may be left out.
+        grows: whether the pieces are rows to append to each tensor, of any number.
 
     Returns:
         At most `FAULTS_MAX` faults, and the number of further ones.
     """
-    faults = check_cover(layout, manifest.pieces, may_omit=may_omit)
+    pieces = manifest.pieces
+    faults = check_rows(layout, pieces) if grows else check_cover(layout, pieces, may_omit=may_omit)
     return faults[:FAULTS_MAX] + [f"and {len(faults) - FAULTS_MAX} more"] * (len(faults) > FAULTS_MAX)
 
 

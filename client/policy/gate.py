@@ -25,7 +25,8 @@ from atoll.client.policy.decide import (
 from atoll.client.policy.decisions import DecisionLog
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import HistoryUnusable, PolicyHistory
-from atoll.client.session.events import EvaluationRequest, Request
+from atoll.client.session.events import EvaluationRequest, Invitation, Request
+from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError
@@ -107,7 +108,7 @@ class Gate:
 
     def admit(self, request: Request, model: VersionManifest) -> Decision:
         """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
-        num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request.codec)
+        num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request)
         return self._decide_and_count(_asked(request, num_bytes, self.disclosure))
 
     def ask_upload(self, entry: Entry) -> Decision:
@@ -203,11 +204,14 @@ def _asked(request: Request, num_bytes: int | None, disclosure: Disclosure) -> P
     )
 
 
-def _update_bytes(model: VersionManifest, codec: str) -> int:
-    """Return the size of an update of the whole model under a codec [bytes], without its manifest."""
-    if not codec:
+def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
+    """Return the size of an update of the whole model [bytes], without its manifest; None: it has rows of any number,
+    and is decided about before its upload."""
+    if request.algorithm == CONCATENATE:
+        return None
+    if not request.codec:
         return model.num_bytes
-    encoding = parse_codec(codec)
+    encoding = parse_codec(request.codec)
     return sum(
         min(tensor.num_bytes, encoded_bytes(encoding, tensor.num_elements))
         if tensor.dtype == "F32"

@@ -75,19 +75,31 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def started(initial: Arrays, aliases: Aliases, start: Start) -> Matched:
+def started(initial: Arrays, aliases: Aliases, start: Start, *, grows: bool = False) -> Matched:
     """Return a model's tensors with the values of a file.
 
     Args:
         initial: the task's own tensors, as they travel; SCAFFOLD's control variates stay as they are.
         aliases: the names of its tied tensors.
         start: the file.
+        grows: the model grows by rows, so the file may have any number of them.
 
     Raises:
         StartRefused: the file does not fit, or is no safetensors file.
         OSError: it cannot be read.
     """
-    return matched(initial, aliases, read(start.path), is_strict=start.is_strict, where=str(start.path))
+    given = read(start.path)
+    if grows:
+        initial = {name: _with_rows_of(given.get(name), own) for name, own in initial.items()}
+    return matched(initial, aliases, given, is_strict=start.is_strict, where=str(start.path))
+
+
+def _with_rows_of(given: np.ndarray[Any, Any] | None, own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a model's own tensor, or one that has as many rows as the file's if it differs in nothing else."""
+    if given is None or given.ndim != own.ndim or given.shape[1:] != own.shape[1:]:
+        return own
+    resized = np.empty(given.shape, own.dtype)  # its values are the file's, or it is not used
+    return own if _misfit(given, resized) else resized
 
 
 def matched(initial: Arrays, aliases: Aliases, given: Arrays, *, is_strict: bool, where: str) -> Matched:

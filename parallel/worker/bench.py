@@ -52,6 +52,11 @@ class Bench(Protocol):
         """The metrics, which turn statistics into values."""
         ...
 
+    @property
+    def grows(self) -> bool:
+        """Return whether the tensors of the run's model grow by rows: a file to start from may have any number."""
+        ...
+
     def initial(self, seed: int) -> Arrays:
         """Return the tensors of version 0."""
         ...

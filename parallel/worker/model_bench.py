@@ -40,6 +40,8 @@ from atoll.parallel.worker.bench import Json, Measures, Outcome, Received, only_
 class ModelBench:
     """The bench of a `Task`; see `bench.Bench`."""
 
+    grows = False
+
     def __init__(self, task: Task, request: dict[str, Any]) -> None:
         if request.get("threads"):
             torch.set_num_threads(request["threads"])

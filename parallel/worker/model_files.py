@@ -39,7 +39,7 @@ def write_initial(out: Path, bench: Bench, seed: int, start: Start | None = None
     """
     arrays, buffers, note = bench.initial(seed), bench.buffers(), ""
     if start is not None:
-        found = started(arrays, bench.aliases(), start)
+        found = started(arrays, bench.aliases(), start, grows=bench.grows)
         arrays, note = found.arrays, found.note
     metadata = {safetensors_file.BUFFERS: json.dumps(buffers)} if buffers else None
     pieces = safetensors_file.write(out, arrays, metadata=metadata, piece_bytes=piece_bytes_of(layout_of(arrays)))

@@ -7,19 +7,29 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_va
 
 from atoll.aggregation.fold.device import Device
 from atoll.aggregation.optimizers import Optimizer
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.rules.geometric import NearestNeighbourMixing
 from atoll.aggregation.rules.rule import Rule, check_count
+from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
 from atoll.server.config.extensions import OPTIMIZER_EXTENSION, RULE_EXTENSION, load_optimizer, load_rule
-from atoll.server.config.kinds import CODECS, RULES, SERVER_OPTIMIZERS, CodecKind, OptimizerKind, RuleKind
+from atoll.server.config.kinds import (
+    CODECS,
+    RULES,
+    SERVER_OPTIMIZERS,
+    CodecKind,
+    ConcatenateKind,
+    OptimizerKind,
+    RuleKind,
+)
 from atoll.server.rounds.policy import StragglerPolicy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
-RULE_FIELDS = ("malicious", "num_selected", "num_steps", "radius")
+RULE_FIELDS = ("malicious", "num_selected", "num_steps", "radius", "append_max")
 """The options of the rules, among the settings of `AggregationConfig`."""
 
 
@@ -44,8 +54,10 @@ class AggregationConfig(BaseModel):
     rule: str = "mean"
     """Aggregation rule. "mean": exact, weighted. Robust against arbitrary updates, all with the same weight: "median"
     and "trimmed_mean", element by element; "multi_krum", "geometric_median" and "centered_clipping", by the distances
-    of whole updates. Or your own, an object with a method `reduce`: by the name that an installed package declares (see
-    `atoll plugins`), or as `module:object` or `path/to/file.py:object`."""
+    of whole updates. "concatenate": no mean, the rows of each update are appended to the model's in the order of the
+    clients' names, for models that grow, such as ensembles of trees. Or your own, an object with a method `reduce`: by
+    the name that an installed package declares (see `atoll plugins`), or as `module:object` or
+    `path/to/file.py:object`."""
 
     malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=0.5)] | None = None
     """Number of a round's updates that may be arbitrary, for "trimmed_mean", "multi_krum" and `mix_neighbours`: a whole
@@ -60,6 +72,9 @@ class AggregationConfig(BaseModel):
     radius: Positive | None = None
     """Radius of "centered_clipping", about the distance of an honest update from the mean; absent: refused by the rule,
     because there is no default."""
+
+    append_max: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Most bytes that one update may append with "concatenate"; a larger one is refused; absent: 16777216 (16 MiB)."""
 
     mix_neighbours: bool = False
     """Nearest-neighbour mixing before a rule (not "mean"): each update becomes the mean of its nearest updates, all but
@@ -113,6 +128,22 @@ class AggregationConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _rows_stay_as_they_are(self) -> "AggregationConfig":
+        given = {
+            "mix_neighbours": self.mix_neighbours,
+            f"weighting {self.weighting!r}": self.weighting != "examples",
+            "norm_bound": self.norm_bound is not None,
+            "partial": self.partial,
+            f"codec {self.codec!r}": self.codec != "none",
+        }
+        if self.grows and (wrong := [name for name, is_given in given.items() if is_given]):
+            raise ValueError(
+                f"rule concatenate appends the rows of an update as they are, and does not go with {', '.join(wrong)}: "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_what_the_rule_has(self) -> "AggregationConfig":
         if self.rule != "mean" and self.device != "cpu":
             raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
@@ -143,6 +174,28 @@ class AggregationConfig(BaseModel):
         """The name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec."""
         return self._codec_kind().name
 
+    @property
+    def grows(self) -> bool:
+        """The model's kind: it grows by the rows of the updates, and is no mean of models."""
+        return self.rule == CONCATENATE
+
+    @property
+    def training(self) -> str:
+        """The algorithm of the clients, as their invitations name it: with "concatenate" an update has rows."""
+        return CONCATENATE if self.grows else self.algorithm
+
+    @property
+    def most_appended(self) -> int | None:
+        """The most bytes that one update may append; None: the model does not grow."""
+        kind = self._rule_kind()
+        return kind.append_max if isinstance(kind, ConcatenateKind) else None
+
+    def fault_of_rows(self, num_bytes: int) -> str:
+        """Return the reason why a run whose model grows refuses an update of this size; empty: it takes it."""
+        if (most := self.most_appended) is None or num_bytes <= most:
+            return ""
+        return f"the update would append {count_of(num_bytes, 'byte')}; allowed by aggregation.append_max: {most}"
+
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
         """Yield the faults of a straggler policy that this rule or algorithm cannot work with. Loads no user code."""
         if (kind := self._rule_kind()) is not None and (rule := kind.build()) is not None:
@@ -150,6 +203,8 @@ class AggregationConfig(BaseModel):
                 check_count(self._mixed(rule), policy.quorum_count)
             except ValueError as fault:
                 yield f"aggregation: a round may end with its quorum, and {fault}"
+        if self.grows:
+            yield from _faults_of_growth(policy)
         if self.num_clients is None:
             return
         whole = "does not go with scaffold, whose control variates must count whole and at once"
@@ -187,6 +242,15 @@ class AggregationConfig(BaseModel):
             return rule
         assert self.malicious is not None
         return NearestNeighbourMixing(self.malicious, rule)
+
+
+def _faults_of_growth(policy: StragglerPolicy) -> Iterator[str]:
+    """Yield the settings of a policy that weigh updates: rows are appended, or not."""
+    whole = "does not go with rule concatenate, whose rows have no weight"
+    if policy.takes_stale and policy.mode != "fedasync" and policy.staleness != "constant":
+        yield f'round: staleness {policy.staleness!r} {whole}: only "constant" does'
+    if policy.partial_work == "scaled":
+        yield f'round: partial_work "scaled" {whole}: "accept" and "refuse" do'
 
 
 class OptimizerConfig(BaseModel):

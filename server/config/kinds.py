@@ -84,7 +84,26 @@ class CenteredClippingKind(Variant):
         return CenteredClipping(**self.options("rule"))
 
 
-RuleKind = MeanKind | MedianKind | TrimmedMeanKind | MultiKrumKind | GeometricMedianKind | CenteredClippingKind
+class ConcatenateKind(Variant):
+    """The rows of all updates, appended to the model's."""
+
+    rule: Literal["concatenate"]
+    append_max: int = 1 << 24
+
+    def build(self) -> Rule | None:
+        """Return None: nothing is reduced (`fold.concatenation`)."""
+        return None
+
+
+RuleKind = (
+    MeanKind
+    | MedianKind
+    | TrimmedMeanKind
+    | MultiKrumKind
+    | GeometricMedianKind
+    | CenteredClippingKind
+    | ConcatenateKind
+)
 RULES: Choice[RuleKind] = Choice(RuleKind, "rule")
 
 # ------------------------------------------------------------ codecs

@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
+from atoll.aggregation.fold.concatenation import concatenate
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
@@ -225,15 +226,14 @@ def fold_version(
     store, base, version = versions.store, versions.version(plan.base_version), Version(plan.base_version + 1)
     out = store.version_path(version)
     with naming_full_disk(out):
-        step = step_of(plan, base.manifest.layout, method, store)
-        folded = fold(
-            base.path,
-            updates,
-            out,
-            step=step,
-            execution=Execution(threads=threads, between=between, device=method.device),
-            durable=store.is_durable,
-        )
+        if method.grows:
+            rows = [item.update for item in updates]
+            folded = concatenate(base.path, rows, out, between=between, durable=store.is_durable)
+            check_model_travels(VersionManifest.of(folded.pieces))
+        else:
+            step = step_of(plan, base.manifest.layout, method, store)
+            execution = Execution(threads=threads, between=between, device=method.device)
+            folded = fold(base.path, updates, out, step=step, execution=execution, durable=store.is_durable)
     crash_points.reached("aggregate.after_fold")
     for slot, pieces in folded.slots.items():
         of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)

@@ -100,7 +100,7 @@ class RunFactory:
 
     def evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         """Make the evaluator of a run; its worker process starts with the first request."""
-        reference = Reference(config.task, config.given, config.aggregation.algorithm, config.seed, config.rounds)
+        reference = Reference(config.task, config.given, config.aggregation.training, config.seed, config.rounds)
         return Evaluator(
             reference,
             self._state.run(run_id) / "worker.log",
@@ -148,7 +148,7 @@ class RunFactory:
             OSError: a file cannot be written.
         """
         try:
-            if faults := _faults_of_own_code(config):
+            if faults := [*_faults_of_own_code(config), *self._faults_of_ranks(config)]:
                 raise ConfigError(faults)
             write_num_ranks(self._state.run(run_id), self._config.aggregators)
             reducer = self.reducer(config, run_id)
@@ -163,6 +163,13 @@ class RunFactory:
                 raise
             raise OperatorError(str(error)) from error
         return reducer
+
+    def _faults_of_ranks(self, config: RunConfig) -> list[str]:
+        """Return the reason why the aggregation ranks cannot fold this run; empty: they can, or there are none."""
+        if self._ranks is None or not config.aggregation.grows:
+            return []
+        what = "aggregation.rule: got 'concatenate', and each rank has a fixed part of a model of fixed size"
+        return [f"{what}; allowed: a coordinator without --aggregators"]
 
     async def _check_watched(self, config: RunConfig, evaluator: Evaluator) -> None:
         """Check that the task measures the metrics that decide about the run.
@@ -182,8 +189,9 @@ class RunFactory:
             ValueError: a tensor's name or shape differs.
         """
         before = parse_version(RunStore(self._state.run(run_id)).read_manifest(Version(0))).layout
-        here = {tensor.name: tensor.shape for tensor in before}
-        there = await evaluator.shapes()
+        rows = 1 if old.aggregation.grows else 0  # axes of any length
+        here = {tensor.name: tensor.shape[rows:] for tensor in before}
+        there = {name: shape[rows:] for name, shape in (await evaluator.shapes()).items()}
         if differing := sorted(name for name in here | there if here.get(name) != there.get(name)):
             changed = {**old.options, **new.options}.items() - old.options.items()
             values = ", ".join(f"task.{name} = {value!r}" for name, value in sorted(changed)) or "these settings"
@@ -191,14 +199,18 @@ class RunFactory:
             raise ValueError(f"--set: {values}: {what}; a new run may have it")
 
     def _check_quota(self, config: RunConfig, reducer: Reducer) -> None:
-        """Check that an update fits into the quota: a plain one is as large as a version, and would never be received.
+        """Check that an update fits into the quota: a larger one would never be received.
+
+        A plain one is as large as a version; in a run whose model grows it has at most `append_max` bytes.
 
         Raises:
             ValueError: it does not fit.
         """
-        most, num_bytes = self._config.incoming_max, reducer.num_bytes(Version(0))
+        most, appended = self._config.incoming_max, config.aggregation.most_appended
+        num_bytes = reducer.num_bytes(Version(0)) if appended is None else appended
         if most and config.aggregation.codec == "none" and self._ranks is None and num_bytes > most:
-            what = f"coordinator.incoming_max is {most}: an update of this model has {count_of(num_bytes, 'byte')}"
+            has = "of this model has" if appended is None else "may append aggregation.append_max ="
+            what = f"coordinator.incoming_max is {most}: an update {has} {count_of(num_bytes, 'byte')}"
             raise ValueError(f"{what}; allowed: 0 (no limit), or at least that")
 
 

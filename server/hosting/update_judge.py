@@ -55,7 +55,10 @@ class Judge:
             )
         layout, num_pieces = base.manifest.layout, len(self.manifest.pieces)
         may_omit = run.config.aggregation.partial and num_pieces > 0
-        check = partial(check_against, layout, self.manifest, may_omit=may_omit)
+        if fault := run.config.aggregation.fault_of_rows(self.manifest.num_bytes):
+            return await self.refuse(RejectReason.WRONG_LAYOUT, fault)
+        grows = run.config.aggregation.grows
+        check = partial(check_against, layout, self.manifest, may_omit=may_omit, grows=grows)
         if faults := await off_loop(100 * num_pieces, check):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
         if fault := codec_fault(self.manifest, run.config.aggregation.codec_name):

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import TaskBroken
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import ClientFailed, Engine, Failed, Job, Training
@@ -113,10 +115,13 @@ def choose(
         ValueError: the name is not one of `NAMES`.
         RayMissing: "ray" is chosen, and Ray is not installed.
         ClientFailed: the task's code failed.
+        TaskBroken: the engine shares memory between processes, and the run's updates have rows of any number.
     """
     if name not in NAMES:
         raise ValueError(f"engine must be one of {', '.join(NAMES)}, got {name!r}")
     count, threads = resources.num_workers, resources.threads
+    if training.algorithm == CONCATENATE:
+        return _for_rows(training, name, threads)
     if name == "auto":
         return _measured(training, version, client_ids[: min(cohort, COHORT)], count, threads, clock)
     if name == "ray":
@@ -129,6 +134,16 @@ def choose(
         except CannotBatch as error:
             return Choice(_unbatched(training, count, threads), reasons=(_reason(error),))
     return Choice(Processes(training, workers=count, threads=threads))
+
+
+def _for_rows(training: Training, name: str, threads: int) -> Choice:
+    if name in ("processes", "ray"):
+        why = (
+            "it shares memory for tensors of fixed shapes, and an update under rule concatenate has rows of any number"
+        )
+        raise TaskBroken(f"simulation.engine: got {name!r}: {why}; allowed: auto, sequential")
+    reasons = ("not batched: an update has rows of any number",) if name == "batched" else ()
+    return Choice(Sequential(training, threads=threads), reasons=reasons)
 
 
 def _unbatched(training: Training, workers: int, threads: int) -> Engine:

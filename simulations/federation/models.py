@@ -126,7 +126,8 @@ class Models(Versions):
     def row_layout(self) -> Layout | None:
         """The layout of the model if updates are stored as rows; None: they are not."""
         layout, aggregation = self.version(Version(0)).manifest.layout, self._config.aggregation
-        is_plain = not aggregation.codec_name and not aggregation.partial and aggregation.norm_bound is None
+        is_plain = not (aggregation.codec_name or aggregation.partial or aggregation.grows)
+        is_plain = is_plain and aggregation.norm_bound is None
         has_step = self._config.round.mode != "fedasync" and self.method.device is None
         is_small = self._config.round.num_invited * self.num_bytes(Version(0)) <= IN_MEMORY_MAX
         can = can_stack(layout, Step(self.method.optimizer, rule=self.method.rule))

@@ -32,7 +32,7 @@ def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunCo
         return Training(
             task=task,
             overrides=run.given,
-            algorithm=run.aggregation.algorithm,
+            algorithm=run.aggregation.training,
             device=simulation.device,
             model_seed=run.seed,
         )
