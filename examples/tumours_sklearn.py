@@ -1,7 +1,7 @@
 """A neural net of scikit-learn on the tumours of four clinics: federated averaging of an `MLPClassifier`.
 
-    atoll simulate examples/tumours_sklearn.toml
-    atoll coordinator examples/tumours_sklearn.toml
+atoll simulate examples/tumours_sklearn.toml
+atoll coordinator examples/tumours_sklearn.toml
 """
 
 import warnings

@@ -63,7 +63,7 @@ class TumourTrees:
         features, labels = records("train", instructions.site)
         settings = {"trees": 1, **instructions.local, "seed": instructions.seed % 2**31}
         wanted = int(settings.pop("trees"))
-        booster, data = booster_of(parameters, settings), xgboost.DMatrix(features, labels)
+        booster, data = booster_of(parameters, settings), xgboost.DMatrix(features, labels, nthread=1)
         before, done = booster.num_boosted_rounds(), 0
         while done < wanted and not (done and instructions.deadline.passed()):
             booster.update(data, before + done)
@@ -74,7 +74,7 @@ class TumourTrees:
     def evaluate(self, parameters: Arrays, *, split: str, site: str | None) -> dict[str, tuple[float, ...]]:
         """Return the sums of the metrics on a clinic's records, or on the server's."""
         features, labels = records(split, site)
-        return measured(booster_of(parameters).predict(xgboost.DMatrix(features)), labels)
+        return measured(booster_of(parameters).predict(xgboost.DMatrix(features, nthread=1)), labels)
 
     def num_examples(self, site: str) -> int:
         """Return the number of a clinic's training records."""
@@ -93,7 +93,7 @@ def arrays_of(booster: xgboost.Booster) -> Arrays:
 
 def booster_of(arrays: Arrays, settings: Mapping[str, Any] | None = None) -> xgboost.Booster:
     """Return a booster with the trees of arrays; `settings` over `PARAMETERS` are for further trees."""
-    empty = xgboost.train(PARAMETERS, xgboost.DMatrix(np.zeros((1, FEATURES))), num_boost_round=0)
+    empty = xgboost.train(PARAMETERS, xgboost.DMatrix(np.zeros((1, FEATURES)), nthread=1), num_boost_round=0)
     document = json.loads(empty.save_raw("json"))
     trees = trees_of(arrays)
     model = document["learner"]["gradient_booster"]["model"]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.fold.streaming import FILES_OPEN_MAX, TILE_ELEMENTS, Folded
-from atoll.aggregation.tensors.coverage import appended
+from atoll.aggregation.tensors.coverage import appended, check_rows
 from atoll.aggregation.tensors.layout import Layout, Tensor, in_order
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
@@ -79,10 +79,8 @@ def grown(parts: Iterable[Layout]) -> Layout:
 
 def _checked(layout: Layout, update: StoredUpdate) -> Layout:
     """Return the tensors of an update, in the order of the base's; raise ValueError if they are others."""
-    kinds = {tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in layout}
-    for piece in update.pieces:
-        if kinds.get(piece.tensor) != (piece.dtype, len(piece.lengths)):
-            raise ValueError(f"update {update.path}: {piece.dtype} {piece.tensor!r} {piece.lengths} is not the base's")
+    if faults := check_rows(layout, update.pieces):
+        raise ValueError(f"update {update.path}: {'; '.join(faults)}")
     return appended(layout, update.pieces)
 
 

@@ -41,7 +41,7 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -
         yield f"this version of Atoll supports {', '.join(ALGORITHMS)}"
     elif algorithm == CONCATENATE:
         if local is not None or has_fit:
-            yield "the tensors of a PyTorch model have fixed shapes; allowed: an ArrayTask, whose arrays may grow"
+            yield "the tensors of a PyTorch model have fixed shapes: write an ArrayTask, whose arrays may grow"
     elif algorithm != "fedavg":
         if has_own:
             yield "the task has an algorithm of its own, whose run says fedavg"

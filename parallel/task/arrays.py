@@ -86,8 +86,8 @@ def check_grows(layout: Layout) -> None:
     """
     if scalars := [tensor.name for tensor in layout if not tensor.shape]:
         raise TaskBroken(
-            f"{', '.join(scalars)} has no axis along which rule concatenate could append rows; allowed: arrays with at "
-            "least one axis, such as np.zeros(0, np.float32)"
+            f"{', '.join(scalars)} has no axis along which rule concatenate could append rows: give it one, as "
+            "np.zeros(0, np.float32) has"
         )
     if not layout:
         raise TaskBroken("the initial model has no arrays to which rule concatenate could append rows")
