@@ -3,8 +3,8 @@
     .venv-peers/bin/python -m benchmarks.peer_trees FOLDER CPUS_OF_A_CLIENT
 
 The folder has `settings.json` (XGBoost's parameters, rounds) and `clients.npz` (features and labels of each client, by
-number); it gets `model.json`, the ensemble in XGBoost's own form, and `rounds.json`. The client is that of Flower's quick
-start for XGBoost; replies are aggregated in the order of the clients, so that ensembles can be compared.
+number); it gets `model.json`, the ensemble in XGBoost's own form, and `rounds.json`. The client is that of Flower's
+quick start for XGBoost; replies are aggregated in the order of the clients, so that ensembles can be compared.
 """
 
 import json

@@ -2,9 +2,9 @@
 
     python -m benchmarks.trees [--rounds 20] [--pairs 3] [--quick]
 
-Four clinics of `examples/tumours.py` add a tree of XGBoost each in every round. Both sides are simulations with the same
-records, parameters and rounds, and take turns; Flower's has the best of a printed sweep of the clients that train at
-once. Compared are the ensembles, tree by tree, the AUC on records that no clinic has, seconds a round (without the
+Four clinics of `examples/tumours.py` add a tree of XGBoost each in every round. Both sides are simulations with the
+same records, parameters and rounds, and take turns; Flower's has the best of a printed sweep of the clients that train
+at once. Compared are the ensembles, tree by tree, the AUC on records that no clinic has, seconds a round (without the
 first, in which a simulation starts), and bytes. A pair takes a minute, so there are three. `make peers` installs
 Flower; without it, and with --quick, XGBoost's own functions alone make the other ensemble.
 """

@@ -1,4 +1,4 @@
-"""Boosted trees of XGBoost on the tumours of four clinics: each clinic adds a tree to the common ensemble in each round.
+"""Boosted trees of XGBoost on the tumours of four clinics: each clinic adds trees to a common ensemble in each round.
 
     atoll simulate examples/tumours_xgboost.toml
     atoll coordinator examples/tumours_xgboost.toml

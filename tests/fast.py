@@ -42,6 +42,7 @@ REAL = (
     "client/wire/test_rotating_channel.py",
     "client/wire/test_transfers.py",
     "client/work",
+    "examples/test_tumours.py",
     "federation",
     "odd_tasks",
     "pages/test_sessions.py",
