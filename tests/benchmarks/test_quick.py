@@ -131,3 +131,12 @@ def test_a_few_simulated_rounds_are_measured_beside_the_tight_loop():
     assert found["clients_per_s"]["atoll"]["median"] > 0
     assert min(found["accuracy"].values()) >= 0.3
     assert "left out" in document["theirs"]
+
+
+@pytest.mark.long
+def test_a_few_trees_are_those_of_xgboost_alone():
+    """Beside Flower: `make peers`, then `make bench NAME=trees`."""
+    document = measure("trees", "--quick")
+    assert document["ok"]
+    assert document["ours"]["trees"] == 20
+    assert 0.9 < document["ours"]["auc"] <= 1

@@ -1,4 +1,4 @@
-"""The tasks of scikit-learn and XGBoost by real processes: trees survive kills, and both runs are the simulated ones."""
+"""The tasks of scikit-learn and XGBoost by real processes: trees survive kills, both runs are the simulated ones."""
 
 import json
 import subprocess
