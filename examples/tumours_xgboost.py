@@ -6,7 +6,10 @@
 The model is an ensemble as arrays: the nodes of all trees, one after the other, and the number of nodes of each tree.
 An update has the clinic's new trees, and rule "concatenate" appends them: bagging, as Flower's FedXgbBagging has it.
 
-    python -m examples.tumours_xgboost model.safetensors trees.json     # of `atoll model export`, for plain XGBoost
+The newest ensemble in plain XGBoost's own form:
+
+    atoll model export --out model.safetensors
+    python examples/tumours_xgboost.py model.safetensors trees.json
 
 Source:
     Chen, Guestrin, "XGBoost: A Scalable Tree Boosting System", KDD 2016.
@@ -63,6 +66,10 @@ class TumourTrees:
         features, labels = records("train", instructions.site)
         settings = {"trees": 1, **instructions.local, "seed": instructions.seed % 2**31}
         wanted = int(settings.pop("trees"))
+        if fixed := sorted({"objective", "base_score", "booster"} & settings.keys()):
+            raise ValueError(
+                f"local.{fixed[0]} is part of the model: change it in PARAMETERS, for all rounds and clinics"
+            )
         booster, data = booster_of(parameters, settings), xgboost.DMatrix(features, labels, nthread=1)
         before, done = booster.num_boosted_rounds(), 0
         while done < wanted and not (done and instructions.deadline.passed()):

@@ -174,4 +174,6 @@ GIVEN = {
     "examples/stdlib_lm.py": Given(instead=FEW_STEPS, is_long=True),
     "examples/synthetic.py": Given(instead={"--rounds 50": "--rounds 2"}, is_long=True),
     "examples/table.py": Given(),
+    "examples/tumours_sklearn.py": Given(is_long=True),
+    "examples/tumours_xgboost.py": Given(is_long=True),
 }
