@@ -121,6 +121,12 @@ def test_a_codec_makes_the_update_smaller_than_the_model(tmp_path: Path) -> None
     assert site.lines()[-1]["digests"]["bytes"] == str(2000 + 4 * 4)
 
 
+def test_rows_to_append_are_not_as_many_as_the_model_has_and_are_weighed_before_their_upload(tmp_path: Path) -> None:
+    site, entry = Site(tmp_path, "upload_max_bytes = 100\n"), spooled(tmp_path, size=20)
+    assert site.gate.admit(invitation(algorithm="concatenate"), version(w=2000)).is_allowed
+    assert site.gate.ask_upload(entry).rule is Rule.UPLOAD_MAX_BYTES
+
+
 def test_the_size_of_an_update_is_that_of_the_real_one_with_its_manifest(tmp_path: Path) -> None:
     entry = spooled(tmp_path)
     size = 40 + len(entry.manifest)
