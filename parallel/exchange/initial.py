@@ -1,13 +1,14 @@
 """The initial values of a sharded model, made one parameter at a time: no rank ever holds the whole model.
 
-The model is built twice. The first time its parameters are on meta, and each operation on one of them is noted. The
-second time it is real, from the same seed, so all values are those of a plain construction, to the bit. The notes say
-which values are still read, and a parameter has memory only while its values are:
+The model is built twice: blank, for the engine, and for real, from the same seed, for the values, which are those of a
+plain construction to the bit. In the second construction a parameter has memory while operations use it. When another
+one is used, this rank's box of it is copied to the shards and its memory is freed:
 
-    filled -- overwritten later --> freed -- filled again -- read -- for the last time --> copied to the shards, freed
+    made, filled --> copied, freed -- filled again from nothing --> copied, freed
 
-A module that fills its parameters in its constructor has one of them in memory at a time, also where the whole model
-fills them once more at its end (Hugging Face's `post_init`).
+So one parameter is in memory at a time, also where the whole model fills its layers once more at its end (Hugging
+Face's `post_init`). A parameter whose values are read after they were freed has lost them: then the model is built once
+more, and those parameters stay until the end.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,183 +29,207 @@ from atoll.parallel.exchange.shares import Share
 OVERWRITING = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "bernoulli_"})
 """Operations after which nothing is left of the values of their first argument."""
 
+CONSTRUCTIONS_MAX = 4
+"""Most constructions for the values: which parameters must stay may depend on values that were lost before."""
+
 Build = Callable[[], nn.Module]
 
 
 class NotRepeatable(RuntimeError):
-    """The second construction of the model does other things with its parameters than the first."""
+    """The model is built with other parameters this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A parameter of the model in the memory of a registered one, usually all of it."""
+
+    name: str
+    """The name in the model; of a tied weight the first."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
 
 @dataclass(slots=True)
-class Noted:
-    """A blank model, and the operations of its construction on its parameters."""
+class Blank:
+    """A blank model, and its parameters in the order of their registration."""
 
     model: nn.Module
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """All parameters that were registered, in their order; some are in the model no more."""
-    uses: list[list[bool]] = field(default_factory=list)
-    """The operations on each of them: whether it overwrites all values."""
-    names: list[str | None] = field(default_factory=list)
-    """The name of each of them in the model, of a tied one the first; None: it is in the model no more."""
+    """All that were registered; some are in the model no more."""
+    places: list[list["_Place"]] = field(default_factory=list)
+    """The parameters of the model that lie in the memory of each; none: it is in the model no more."""
 
 
-def noted(build: Build) -> Noted:
-    """Build a model with its parameters on meta, and note the operations on them.
+def blank_of(build: Build) -> Blank:
+    """Build a model with its parameters on meta.
 
     Raises:
         NotImplementedError, RuntimeError: the model's code needs the values of a parameter.
     """
-    found = Noted(nn.Module())
-    watching = _Watching()
+    found, watching = Blank(nn.Module()), _Watching()
 
     def register(parameter: nn.Parameter) -> nn.Parameter:
         blank = on_meta(parameter)
         if watching.follow(blank):
             found.parameters.append(blank)
-            found.uses.append([])
         return blank
 
-    watching.after = lambda number, overwrites: found.uses[number].append(overwrites)
-    with registering(register), watching:
+    with registering(register):
         found.model = build()
-    by_id: dict[int, str] = {}
-    for name, parameter in found.model.named_parameters(remove_duplicate=False):
-        by_id.setdefault(id(parameter), name)
-    found.names = [by_id.get(id(parameter)) for parameter in found.parameters]
+    found.places = [[] for _ in found.parameters]
+    for name, parameter in found.model.named_parameters():
+        if (number := watching.number(parameter)) is not None:
+            place = _Place(name, tuple(parameter.shape), parameter.stride(), int(parameter.storage_offset()))
+            found.places[number].append(place)
     return found
 
 
-def fill(shares: Sequence[Share], parts: Sequence[nn.Module], notes: Noted, build: Build) -> None:
+def fill(shares: Sequence[Share], parts: Sequence[nn.Module], blank: Blank, build: Build) -> None:
     """Give the shards and the buffers of this rank the values that the model is built with.
 
-    Memory: the parameters whose values are still needed, usually one. No communication: every rank builds the same.
+    Memory: usually one parameter. No communication: every rank builds the same.
 
     Args:
-        shares: of this rank, from the engine that `notes.model` became.
+        shares: of this rank, from the engine that `blank.model` became.
         parts: of the engine.
-        notes: of the first construction, with the same seed and settings.
-        build: as for `noted`; the generators are as for a plain construction.
+        blank: of the first construction.
+        build: as for `blank_of`; it seeds the generators as for a plain construction.
 
     Raises:
-        NotRepeatable: the model is built in another way this time; some values are undefined then.
+        NotRepeatable: the model is built in another way this time; the values are undefined then.
     """
     by_name: dict[str, list[Share]] = {}
     for share in shares:
         by_name.setdefault(share.name, []).append(share)
-    filling = _Filling(notes, by_name)
-    with registering(filling.register), filling.watching:
-        model = build()
-    filling.check()
-    _fill_buffers(model, parts)
+    kept: set[int] = set()
+    for _ in range(CONSTRUCTIONS_MAX):
+        filling = _Filling(blank, by_name, kept)
+        with filling.following():
+            model = build()
+        filling.end()
+        if filling.lost <= kept:
+            _fill_buffers(model, parts)
+            return
+        kept |= filling.lost
+    raise NotRepeatable(f"the model's construction reads other parameters each time, {len(kept)} of them")
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The operations on the memory of some tensors, by the number of the tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, filling: "_Filling | None" = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._filling = filling
         self._numbers: dict[int, int] = {}
-        self._sizes: list[int] = []
-        self._alive: list[torch.Tensor] = []  # so that no other storage gets the number of one
-        self.before: Callable[[int], None] = lambda number: None
-        self.after: Callable[[int, bool], None] = lambda number, overwrites: None
+        self.tensors: list[torch.Tensor] = []
+        """The tensors, which stay, so that no other memory gets the number of one."""
+
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of the tensor's memory; None: it is not watched."""
+        return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def follow(self, tensor: torch.Tensor) -> bool:
-        """Watch a tensor from now on; return whether it is a new one."""
+        """Watch a tensor from now on; return whether its memory is new."""
         key = tensor.untyped_storage()._cdata
         if key in self._numbers:
             return False
-        self._numbers[key] = len(self._sizes)
-        self._sizes.append(tensor.numel())
-        self._alive.append(tensor.detach())
+        self._numbers[key] = len(self.tensors)
+        self.tensors.append(tensor.detach())
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = func._schema
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        used = {} if is_view else self._used(schema, args, kwargs or {})
-        for number in used:
-            self.before(number)
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if self._filling is not None and not is_view:
+            self._filling.use(self._used(func._schema, args, kwargs or {}))
+        moved = self.number(args[0]) if func._schema.name == "aten::set_" else None
         result = func(*args, **(kwargs or {}))
-        for number, overwrites in used.items():
-            self.after(number, overwrites)
+        if moved is not None:  # the tensor has other memory now
+            self._numbers[args[0].untyped_storage()._cdata] = moved
+            self.tensors[moved] = args[0].detach()
         return result
 
     def _used(self, schema: Any, args: Any, kwargs: Any) -> dict[int, bool]:
         """Return the numbers of the tensors that an operation uses, with whether it overwrites all of each."""
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        numbers = [self._numbers.get(tensor.untyped_storage()._cdata) for tensor in tensors]
+        numbers = [self.number(tensor) for tensor in tensors]
         used = {number: False for number in numbers if number is not None}
-        name = schema.name.partition("::")[2]
-        if name in OVERWRITING and numbers and (first := numbers[0]) is not None and numbers.count(first) == 1:
-            used[first] = tensors[0].numel() == self._sizes[first]
+        if schema.name.partition("::")[2] in OVERWRITING and numbers and (first := numbers[0]) is not None:
+            is_alone = numbers.count(first) == 1
+            used[first] = is_alone and tensors[0].numel() == self.tensors[first].numel()
         return used
 
 
 class _Filling:
-    """The second construction: each parameter's memory, and the copies of its last values."""
+    """One construction for the values.
 
-    def __init__(self, notes: Noted, shares: Mapping[str, Sequence[Share]]) -> None:
-        self._notes, self._names, self._shares = notes, notes.names, shares
-        self._parameters: list[nn.Parameter] = []
-        self._done: list[int] = []
-        self.watching = _Watching()
-        self.watching.before, self.watching.after = self._before, self._after
+    Args:
+        blank: of the first construction.
+        shares: of this rank, by name.
+        kept: the numbers of parameters that stay in memory.
+    """
 
-    def register(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Watch a parameter; one whose values are never used again is copied at once."""
-        if self.watching.follow(parameter):
-            number = len(self._parameters)
-            self._parameters.append(parameter)
-            self._done.append(0)
-            if number >= len(self._notes.uses) or parameter.shape != self._notes.parameters[number].shape:
-                raise NotRepeatable(f"parameter {number} is another one than before")
-            self._rest(number)
+    def __init__(self, blank: Blank, shares: Mapping[str, Sequence[Share]], kept: set[int]) -> None:
+        self._blank, self._shares, self._kept = blank, shares, kept
+        self._watching = _Watching(self)
+        self._open: set[int] = set()
+        self.lost: set[int] = set()
+        """The parameters whose values were read after they were freed."""
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow a construction."""
+        with registering(self._register), self._watching:
+            yield
+
+    def _register(self, parameter: nn.Parameter) -> nn.Parameter:
+        number = len(self._watching.tensors)
+        if not self._watching.follow(parameter):
+            return parameter
+        before = self._blank.parameters
+        if number >= len(before) or _geometry(parameter) != _geometry(before[number]):
+            raise NotRepeatable(f"parameter {number} of the model is another one than before")
+        self._close(self._open)
+        self._open = {number}
         return parameter
 
-    def check(self) -> None:
-        """Raise NotRepeatable unless everything has happened that was noted."""
-        if self._done != [len(uses) for uses in self._notes.uses]:
-            raise NotRepeatable("operations on parameters are missing")
+    def use(self, used: Mapping[int, bool]) -> None:
+        """Follow an operation: give memory to the parameters that it uses, and free that of others."""
+        if not used:
+            return
+        self._close(self._open - used.keys())
+        self._open = set(used)
+        for number, overwrites in used.items():
+            tensor = self._watching.tensors[number]
+            size = tensor.numel() * tensor.element_size()
+            if tensor.untyped_storage().nbytes() < size:
+                tensor.untyped_storage().resize_(size)
+                self.lost |= set() if overwrites else {number}
 
-    def _before(self, number: int) -> None:
-        parameter = self._parameters[number]
-        storage, size = parameter.untyped_storage(), parameter.numel() * parameter.element_size()
-        if storage.nbytes() < size:
-            storage.resize_(size)
+    def end(self) -> None:
+        """Copy what is left.
 
-    def _after(self, number: int, overwrites: bool) -> None:
-        uses, done = self._notes.uses[number], self._done[number]
-        if done >= len(uses) or uses[done] != overwrites:
-            raise NotRepeatable(f"an operation on parameter {self._names[number] or number} is another one than before")
-        self._done[number] += 1
-        self._rest(number)
+        Raises:
+            NotRepeatable: parameters are missing.
+        """
+        if len(self._watching.tensors) != len(self._blank.parameters):
+            raise NotRepeatable("parameters of the model are missing this time")
+        self._close(self._open | self._kept)
 
-    def _rest(self, number: int) -> None:
-        """Copy the last values of a parameter, and free memory whose values are not needed any more."""
-        uses, done = self._notes.uses[number], self._done[number]
-        if done == len(uses):
-            self._copy(number)
-        if done == len(uses) or uses[done]:
-            storage = self._parameters[number].untyped_storage()
-            if storage.resizable():
-                storage.resize_(0)
-
-    def _copy(self, number: int) -> None:
-        name = self._names[number]
-        with _unwatched(self.watching), torch.no_grad():
-            for share in self._shares.get(name, ()) if name is not None else ():
-                share.local.copy_(self._parameters[number].detach()[share.slices])
+    def _close(self, numbers: set[int]) -> None:
+        with torch.no_grad():
+            for number in numbers:
+                tensor = self._watching.tensors[number]
+                for place in self._blank.places[number]:
+                    whole = tensor.as_strided(place.shape, place.stride, place.offset)
+                    for share in self._shares.get(place.name, ()):
+                        share.local.copy_(whole[share.slices])
+                if number not in self._kept and tensor.untyped_storage().resizable():
+                    tensor.untyped_storage().resize_(0)
 
 
-@contextmanager
-def _unwatched(watching: _Watching) -> Iterator[None]:
-    before, after = watching.before, watching.after
-    watching.before, watching.after = (lambda number: None), (lambda number, overwrites: None)
-    try:
-        yield
-    finally:
-        watching.before, watching.after = before, after
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
 
 
 def _fill_buffers(model: nn.Module, parts: Sequence[nn.Module]) -> None:

@@ -17,7 +17,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange import initial
-from atoll.parallel.exchange.initial import NotRepeatable, fill, noted
+from atoll.parallel.exchange.initial import NotRepeatable, blank_of, fill
 from atoll.parallel.exchange.shares import shares_of
 from atoll.parallel.local_training.parameters import parameters_of
 from tests.parallel.exchange.layouts import LAYOUTS
@@ -76,7 +76,7 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
 def test_all_values_are_those_of_a_plain_construction(make: Callable[[], nn.Module]) -> None:
     expected = seeded(make)
     state = torch.get_rng_state()
-    notes = noted(lambda: seeded(make))
+    notes = blank_of(lambda: seeded(make))
     model = notes.model
     assert all(parameter.is_meta for parameter in model.parameters())
     tied = tied_names(model)
@@ -93,15 +93,15 @@ def test_all_values_are_those_of_a_plain_construction(make: Callable[[], nn.Modu
 @pytest.mark.parametrize("make", [FilledAgain, LAYOUTS["shards"][0]])
 def test_one_parameter_at_a_time_has_memory(make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
-    rest = initial._Filling._rest
+    close = initial._Filling._close
 
-    def measured(self: Any, number: int) -> None:
+    def measured(self: Any, numbers: set[int]) -> None:
         nonlocal most
-        most = max(most, sum(parameter.untyped_storage().nbytes() for parameter in self._parameters))
-        rest(self, number)
+        most = max(most, sum(tensor.untyped_storage().nbytes() for tensor in self._watching.tensors))
+        close(self, numbers)
 
-    monkeypatch.setattr(initial._Filling, "_rest", measured)
-    notes = noted(lambda: seeded(make))
+    monkeypatch.setattr(initial._Filling, "_close", measured)
+    notes = blank_of(lambda: seeded(make))
     tied, model = tied_names(notes.model), notes.model
     give_memory([model], "cpu")
     fill(shares_of([model], None, tied), [model], notes, lambda: seeded(make))
@@ -114,25 +114,18 @@ def test_a_model_that_is_built_in_another_way_is_noticed() -> None:
     widths = iter((3, 4))
     with pytest.raises(NotRepeatable, match="another one than before"):
         filled(lambda: nn.Linear(3, next(widths)))
-    times = iter((1, 2))
-
-    def often() -> nn.Module:
-        layer = nn.Linear(2, 2)
-        for _ in range(next(times)):
-            nn.init.ones_(layer.weight)
-        return layer
-
-    with pytest.raises(NotRepeatable):
-        filled(often)
+    numbers = iter((2, 1))
+    with pytest.raises(NotRepeatable, match="are missing this time"):
+        filled(lambda: nn.ModuleList(nn.Linear(3, 3) for _ in range(next(numbers))))
 
 
 def filled(make: Callable[[], nn.Module]) -> None:
-    notes = noted(make)
+    notes = blank_of(make)
     give_memory([notes.model], "cpu")
     fill(shares_of([notes.model], None), [notes.model], notes, make)
 
 
-def test_a_model_that_needs_values_cannot_be_noted() -> None:
+def test_a_model_that_needs_values_cannot_be_blank_of() -> None:
     class Decides(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -141,14 +134,14 @@ def test_a_model_that_needs_values_cannot_be_noted() -> None:
                 self.layer.bias.data.zero_()
 
     with pytest.raises((RuntimeError, NotImplementedError)):
-        noted(Decides)
+        blank_of(Decides)
 
 
 def on_a_rank(name: str) -> list[str]:
     make, degrees, options = LAYOUTS[name]
     expected = make()
     whole, tables = parameters_of(expected), dict(expected.named_buffers())
-    notes = noted(make)
+    notes = blank_of(make)
     tied = tied_names(notes.model)
     plan = Plan(mesh=Mesh(**degrees), **options)
     axes = Axes(plan.mesh, "cpu")
