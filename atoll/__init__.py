@@ -7,6 +7,7 @@ Everything that a project of yours imports is here:
     Algorithm      the client's side of a federated algorithm of one's own
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
+    Statistic      a number of a site's data, and the rule by which those of sites are merged
     Metric         a metric whose value is more than a ratio of two sums
     ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not PyTorch
     Instructions   the request to an `ArrayTask` for one local training
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from atoll.parallel.task.deadline import Deadline
     from atoll.parallel.task.local import Local
     from atoll.parallel.task.metrics import Metric
+    from atoll.parallel.task.statistic import Statistic
     from atoll.parallel.task.task import Task, load_task, task_name
 
 __version__ = "0.1.0"
@@ -47,6 +49,7 @@ _PLACES = {
     "atoll.parallel.task.deadline": ("Deadline",),
     "atoll.parallel.task.local": ("Local",),
     "atoll.parallel.task.metrics": ("Metric",),
+    "atoll.parallel.task.statistic": ("Statistic",),
     "atoll.parallel.task.task": ("Task", "load_task", "task_name"),
 }
 """The public names by their modules, which are imported at the first use of a name."""
@@ -60,6 +63,7 @@ __all__ = [
     "Local",
     "Metric",
     "SimulatedRun",
+    "Statistic",
     "Task",
     "Trained",
     "Training",

@@ -83,6 +83,32 @@ class Federation:
         reply = _quietly(lambda: admin.start(self._state, effective(file.run)))
         return DeployedRun(self, reply.run_id)
 
+    def statistics(
+        self, what: Path | str = "", *, set: Mapping[str, Any] | None = None, deadline: float = 300.0, number: int = 0
+    ) -> Mapping[str, Any]:
+        """Return statistics of the sites' data, as `atoll run statistics --json` does.
+
+        Args:
+            what: the TOML of a planned run, or a task's reference: its connected sites are asked. Empty: no site is
+                asked, and a kept result is returned.
+            set: settings by their keys, of a request.
+            deadline: seconds in which sites may answer.
+            number: the kept result; 0: the newest.
+
+        Raises:
+            ConfigError: the settings have faults; with all of them.
+            Refused: no site can be asked, there is no such result, or no coordinator answers.
+        """
+        from atoll.cli.files import load_run
+        from atoll.cli.runs import admin
+        from atoll.protocol.settings import effective
+
+        if what:
+            file = load_run(str(what), overrides_of(set or {}), is_elsewhere=lambda _: admin.is_elsewhere(self._state))
+            number = _quietly(lambda: admin.collect_statistics(self._state, effective(file.run), deadline))
+        found: Mapping[str, Any] = self._view("statistics", number=number)
+        return found
+
     def invite(self, name: str, *, role: str = "client", hours: float = 24.0) -> str:
         """Return a join code, which makes its bearer a member under this name, once; errors as `start`."""
         from atoll.cli.runs import admin

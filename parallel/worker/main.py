@@ -16,6 +16,7 @@ Requests, and the fields of their answers (`?`: optional):
                                                             has_own, normalizer?, effective_steps? (FedNova's)
     evaluate  model, own?, model_seed?, local?, split: train | test | server
                                                          -> statistics (null, with a reason, if there are none)
+    statistics  local?, model_seed?, only_whether?       -> statistics (of the site's data), or why_not
     values    statistics                                 -> values (null: undefined), by the task's metrics
     quit                                                 -> (none), then the process ends
 

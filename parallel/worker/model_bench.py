@@ -24,6 +24,8 @@ from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
 from atoll.parallel.local_training.warm_start import Aliases
+from atoll.parallel.statistics.of_data import of_task
+from atoll.parallel.statistics.parts import SPLITS, SiteStatistics
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.parallel.task.context import Context, context_of, within
@@ -174,6 +176,19 @@ class ModelBench:
     def measures(self) -> Measures:
         """Return the names of the loss and the task's metrics, and whether the server has data for them."""
         return Measures(tuple(sorted({"loss", *self._task.metrics})), self._why_not("server", self._local))
+
+    def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
+        """Return the statistics of the rows of both splits, with those of the task's own function."""
+        self._local_of(request, 0)  # takes the options of the request
+        if self._site is None:
+            raise TaskBroken("this worker was started without a site, so it has no data")
+        datasets = {split: self._dataset(split) for split in SPLITS}
+        with within(self._context(request)):
+            return of_task(self._task, datasets, deadline)
+
+    def no_statistics(self) -> str:
+        """Return no reason: rows have statistics."""
+        return ""
 
     def _why_not(self, where: str, local: Local) -> str:
         """Return the reason that nothing can be measured on a split; empty: it can."""

@@ -36,6 +36,7 @@ from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.hosting.start_version import start_of
+from atoll.server.hosting.statistics_requests import StatisticsRequests
 from atoll.server.hosting.update_judge import Judge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
@@ -103,6 +104,7 @@ class Coordinator:
         ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places)
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
+        self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
         self.uploads = Uploads(
             self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute.of, floor=config.upload_floor
         )

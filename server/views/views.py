@@ -22,6 +22,7 @@ from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import what_a_pause_waits_for, what_a_run_waits_for, why_not
+from atoll.server.statistics import results
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
 from atoll.server.views.sites import measurements, sites
@@ -42,6 +43,7 @@ class View(StrEnum):
     CLIENTS = "clients"
     VERSIONS = "versions"
     SITES = "sites"
+    STATISTICS = "statistics"
 
 
 def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
@@ -51,16 +53,19 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         history: the history of the state directory.
         view: the kind of view.
         run: id or name of the run; empty: the newest run, except for RUN, which needs one.
-        number: the round; 0: the newest.
+        number: the round, or the statistics; 0: the newest.
 
     Returns:
         For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
         record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
-        in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`.
+        in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`; for
+        STATISTICS a result of `server.statistics`.
 
     Raises:
         LookupError: there is no such run or round; the message names the known runs.
     """
+    if view is View.STATISTICS:
+        return results.read(history.path, number)
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
     row = history.run(run) if view is View.RUN else run_of(history, run)

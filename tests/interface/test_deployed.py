@@ -61,6 +61,11 @@ def watched(found, it):
     with pytest.raises(Refused, match=r"there is no run 'nothing' \(known: python-1\)"):
         found.run("nothing")
     assert len(found.invite("east")) > 40
+    asked = found.statistics(TASK)
+    assert asked["answered"] == sorted(line_task.SITES)
+    assert found.statistics() == found.statistics(number=1) == asked
+    with pytest.raises(Refused, match="deadline 0 s; allowed"):
+        found.statistics(TASK, deadline=0)
     second = found.start(TASK, set={"name": "second", "rounds": 1000, "round.min_available": 4})
     second.pause("to look at it")
     begun = time.monotonic()

@@ -85,7 +85,12 @@ GIVEN = {
         before={"atoll aggregator": (TWO_RANKS,)},
         is_long=True,
     ),
-    "docs/commands.md#3": Given(run="hosted", instead=DELETED, is_long=True),
+    "docs/commands.md#3": Given(
+        run="hosted",
+        instead=DELETED,
+        codes={"atoll run statistics other.toml": 2},  # no site is there
+        is_long=True,
+    ),
     "docs/commands.md#5": Given(
         run="hosted",
         instead={"atoll join CODE": f"atoll join {OPERATOR}", **ELSEWHERE},
@@ -155,6 +160,12 @@ GIVEN = {
             "atoll sweep examples/policies.toml": "atoll sweep examples/policies.toml --set rounds=1",
         },
         is_long=True,
+    ),
+    "docs/statistics.md": Given(
+        instead={"--join CODE": NORTH},
+        before={
+            "atoll run statistics run.toml": ("until atoll run statistics run.toml; do sleep 0.2; done",)
+        },  # north may have enrolled, and not be connected yet
     ),
     "docs/task.md": Given(instead={"--rounds 5": "--rounds 2", "--epochs 5": "--epochs 1"}, is_long=True),
     "docs/training.md": Given(instead={"--epochs 24": "--epochs 1", **FEW_STEPS}, is_long=True),

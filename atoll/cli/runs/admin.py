@@ -269,6 +269,14 @@ def start(state: Path, config_toml: str) -> pb.RunReply:
     return reply
 
 
+def collect_statistics(state: Path, config_toml: str, deadline_s: float) -> int:
+    """Ask the sites of a planned run for statistics of their data; return the number of the result."""
+    request = pb.CollectStatisticsRequest(config_toml=config_toml, deadline_s=deadline_s)
+    timeout = TIMEOUT_S + deadline_s
+    reply: pb.CollectStatisticsReply = ask(state, lambda admin: admin.CollectStatistics(request, timeout=timeout))
+    return reply.number
+
+
 def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:
     """Stop a run, for a reason that its record keeps."""
     request = pb.StopRunRequest(run_id=run_id, reason=reason)

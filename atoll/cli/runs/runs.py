@@ -1,4 +1,4 @@
-"""`atoll run ...`: start, stop, pause, resume and delete runs; list and show them."""
+"""`atoll run ...`: start, stop, pause, resume and delete runs; list and show them; statistics before a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, say, shortened, table
 from atoll.cli.runs.sites import show_sites
+from atoll.cli.runs.statistics import statistics
 from atoll.cli.runs.views import read_view
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
     file = load_run(what, overrides, is_elsewhere=lambda file: admin.is_elsewhere(state_of(file, what, state)))
     note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
     _report(admin.start(state_of(file, what, state), effective(file.run)), json)
+
+
+app.command()(statistics)
 
 
 @app.command()
