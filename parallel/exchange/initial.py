@@ -40,14 +40,39 @@ class NotRepeatable(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class _Geometry:
+    """The place of a tensor's elements in its memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_Geometry":
+        return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """A parameter of the model in the memory of a registered one, usually all of it."""
 
     name: str
     """The name in the model; of a tied weight the first."""
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+    geometry: _Geometry
+    registered: _Geometry
+    """The geometry of the registered parameter, in the blank model."""
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this parameter, from the registered one in the real model.
+
+        Raises:
+            NotRepeatable: it is a part of that memory, which the real one has in another order.
+        """
+        if self.geometry == self.registered:
+            return tensor  # all of it, in whatever order
+        if _Geometry.of(tensor) != self.registered:
+            raise NotRepeatable(f"{self.name} is a view of a parameter that is no plain tensor")
+        return tensor.as_strided(self.geometry.shape, self.geometry.stride, self.geometry.offset)
 
 
 @dataclass(slots=True)
@@ -80,7 +105,7 @@ def blank_of(build: Build) -> Blank:
     found.places = [[] for _ in found.parameters]
     for name, parameter in found.model.named_parameters():
         if (number := watching.number(parameter)) is not None:
-            place = _Place(name, tuple(parameter.shape), parameter.stride(), int(parameter.storage_offset()))
+            place = _Place(name, _Geometry.of(parameter), _Geometry.of(found.parameters[number]))
             found.places[number].append(place)
     return found
 
@@ -187,7 +212,7 @@ class _Filling:
         if not self._watching.follow(parameter):
             return parameter
         before = self._blank.parameters
-        if number >= len(before) or _geometry(parameter) != _geometry(before[number]):
+        if number >= len(before) or (parameter.shape, parameter.dtype) != (before[number].shape, before[number].dtype):
             raise NotRepeatable(f"parameter {number} of the model is another one than before")
         self._close(self._open)
         self._open = {number}
@@ -221,15 +246,11 @@ class _Filling:
             for number in numbers:
                 tensor = self._watching.tensors[number]
                 for place in self._blank.places[number]:
-                    whole = tensor.as_strided(place.shape, place.stride, place.offset)
+                    whole = place.values(tensor)
                     for share in self._shares.get(place.name, ()):
                         share.local.copy_(whole[share.slices])
                 if number not in self._kept and tensor.untyped_storage().resizable():
                     tensor.untyped_storage().resize_(0)
-
-
-def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype
 
 
 def _fill_buffers(model: nn.Module, parts: Sequence[nn.Module]) -> None:

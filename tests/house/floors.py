@@ -54,7 +54,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("statistics",),
         ("data", "worker"),
         ("data/public", "engine"),
-        ("exchange", "models", "trainer"),
+        ("exchange",),
+        ("models", "trainer"),
         ("planner",),
     ),
     "protocol": (
