@@ -8,6 +8,7 @@ from atoll.cli.experiments.compare import compare
 from atoll.cli.experiments.population import population
 from atoll.cli.experiments.simulate import simulate
 from atoll.cli.experiments.sweep import sweep
+from atoll.cli.exports.export import export
 from atoll.cli.faults import Commands
 from atoll.cli.log import quiet_grpc
 from atoll.cli.members import audit, authority, clients, site
@@ -57,6 +58,7 @@ app.command()(simulate)
 app.command()(train)
 app.command()(compare)
 app.command()(sweep)
+app.command()(export)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
 app.add_typer(clients.app, name="client")

@@ -45,7 +45,7 @@ from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.world import World, process_group
 
-CHECKPOINTS, LOG, RESULT, TENSORBOARD = "checkpoints", "log.jsonl", "result.json", "tensorboard"
+CHECKPOINTS, LOG, RESULT = "checkpoints", "log.jsonl", "result.json"
 """The entries in the folder of a training, beside the models."""
 
 SMALL = 1_000_000

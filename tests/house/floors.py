@@ -120,6 +120,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             *("cli", "cli/log.py", "cli/printing.py"),
             *("cli/shutdown_deadline.py", "cli/stopping.py"),
+            "exports",
         ),
         ("cli/faults.py", "cli/waiting.py"),
         ("cli/options.py",),
@@ -133,7 +134,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "cli/task_failures.py",
             "cli/temporary.py",
         ),
-        ("cli/runs", "cli/serving", "cli/training"),
+        ("cli/runs", "cli/serving"),
+        ("cli/exports",),
+        ("cli/training",),
         ("cli/experiments", "cli/members"),
         ("cli/commands.py", "interface"),
         ("__init__.py", "cli/docs.py", "cli/main.py"),

@@ -13,13 +13,13 @@ import typer
 
 from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli import options
+from atoll.cli.exports.live import Exports, live_export
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
 from atoll.cli.runs.sites import say_sites
 from atoll.cli.stopping import INTERRUPTED, if_stopped
 
 if TYPE_CHECKING:
-    from atoll.simulations.experiments.logs import Log
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
 
@@ -52,9 +52,6 @@ Clients = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="Engine of the local training; short for simulation.engine."),
-]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also log each round to TensorBoard: DIR/tensorboard.")
 ]
 Faults = Annotated[
     str | None,
@@ -104,7 +101,7 @@ def simulate(
     seeds: Seeds = None,
     jobs: Jobs = None,
     fresh: Fresh = False,
-    tensorboard: TensorBoard = False,
+    exports: Exports = [],  # noqa: B006
     sites: Sites = False,
     check: options.Check = False,
     json: options.Json = False,
@@ -125,7 +122,7 @@ def simulate(
             "--out": out is not None,
             "--set": bool(overrides),
             "--fresh": fresh,
-            "--tensorboard": tensorboard,
+            "--export": bool(exports),
             "--sites": sites,
             "--check": check,
         }
@@ -139,7 +136,7 @@ def simulate(
     _simulate(
         what,
         options.dropping_empty([*overrides, *([f"seed={seed}"] if seed is not None else [])], drop_empty),
-        Request(rounds, clients, engine, out, fresh, tensorboard, sites, check, json),
+        Request(rounds, clients, engine, out, fresh, exports, sites, check, json),
     )
 
 
@@ -176,7 +173,7 @@ class Request:
     engine: str | None
     out: Path | None
     fresh: bool
-    tensorboard: bool
+    exports: list[str]
     sites: bool
     check: bool
     json: bool
@@ -187,6 +184,7 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.cli.files import load_user_task
     from atoll.cli.task_failures import task_failures_in_one_line
+    from atoll.exports.folders import SimulatedFolder
     from atoll.parallel.trainer.logs import to_all
     from atoll.protocol.settings import effective
     from atoll.simulations.experiments.lifeline import end_with_the_sweep
@@ -206,12 +204,13 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
         return
     folder = request.out or Path(f"atoll-sim-{file.name}")
     if_stopped("before a round began; the same command goes on")
-    logs = [_tensorboard(folder / "tensorboard")] if request.tensorboard else []
+    exports = live_export(request.exports, SimulatedFolder(folder), folder)
     with (
         task_failures_in_one_line(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
+        exports,
         opened(
-            file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=request.fresh, tell=note
+            file, task, folder, on_round=to_all(progress.round, exports.take), is_fresh=request.fresh, tell=note
         ) as federation,
         with_signals(federation),
     ):
@@ -235,15 +234,6 @@ def _sites_of(folder: Path) -> dict[str, Any]:
     from atoll.simulations.experiments.sites import sites
 
     return {kind: part for kind, part in sites(read_run(folder).rounds).items() if part["sites"]}
-
-
-def _tensorboard(folder: Path) -> "Log":
-    from atoll.simulations.experiments.logs import NoTensorBoard, tensorboard
-
-    try:
-        return tensorboard(folder)
-    except NoTensorBoard as error:
-        raise CommandError(f"--tensorboard: {error}") from error
 
 
 def load_simulation(

@@ -47,7 +47,7 @@ def follow_run(run: str, state: Path, database: str = "", *, after: int | None =
                 say(f"{time_of_day(item['at'])} {name}: {line}")
         else:
             is_placed &= item["kind"] != "jumped"
-            _note_trouble(item)
+            note_trouble(item)
 
 
 def follow_round(number: int | None, run: str, state: Path, database: str = "", *, json: bool = False) -> None:
@@ -107,7 +107,7 @@ def items(run: str, state: Path, database: str = "", after: int | None = None) -
 def _records(number: int, run: str, state: Path, database: str) -> Iterator[Document]:
     """Yield the record of a round whenever it has changed, until the round has ended."""
     for item in items(run, state, database):
-        _note_trouble(item)
+        note_trouble(item)
         here: Document = item.get("run") or {}
         if item["kind"] == "began" and number < here["next_round"] and number != here["open_round"]:
             yield read_view("round", state, database, run=here["run"], number=number)
@@ -131,7 +131,7 @@ def _standing(run: Document) -> str:
     return f"{run['run']} is {run['state']}, version {run['version']} of {run['rounds']}{cause}"
 
 
-def _note_trouble(item: Document) -> None:
+def note_trouble(item: Document) -> None:
     """Note a gap in what was read, or the reason for a wait, on standard error."""
     if item["kind"] in ("jumped", "waiting") and item["why"]:
         note(item["why"])

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from atoll.cli.exports.live import live_export
 from atoll.cli.faults import EXIT_AWAY, TEMPORARY, CommandError, temporary_cause
 from atoll.cli.printing import note
 from atoll.cli.task_failures import failure_of_the_task
@@ -19,14 +20,15 @@ from atoll.cli.training.control import LAUNCHER, Control, Fault, control_of, sto
 from atoll.cli.training.folder import folder_lock, folder_of_all_ranks
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
+from atoll.exports.folders import TrainingFolder
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer.job import Job, JobRefused
-from atoll.parallel.trainer.logs import Event, Report, has_tensorboard, json_log, tensorboard, to_all
-from atoll.parallel.trainer.run import LOG, TENSORBOARD, Result, Surroundings, train
+from atoll.parallel.trainer.logs import Report, json_log, to_all
+from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
 from atoll.parallel.world import read_world
 
@@ -84,10 +86,10 @@ def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Re
 def _train(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
     world, folder = read_world(), request.folder
     report: Report = _ignore
+    exports = live_export(request.exports if world.is_first else (), TrainingFolder(folder), folder)
     if world.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        plots = tensorboard(folder / TENSORBOARD) if has_tensorboard() else _without_tensorboard
-        report = to_all(json_log(folder / LOG), progress(sys.stderr, note), plots)
+        report = to_all(json_log(folder / LOG), progress(sys.stderr, note), exports.take)
     here = Surroundings(
         world=world,
         device=device_of(request),
@@ -96,7 +98,8 @@ def _train(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Resul
         is_told_to_stop=is_stopping,
         report=report,
     )
-    return train(job, here)
+    with exports:
+        return train(job, here)
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -164,12 +167,6 @@ def _temporary(error: Exception) -> BaseException | None:
     if isinstance(error, CheckpointFailed):
         return next((OSError(number, "") for number in TEMPORARY if os.strerror(number) in str(error)), None)
     return temporary_cause(error)
-
-
-def _without_tensorboard(event: Event) -> None:
-    """Note at the beginning of a training that TensorBoard is not installed."""
-    if event["event"] == "begin" and event["step"] == 0:
-        note("no TensorBoard files: the package is not installed (pip install 'atoll[tensorboard]')")
 
 
 def _ignore(_event: object) -> None:

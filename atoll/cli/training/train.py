@@ -7,6 +7,7 @@ import typer
 
 from atoll.aggregation.printable import count_of
 from atoll.cli import options
+from atoll.cli.exports.live import Exports
 from atoll.cli.printing import as_json, note, say, seconds
 from atoll.cli.stopping import INTERRUPTED, if_stopped
 
@@ -72,6 +73,7 @@ def train(
     device: Device = "auto",
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     fresh: Fresh = False,
+    exports: Exports = [],  # noqa: B006
     max_restarts: Restarts = 3,
     json: options.Json = False,
 ) -> None:
@@ -82,6 +84,7 @@ def train(
     """
     if_stopped("before the first step; nothing was written")
     from atoll.cli.training.request import Request, check_place, job_of
+    from atoll.exports.tools import parsed
 
     short = {"train.epochs": epochs, "train.steps": steps}
     request = Request(
@@ -93,8 +96,10 @@ def train(
         device=device,
         overrides=[*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None)],
         is_fresh=fresh,
+        exports=exports,
     )
     check_place(request)
+    parsed(exports)
     job = job_of(request)
     if_stopped("before a step was made; the same command goes on")
     if nproc is not None and nproc > 1:
