@@ -25,6 +25,7 @@ REAL = (
     "benchmarks/test_codecs.py",
     "benchmarks/test_collectives.py",
     "benchmarks/test_quick.py",
+    "cli/exports/test_killed.py",
     "cli/runs/test_elsewhere.py",
     "cli/runs/test_showing.py",
     "cli/test_imports.py",

@@ -126,7 +126,7 @@ class Mlflow:
         try:
             yield
         except MlflowException as error:
-            why = f"{self.place}: {' '.join(str(error).split())[:SENTENCE_MAX]}"
+            why = without_password(f"{self.place}: {' '.join(str(error).split())[:SENTENCE_MAX]}")
             if error.error_code in REFUSALS:
                 raise ExportRefused(why) from error
             raise DestinationAway(why) from error
