@@ -8,6 +8,8 @@ import typer
 
 from atoll.aggregation.printable import printable_size
 from atoll.cli import options
+from atoll.cli.experiments.compare_runs import Shown, are_folders, check_one_task, compare_runs
+from atoll.cli.experiments.rows import By, Columns, Csv, Markdown
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
@@ -23,8 +25,12 @@ if TYPE_CHECKING:
 FEDERATED, CENTRALIZED, RESULT, PLOT = "federated", "centralized", "compare.json", "compare.png"
 
 What = Annotated[
-    str,
-    typer.Argument(metavar="TASK | RUN.toml", help="A task, or the TOML of a simulated run, as for `atoll simulate`."),
+    list[str],
+    typer.Argument(
+        metavar="TASK | RUN.toml | DIR...",
+        help="A task, or the TOML of a simulated run, as for `atoll simulate`; or the folders of simulated runs, which "
+        "are compared as they are.",
+    ),
 ]
 Rounds = Annotated[
     int | None, typer.Option("--rounds", metavar="N", help="Rounds of the federated run; short for rounds.")
@@ -61,7 +67,7 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="The folder of both trainings; by default atoll-compare-NAME."),
 ]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw compare.png into the folder.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into the folder.")]
 
 
 def compare(
@@ -74,6 +80,10 @@ def compare(
     target: Target = None,
     out: Out = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    by: By = None,
+    columns: Columns = None,
+    markdown: Markdown = False,
+    csv: Csv = False,
     plot: Plot = True,
     json: options.Json = False,
 ) -> None:
@@ -82,16 +92,26 @@ def compare(
 
     `--set train.*` and `plan.*` apply to the centralized training, `local.*` to both, all other settings to the
     federated run. Both continue after an interruption. Exit code 130 after Ctrl-C or SIGTERM.
+
+    Of folders of simulated runs nothing is trained: those that differ in the seed alone are one row, with mean and
+    deviation, and `--by` compares runs of different modes at the largest place that all have reached.
     """
     if_stopped("before a round began; nothing was written")
+    shown = Shown(by, columns, markdown, csv, json)
+    if are_folders(what):
+        training = {"--rounds": rounds, "--clients": clients, "--epochs": epochs, "--set": overrides}
+        not_used = [name for name, value in (training | {"--drop-empty": drop_empty}).items() if value]
+        compare_runs([Path(folder) for folder in what], metric, target, shown, out, plot=plot, not_used=not_used)
+        return
+    check_one_task(what, shown)
     from atoll.parallel.task.given import Given
     from atoll.parallel.trainer.run import LOG
-    from atoll.simulations.experiments.compare import centralized, epochs_of, federated, passes_of, pooled, rows, write
+    from atoll.simulations.experiments.compare import centralized, epochs_of, federated, passes_of, pooled, write
     from atoll.simulations.experiments.plots import main_metric
 
     central = [override for override in overrides if override.startswith(("train.", "plan."))]
     federated_overrides = [override for override in overrides if override not in central]
-    file, task = _load(what, rounds, clients, options.dropping_empty(federated_overrides, drop_empty))
+    file, task = _load(what[0], rounds, clients, options.dropping_empty(federated_overrides, drop_empty))
     _check_metric(metric, file, task)
     folder = out or Path(f"atoll-compare-{file.name}")
     local = [f"local.{key}={_text(value)}" for key, value in file.local.items()]
@@ -111,16 +131,11 @@ def compare(
     _train(_request(file, folder, [*local, *central], epochs or passes_of(report, epochs=in_a_round)))
     if_stopped("")
     chosen = metric or main_metric([report])
-    sides = [
-        federated(report, chosen, epochs=in_a_round),
-        centralized(request.folder / LOG, chosen, data_bytes=data.bytes),
-    ]
+    central_side = centralized(request.folder / LOG, chosen, data_bytes=data.bytes)
+    sides = [federated(report, chosen, epochs=in_a_round), central_side]
     _check_measured(sides, report)
     write(sides, target, folder / RESULT)
-    if json:
-        as_json({"metric": chosen, "target": target, "rows": rows(sides, target)})
-    else:
-        _say(sides, target)
+    _say(sides, target, json=json)
     if plot:
         _plot(sides, folder / PLOT)
 
@@ -234,10 +249,13 @@ def _check_measured(sides: "list[Side]", report: "RunReport") -> None:
         )
 
 
-def _say(sides: "list[Side]", target: float | None) -> None:
+def _say(sides: "list[Side]", target: float | None, *, json: bool) -> None:
     from atoll.cli.printing import seconds
     from atoll.simulations.experiments.compare import COLUMNS, rows
 
+    if json:
+        as_json({"metric": sides[0].metric, "target": target, "rows": rows(sides, target)})
+        return
     shown = {"bytes": printable_size, "virtual_s": seconds, "real_s": seconds}
     header = {"virtual_s": "virtual time", "real_s": "real time", "passes": "passes over the data"}
     lines = [

@@ -11,8 +11,9 @@ import typer
 
 from atoll.aggregation.printable import count_of
 from atoll.cli import options
+from atoll.cli.experiments.rows import By, Columns, Csv, Markdown, check_formats, say_rows
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say
+from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
 from atoll.cli.stopping import INTERRUPTED, if_stopped
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.experiments.requested_metric import RequestedMetric
     from atoll.simulations.experiments.sweep import Progress, State
-    from atoll.simulations.experiments.table import Row
+    from atoll.simulations.experiments.table import Objective
 
 NOTES_MAX = 5
 """Most different notes on the populations of the cells that are printed."""
@@ -52,17 +53,10 @@ Target = Annotated[
     float | None,
     typer.Option("--target", metavar="X", help="Value of the metric to reach; by default sweep.target."),
 ]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        "--columns", metavar="A,B", help="Columns of the table, separated by commas; by default sweep.columns."
-    ),
-]
 Show = Annotated[bool, typer.Option("--show", help="Run nothing; show the results so far.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Run nothing; check every cell as `atoll simulate --check`, and list the cells.")
 ]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into DIR/plots.")]
 
 
@@ -73,11 +67,13 @@ def sweep(
     metric: Metric = None,
     target: Target = None,
     columns: Columns = None,
+    by: By = None,
     drop_empty: options.DropEmpty = False,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     show: Show = False,
     check: Check = False,
     markdown: Markdown = False,
+    csv: Csv = False,
     plot: Plot = True,
     json: options.Json = False,
 ) -> None:
@@ -89,13 +85,15 @@ def sweep(
     if_stopped("before a cell began; nothing was written")
     from atoll.simulations.experiments.grid import read_grid
     from atoll.simulations.experiments.sweep import Progress
-    from atoll.simulations.experiments.table import Objective, chosen, rows
+    from atoll.simulations.experiments.table import Objective, chosen, compared, rows
+
+    check_formats(by, markdown=markdown, csv=csv, json=json)
 
     grid = read_grid(grid_file, options.dropping_empty(overrides, drop_empty))
     _note_unused(grid, grid_file)
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
     wanted = target if target is not None else grid.sweep.target
-    names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
+    names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted, by)
     asked_for = _wanted(metric, grid)
     if not show:
         _check(grid, grid.cells if check else _unfinished(grid, folder), asked_for)
@@ -113,14 +111,12 @@ def sweep(
         asked_for.is_measured(reports, is_over=all(state == "finished" for _, _, state in found))
     from atoll.simulations.experiments.plots import main_metric
 
-    asked = Objective(asked_for.metric if asked_for is not None else main_metric(reports), wanted)
+    asked = Objective(asked_for.metric if asked_for is not None else main_metric(reports), wanted, by)
+    asked = compared(asked, reports)
     lines = rows(found, asked, names, grid.sweep.over)
-    if json:
-        as_json({"metric": asked.metric, "target": asked.target, "rows": lines})
-    else:
-        _say_rows(lines, names, asked.metric, markdown)
+    say_rows(lines, asked, markdown=markdown, csv=csv, json=json)
     if plot:
-        _plot(grid, found, folder / "plots", asked.metric)
+        _plot(grid, found, folder / "plots", asked)
     if "failed" in progress.states.values():
         raise typer.Exit(1)
 
@@ -279,31 +275,21 @@ def _say_cells(grid: "Grid", json: bool) -> None:
     say_table([*grid.columns, "folder"], [[*cell.varied.values(), cell.folder] for cell in grid.cells], empty="")
 
 
-def _say_rows(lines: "Sequence[Row]", names: Sequence[str], metric: str, markdown: bool) -> None:
-    from atoll.simulations.experiments.table import markdown as as_markdown
+def _plot(
+    grid: "Grid", found: "Sequence[tuple[Cell, RunReport | None, str]]", folder: Path, objective: "Objective"
+) -> None:
+    """Draw the plots, in which the cells that the table averages are one curve with its band."""
+    from atoll.cli.experiments.rows import draw
+    from atoll.simulations.experiments.bands import Repeats
 
-    shown = {"final": f"final {metric}", "best": f"best {metric}"}
-    has_open = any(row.state != "finished" for row in lines)
-    header = [*lines[0].varied, *(shown.get(name, name) for name in names), *(["state"] if has_open else [])]
-    body = [[*row.varied.values(), *map(str, row.values.values()), *([row.state] if has_open else [])] for row in lines]
-    if markdown:
-        say(as_markdown(header, body))
-    else:
-        say_table(header, body, empty="")
-
-
-def _plot(grid: "Grid", found: "Sequence[tuple[Cell, RunReport | None, str]]", folder: Path, metric: str) -> None:
-    """Draw the plots; of cells that the table averages, only the first is drawn."""
-    from atoll.simulations.experiments.plots import NoMatplotlib, plots
-
-    first: dict[object, RunReport] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[RunReport]] = {}
     for cell, report, _ in found:
         if report is not None:
-            first.setdefault(cell.without(grid.sweep.over), report)
-    try:
-        plots(list(first.values()), folder, metric=metric)
-    except NoMatplotlib as error:
-        note(str(error))
-        return
-    selection = " (only the first run of each row)" if len(first) < len(found) else ""
-    note(f"plots are in {folder}{selection}")
+            groups.setdefault(cell.without(grid.sweep.over), []).append(report)
+    draw([Repeats(_name(varied, runs), tuple(runs)) for varied, runs in groups.items()], folder, objective)
+
+
+def _name(varied: tuple[tuple[str, str], ...], runs: "Sequence[RunReport]") -> str:
+    """Return the name of a row in legends: the settings that are not averaged."""
+    names = (f"{column.rpartition('.')[2]} {value}" for column, value in varied)
+    return runs[0].name if len(runs) == 1 else ", ".join(names) or "all"
