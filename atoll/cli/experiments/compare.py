@@ -28,8 +28,8 @@ What = Annotated[
     list[str],
     typer.Argument(
         metavar="TASK | RUN.toml | DIR...",
-        help="A task, or the TOML of a simulated run, as for `atoll simulate`; or the folders of simulated runs, which "
-        "are compared as they are.",
+        help="A task, or the TOML of a simulated run, as for `atoll simulate`; or the folders of simulated runs or "
+        "of sweeps, which are compared as they are.",
     ),
 ]
 Rounds = Annotated[

@@ -123,6 +123,7 @@ def _read(folders: Sequence[Path]) -> "list[RunReport]":
     from atoll.simulations.experiments.report import NoReport, read_run
 
     found, faults = [], []
+    folders = [run for folder in folders for run in runs_in(folder)]
     whole = [folder.absolute() for folder in folders]
     same_names = len({folder.name for folder in whole}) < len(whole)
     for folder, path in zip(folders, whole, strict=True):
@@ -135,6 +136,14 @@ def _read(folders: Sequence[Path]) -> "list[RunReport]":
     if faults:
         raise CommandError(*dict.fromkeys(faults))
     return found
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the cells of a sweep's folder; of another one the folder itself."""
+    from atoll.simulations.experiments.report import ROUNDS
+
+    cells = sorted(path.parent for path in folder.glob(f"*/{ROUNDS}"))
+    return [folder] if (folder / ROUNDS).exists() or not cells else cells
 
 
 def _groups(reports: "Sequence[RunReport]") -> "list[list[RunReport]]":
