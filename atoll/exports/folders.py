@@ -93,7 +93,7 @@ class SimulatedFolder:
     def note(self) -> str:
         """Return what is left out; empty: nothing."""
         if self.sites is None and not self.with_sites():
-            return f"{self.folder}: leaves out the values of more than {SITES_MAX} sites; --sites exports them"
+            return f"{self.folder}: leaves out the values of more than {SITES_MAX} sites: --sites exports them"
         return ""
 
     def _report(self) -> RunReport:

@@ -159,7 +159,7 @@ def test_sites_beyond_a_hundred_are_exported_on_demand(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [line(1, client_values=many, invited=101)])
     names = [set(next(iter(SimulatedFolder(run, sites=sites).rows())).values) for sites in (None, True, False)]
     assert [sum(name.startswith("sites/") for name in found) for found in names] == [0, 101, 0]
-    assert SimulatedFolder(run).note().endswith("leaves out the values of more than 100 sites; --sites exports them")
+    assert SimulatedFolder(run).note().endswith("leaves out the values of more than 100 sites: --sites exports them")
     assert not SimulatedFolder(run, sites=False).note()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.cli.printing import note
 from atoll.cli.runs import following
 from atoll.cli.runs.views import read_view
@@ -68,7 +69,7 @@ class DeployedRun:
         views = self._look("sites")
         num_sites = len({site for kind in KINDS for site in views[kind]["curves"]})
         if self._sites is None and num_sites > SITES_MAX:
-            note(f"{self._run}: leaves out the values of {num_sites} sites; --sites exports them")
+            note(f"{self._run}: leaves out the values of {count_of(num_sites, 'site')}: --sites exports them")
             self._sites = False
             return
         for kind, prefix in KINDS.items():

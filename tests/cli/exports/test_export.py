@@ -108,7 +108,7 @@ def test_sites_are_exported_by_version_and_left_out_when_they_are_many(
     }
     monkeypatch.setattr(deployed, "SITES_MAX", 1)
     assert not [row for row in DeployedRun("r", state).rows() if "sites" in str(row.values)]
-    assert "leaves out the values of 2 sites; --sites exports them" in capsys.readouterr().err
+    assert "leaves out the values of 2 sites: --sites exports them" in capsys.readouterr().err
     assert len([row for row in DeployedRun("r", state, sites=True).rows() if "sites" in str(row.values)]) == 3
 
 
