@@ -36,6 +36,9 @@ PURE: dict[str, frozenset[str]] = {
     "aggregation/printable.py": frozenset({"difflib"}),
     "protocol/value_type.py": NOTHING,
     "protocol/vocabulary.py": NOTHING,
+    "atoll/exports/rows.py": NOTHING,
+    "atoll/exports/wandb_file.py": frozenset({"struct", "zlib"}),
+    "simulations/experiments/bands.py": frozenset({"atoll.simulations.experiments.report"}),  # its types
     "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
     "server/following/items.py": NOTHING,
     "server/views/narration.py": NOTHING,

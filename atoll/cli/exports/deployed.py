@@ -15,7 +15,7 @@ from atoll.exports.rows import About, Row, State, numbers
 from atoll.protocol.json_values import flat
 
 COUNTS = ("invited", "counted", "reported", "released", "lost", "failed", "refused", "too_old", "staleness")
-OTHERS = ("candidates", "num_examples", "bytes_saved", "seconds")
+OTHERS = ("candidates", "num_examples", "bytes_saved")
 STRAGGLERS = ("straggler", "late", "carried")
 KINDS = {"evaluation": "sites", "training": "training"}
 """The names in an export of the kinds of measurements by single sites."""
@@ -108,7 +108,8 @@ def is_settled(row: Mapping[str, Any], run: Mapping[str, Any]) -> bool:
 def row_of_round(row: Mapping[str, Any]) -> Row:
     """Return the row of a round, as `atoll round list` has it, with the names of a simulation as far as they agree."""
     values = {name: row[name] for name in (*COUNTS, *OTHERS)}
-    values |= {"late": row["carried_in"], "bytes_up": row["num_bytes"], "committed": int(row["phase"] == "committed")}
+    values |= {"late": row["carried_in"], "update_bytes": row["num_bytes"], "round_s": row["seconds"]}
+    values["committed"] = int(row["phase"] == "committed")
     values["stragglers"] = sum(row[fate] for fate in STRAGGLERS)
     return Row("round", row["round"], row["ended_at"], numbers(values, "round/"))
 

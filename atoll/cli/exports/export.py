@@ -109,7 +109,25 @@ def _of_folder(target: "Target", folder: Path, follow: bool, sites: bool | None)
     for source in sources:
         if isinstance(source, SimulatedFolder) and (left_out := source.note()):
             note(left_out)
-    return [_exported(target.at(folder), source, time.sleep if follow else None) for source in sources]
+    wait = _wait_for(folder) if follow else None
+    return [_exported(target.at(folder), source, wait) for source in sources]
+
+
+def _wait_for(folder: Path) -> "Callable[[float], None]":
+    """Return the wait for news of a run in a folder; the first one notes that no process runs it, where that shows."""
+    from atoll.server.journal.state_directory import is_held
+    from atoll.simulations.experiments.report import ROUNDS
+
+    is_unattended = (folder / ROUNDS).exists() and not is_held(folder)
+
+    def wait(seconds: float) -> None:
+        nonlocal is_unattended
+        if is_unattended:
+            note(f"{folder}: no process runs this simulation: start it, and the export goes on")
+            is_unattended = False
+        time.sleep(seconds)
+
+    return wait
 
 
 def _of_run(target: "Target", run: str, state: Path, database: str, follow: bool, sites: bool | None) -> dict[str, Any]:

@@ -33,12 +33,12 @@ def test_a_run_in_a_state_directory_has_its_rounds_and_measurements(state: Path,
     assert (found["run"], found["state"]) == ("r", "stopped")
     numbers = points("jsonl", tmp_path / "to", "r")
     for row in shown("round", "list", "--run", "r", "--state", state):
-        here = {name: numbers[f"round/{name}", row["round"]] for name in ("invited", "reported", "late", "seconds")}
+        here = {name: numbers[f"round/{name}", row["round"]] for name in ("invited", "reported", "late", "round_s")}
         assert here == {
             "invited": [row["invited"]],
             "reported": [row["reported"]],
             "late": [row["carried_in"]],
-            "seconds": [row["seconds"]],
+            "round_s": [row["seconds"]],
         }
     measured = shown("run", "show", "r", "--state", state)["metrics"]
     assert measured
@@ -132,8 +132,9 @@ def test_an_unfinished_run_is_followed_to_its_end(tmp_path: Path, monkeypatch: p
         write_run(run, lines, state="finished" if len(lines) == 4 else None)
 
     monkeypatch.setattr("atoll.cli.exports.export.time.sleep", goes_on)
-    text = said("export", "jsonl", run, "--follow")
-    assert text == f"run (finished): 4 rows written to {run}/jsonl/run.jsonl\n"
+    result = invoke("export", "jsonl", run, "--follow")
+    assert result.stderr == f"{run}: no process runs this simulation: start it, and the export goes on\n"
+    assert result.stdout == f"run (finished): 4 rows written to {run}/jsonl/run.jsonl\n"
     assert points("jsonl", run / "jsonl", "run") == expected(run)
 
 
