@@ -11,11 +11,11 @@ Their contract: `codec`. `topk` and `sign` are biased: they need error feedback 
 """
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
-from atoll.aggregation.codecs.codec import Codec
-from atoll.aggregation.codecs.quantization import BFloat16, Float16, Qsgd, Sign
-from atoll.aggregation.codecs.sparsification import MILLION, TopK
+if TYPE_CHECKING:
+    from atoll.aggregation.codecs.codec import Codec
 
 FAMILIES = ("bf16", "fp16", "qsgd8", "topk", "sign")
 """The names in a run's TOML, and in an agent's list of the codecs that it supports."""
@@ -23,21 +23,29 @@ FAMILIES = ("bf16", "fp16", "qsgd8", "topk", "sign")
 NAMES = "bf16, fp16, qsgd8, sign, topk:F with F in 0.000001..1"
 """The names that `parse_codec` allows, for its error and for help texts."""
 
-_BY_NAME: dict[str, Codec] = {codec.name: codec for codec in (BFloat16(), Float16(), Qsgd(), Sign())}
+
+@cache
+def _without_options() -> "dict[str, Codec]":
+    """Return the codecs without options by name; the first call imports numpy, which names alone do without."""
+    from atoll.aggregation.codecs.quantization import BFloat16, Float16, Qsgd, Sign
+
+    return {codec.name: codec for codec in (BFloat16(), Float16(), Qsgd(), Sign())}
 
 
 @lru_cache(maxsize=64)
-def parse_codec(name: str) -> Codec:
+def parse_codec(name: str) -> "Codec":
     """Return the codec of this name.
 
     Raises:
         ValueError: no codec has this name.
     """
-    if name in _BY_NAME:
-        return _BY_NAME[name]
+    if (codec := _without_options().get(name)) is not None:
+        return codec
     match = re.fullmatch(r"topk:(0\.[0-9]{1,6}|1(?:\.0{1,6})?)", name)
     if match is None or float(match[1]) == 0.0:
         raise ValueError(f"codec {name!r} is not one of {NAMES}")
+    from atoll.aggregation.codecs.sparsification import MILLION, TopK
+
     return TopK(round(float(match[1]) * MILLION))
 
 

@@ -1,8 +1,6 @@
 """`atoll settings`: print every setting with its type, default and meaning."""
 
-import ast
 import dataclasses
-import inspect
 import json
 import textwrap
 from collections.abc import Iterator
@@ -102,10 +100,11 @@ def _described_fields(section: Section) -> "Iterator[Setting]":
     from atoll.parallel.engine.plan import Plan
     from atoll.parallel.task.local import Local
     from atoll.parallel.trainer.config import TrainConfig
+    from atoll.protocol.attribute_docs import attribute_docs
     from atoll.protocol.settings import Setting, type_text
 
     kinds = {Section.LOCAL: Local, Section.TRAIN: TrainConfig, Section.PLAN: Plan}
-    docs, hints = _attribute_docs(kinds[section]), get_type_hints(kinds[section])
+    docs, hints = attribute_docs(kinds[section]), get_type_hints(kinds[section])
     for field in dataclasses.fields(kinds[section]):
         if field.default is dataclasses.MISSING:
             continue  # the mesh has an option of its own, --mesh
@@ -117,17 +116,6 @@ def _described_fields(section: Section) -> "Iterator[Setting]":
             doc=docs[field.name],
             is_required=False,
         )
-
-
-def _attribute_docs(kind: type) -> dict[str, str]:
-    """Return the docstrings under the fields of a class."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    docs = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(field.target, ast.Name):
-            docs[field.target.id] = " ".join(ast.literal_eval(below.value).split())
-    return docs
 
 
 def _toml(value: Any) -> str:

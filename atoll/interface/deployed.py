@@ -31,10 +31,10 @@ def connect(state: Path | str = "atoll-state", *, database: str = "") -> "Federa
     Raises:
         Refused: there is neither such a directory nor a joined coordinator.
     """
-    from atoll.cli.runs import admin
+    from atoll.cli.runs.elsewhere import is_elsewhere
 
     folder = Path(state)
-    if not database and not folder.exists() and not _quietly(lambda: admin.is_elsewhere(folder)):
+    if not database and not folder.exists() and not _quietly(lambda: is_elsewhere(folder)):
         raise Refused(
             f"there is no state directory {folder}, and `atoll join` has enrolled nobody here: name the directory of "
             "the coordinator, or join it"
@@ -77,9 +77,10 @@ class Federation:
         """
         from atoll.cli.files import load_run
         from atoll.cli.runs import admin
+        from atoll.cli.runs.elsewhere import is_elsewhere
         from atoll.protocol.settings import effective
 
-        file = load_run(str(what), overrides_of(set or {}), is_elsewhere=lambda _: admin.is_elsewhere(self._state))
+        file = load_run(str(what), overrides_of(set or {}), is_elsewhere=lambda _: is_elsewhere(self._state))
         reply = _quietly(lambda: admin.start(self._state, effective(file.run)))
         return DeployedRun(self, reply.run_id)
 

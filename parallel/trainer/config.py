@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from atoll.parallel.data.order import Last, Sampling
+from atoll.parallel.data.division import Last, Sampling
 from atoll.parallel.optimizers.options import OPTIONS
 from atoll.parallel.optimizers.schedule import KINDS, RULES
 from atoll.parallel.task.overrides import overridden, type_faults

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from atoll.parallel.data.order import Last, Order, Sampling
+from atoll.parallel.data.division import Last, Sampling
+from atoll.parallel.data.order import Order
 from atoll.parallel.optimizers.options import OptimizerConfig
 from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
 from atoll.parallel.task.local import Local

@@ -1,15 +1,11 @@
 """The settings that turn a run's updates into the next version: algorithm, rule, norm bound, codec, optimizer."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.aggregation.fold.device import Device
-from atoll.aggregation.optimizers import Optimizer
 from atoll.aggregation.printable import count_of
-from atoll.aggregation.rules.geometric import NearestNeighbourMixing
-from atoll.aggregation.rules.rule import Rule, check_count
 from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
@@ -24,6 +20,11 @@ from atoll.server.config.kinds import (
     RuleKind,
 )
 from atoll.server.rounds.policy import StragglerPolicy
+
+if TYPE_CHECKING:
+    from atoll.aggregation.fold.device import Device
+    from atoll.aggregation.optimizers import Optimizer
+    from atoll.aggregation.rules.rule import Rule
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -199,6 +200,8 @@ class AggregationConfig(BaseModel):
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
         """Yield the faults of a straggler policy that this rule or algorithm cannot work with. Loads no user code."""
         if (kind := self._rule_kind()) is not None and (rule := kind.build()) is not None:
+            from atoll.aggregation.rules.rule import check_count
+
             try:
                 check_count(self._mixed(rule), policy.quorum_count)
             except ValueError as fault:
@@ -216,7 +219,7 @@ class AggregationConfig(BaseModel):
         if policy.late != "discard":
             yield f'round: late {policy.late!r} {whole}: only "discard" does'
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return the rule of these settings; None: the exact weighted mean.
 
         Raises:
@@ -226,20 +229,26 @@ class AggregationConfig(BaseModel):
         rule = load_rule(self.rule) if kind is None else kind.build()
         return None if rule is None else self._mixed(rule)
 
-    def open_device(self) -> Device | None:
+    def open_device(self) -> "Device | None":
         """Return the device of the sums; None: this process's CPU.
 
         Raises:
             ConfigError: there is no such device.
         """
+        if self.device == "cpu":
+            return None
+        from atoll.aggregation.fold.device import Device
+
         try:
-            return None if self.device == "cpu" else Device(self.device)
+            return Device(self.device)
         except ValueError as fault:
             raise ConfigError([f"aggregation: {fault}; allowed here: cpu"]) from None
 
-    def _mixed(self, rule: Rule) -> Rule:
+    def _mixed(self, rule: "Rule") -> "Rule":
         if not self.mix_neighbours:
             return rule
+        from atoll.aggregation.rules.geometric import NearestNeighbourMixing
+
         assert self.malicious is not None
         return NearestNeighbourMixing(self.malicious, rule)
 
@@ -327,7 +336,7 @@ class OptimizerConfig(BaseModel):
         given = {option: value for option, value in self if option not in ("name", "options")}
         return SERVER_OPTIMIZERS.pick(self.name, given)
 
-    def build(self) -> Optimizer:
+    def build(self) -> "Optimizer":
         """Return the optimizer of these settings.
 
         Raises:

@@ -1,14 +1,16 @@
 """The rules, server optimizers and samplers of a user's own, by an installed package's name or a reference."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from atoll.aggregation.own_optimizer import OwnOptimizer
-from atoll.aggregation.rules.rule import Rule
 from atoll.protocol.plugins import ExtensionKind
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.kinds import COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
 from atoll.server.selection.sampling import Sampler
+
+if TYPE_CHECKING:
+    from atoll.aggregation.own_optimizer import OwnOptimizer
+    from atoll.aggregation.rules.rule import Rule
 
 
 def callable_or_optimizer(found: object) -> bool:
@@ -47,13 +49,13 @@ SAMPLER_EXTENSION = ExtensionKind(
 )
 
 
-def load_rule(name: str) -> Rule:
+def load_rule(name: str) -> "Rule":
     """Return a user's own rule, by the name of a package or by a reference.
 
     Raises:
         ConfigError: there is no such object, or it has no method `reduce`.
     """
-    return cast(Rule, RULE_EXTENSION.load(name))
+    return cast("Rule", RULE_EXTENSION.load(name))
 
 
 def load_sampler(name: str) -> Sampler:

@@ -1,13 +1,15 @@
 """The settings of a run's versions: their start, those that stay, the best one, the metric that ends the run early."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.parallel.worker.bench import Measures
 from atoll.protocol.settings import STRICT
 from atoll.server.rounds.run_rules import EarlyStop, Source, WatchedMetric
+
+if TYPE_CHECKING:
+    from atoll.parallel.worker.bench import Measures
 
 Mode = Literal["max", "min"]
 MetricName = Annotated[str, Field(max_length=100)]
@@ -131,7 +133,7 @@ class StopConfig(BaseModel):
         return EarlyStop(metric, self.patience or 0, self.min_delta or 0.0, self.target)
 
 
-def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: Measures) -> Iterator[str]:
+def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: "Measures") -> Iterator[str]:
     """Yield the fault of each metric that the task does not measure.
 
     Args:

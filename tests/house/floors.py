@@ -60,6 +60,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "protocol": (
         (
+            "attribute_docs.py",
             "backoff.py",
             "bounded_mapping.py",
             "crash_points.py",

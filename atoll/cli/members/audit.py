@@ -14,6 +14,7 @@ from atoll.aggregation.printable import count_of, instead_of, printable, printab
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
     with ExitStack() as stack:
         if files:
             source = Source.of_files(files)
-        elif admin.is_elsewhere(state):
+        elif is_elsewhere(state):
             copy = Path(stack.enter_context(TemporaryDirectory(prefix="atoll-audit-")))
             folder = audit_folder(copy)
             folder.mkdir()

@@ -10,6 +10,7 @@ from atoll.aggregation.printable import instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.names import Role
 
@@ -185,7 +186,7 @@ def _members(state: Path) -> list[dict[str, Any]]:
     from atoll.server.identity.roster import stored_members
     from atoll.server.identity.setup import AUTHORITY, identity_folder
 
-    if admin.is_elsewhere(state) or admin.is_listening(state):
+    if is_elsewhere(state) or admin.is_listening(state):
         return [
             _row(row.role, row.name, row.standing, row.since, row.expires_at or None)
             for row in admin.members(state).members

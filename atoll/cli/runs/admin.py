@@ -18,6 +18,7 @@ import grpc
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.options import STATE, identity_folder
 from atoll.cli.printing import note
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -26,10 +27,10 @@ from atoll.protocol.identity.certificates import read_certificates, validity_of
 from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.credential import alone_with
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
-from atoll.protocol.identity.enrolling import PLACE, Place
+from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.handshake_fault import explained
 from atoll.protocol.identity.keeper import Keeper
-from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.protocol.identity.names import COORDINATOR, PLACE, Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
 from atoll.server.identity.setup import owner_folder
@@ -93,16 +94,6 @@ def dialer(state: Path) -> Dialer:
             f"restart the coordinator, or, with the authority on another machine, {_BY_HAND.format(folder)}",
         )
     return MutualDialer(keeper)
-
-
-def is_elsewhere(state: Path) -> bool:
-    """Return whether a command goes to a joined coordinator: there is one, and no such directory here."""
-    if state.exists():
-        return False
-    try:
-        return (identity_folder() / PLACE).exists()
-    except CommandError:  # without a home directory, nobody has joined from here
-        return False
 
 
 def is_listening(state: Path) -> bool:

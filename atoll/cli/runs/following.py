@@ -10,6 +10,7 @@ from typing import Any
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.cli.printing import as_json_line, note, say, time_of_day
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.views import open_history, read_view
 
 Document = dict[str, Any]
@@ -87,9 +88,8 @@ def items(run: str, state: Path, database: str = "", after: int | None = None) -
         CommandError: no such run, or the coordinator refuses.
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
-    from atoll.cli.runs import admin
 
-    if not database and admin.is_elsewhere(state):
+    if not database and is_elsewhere(state):
         if state != STATE:
             note(f"there is no {state} here: following at the joined coordinator")
         yield from _from_elsewhere(run, after)

@@ -18,6 +18,7 @@ from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.cli import local_audit
 from atoll.cli.faults import CommandError
 from atoll.cli.runs import admin
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.views import open_history, read_view
 from atoll.cli.waiting import waiting_for
 from atoll.protocol.identity.dialer import Dialer
@@ -55,7 +56,7 @@ def export(state: Path, run: str, version: int | None, out: Path, *, database: s
 
     Arguments and errors as in `export_local` and `export_remote`.
     """
-    if not database and admin.is_elsewhere(state):
+    if not database and is_elsewhere(state):
         return export_remote(state, run, version, out)
     with open_history(state, database) as history, copying(out):
         return export_local(history, run, version, out)

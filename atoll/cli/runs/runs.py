@@ -9,6 +9,7 @@ from atoll.aggregation.printable import instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, say, shortened, table
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
 from atoll.cli.runs.views import read_view
@@ -71,7 +72,7 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
     from atoll.protocol.settings import effective
 
     refuse_settings_of_the_host(overrides)
-    file = load_run(what, overrides, is_elsewhere=lambda file: admin.is_elsewhere(state_of(file, what, state)))
+    file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
     note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
     _report(admin.start(state_of(file, what, state), effective(file.run)), json)
 
@@ -136,7 +137,7 @@ def delete(
     if run not in known:
         raise CommandError(f"there is no run {run!r}{instead_of(run, known)}")
     if not yes:
-        where = "the joined coordinator" if admin.is_elsewhere(state) else state
+        where = "the joined coordinator" if is_elsewhere(state) else state
         typer.confirm(f"delete {run} with all versions of its model from {where}?", abort=True, err=True)
     _report(admin.delete(state, run), json)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.faults import CommandError
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
 from atoll.protocol.secrets import without_password
 
@@ -30,9 +31,9 @@ def read_view(view: str, state: Path, database: str = "", *, run: str = "", numb
         CommandError: no such run or round, or no answer; the message says which ones exist.
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
-    from atoll.cli.runs import admin
+    if not database and is_elsewhere(state):
+        from atoll.cli.runs import admin
 
-    if not database and admin.is_elsewhere(state):
         return admin.read_view(state, view, run, number)
     from atoll.server.views import views
 

@@ -1,6 +1,5 @@
 """`atoll coordinator`: host runs in this process until they have ended."""
 
-import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,6 +128,8 @@ def _check_task(file: "RunFile") -> None:
 
 
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
+    import asyncio
+
     from atoll.cli.temporary import writing_to
     from atoll.server.config.run import RunFile
     from atoll.server.errors import OperatorError
