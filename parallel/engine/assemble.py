@@ -18,8 +18,7 @@ from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
 from atoll.parallel.engine.passes import Loss, Passes
-from atoll.parallel.engine.pipeline import Pipeline, stages_of
-from atoll.parallel.engine.plan import SPLIT, Plan
+from atoll.parallel.engine.plan import SPLIT, Plan, stages_of
 from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, separable, unmatched
 from atoll.parallel.engine.step import Engine, Executor, LocalModel, trained
 from atoll.parallel.engine.ties import Ties, tied_names
@@ -181,6 +180,8 @@ def _executor(
     agreements: list[Agreement],
 ) -> Executor:
     if plan.mesh.pp > 1:
+        from atoll.parallel.engine.pipeline import Pipeline  # imports the compiler of torch
+
         assert axes is not None
         return Pipeline(parts, loss, plan, axes, device, rows)
     return Passes(parts[0], loss, plan, device, *agreements)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -63,9 +64,14 @@ def type_faults(settings: object, section: str, hidden: Collection[str] = ()) ->
 
 def types_of(kind: type, hidden: Collection[str] = ()) -> dict[str, tuple[type, ...]]:
     """Return the allowed types of each field."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     names = [field.name for field in fields(kind) if field.name not in hidden]
     return {name: get_args(hints[name]) or (hints[name],) for name in names}
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def fits(hint: tuple[type, ...], value: object) -> bool:

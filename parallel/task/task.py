@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from atoll.parallel.loading import loading
 from atoll.parallel.task.algorithm import Algorithm, algorithm_faults
 from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
 from atoll.parallel.task.collated import CollatedData
@@ -205,7 +206,8 @@ def load_task(reference: str) -> Task | ArrayTask:
     """
     try:
         place, attribute = split(reference)
-        module = load_module(reference)
+        with loading():
+            module = load_module(reference)
     except ReferenceNotFound as error:
         raise TaskNotFound(str(error)) from error
     step_without_compiler()

@@ -16,14 +16,14 @@ from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol.manifest import digest_of, parse_update, parse_version
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, RunState, Version
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
+from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import RunRow, run_rows
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import UPDATES, VERSIONS, check_version
 from atoll.server.journal.sqlite import SqliteDatabase
-from atoll.server.journal.state_directory import run_folder
 
 
 @dataclass(frozen=True, slots=True)

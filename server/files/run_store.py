@@ -30,7 +30,7 @@ from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.incoming import Incoming
-from atoll.server.files.version_files import VersionFiles
+from atoll.server.files.version_folder import VersionFolder
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
 
 INCOMING_AGE_MAX_S = 86400.0
@@ -54,7 +54,7 @@ class KeptUpdate:
     """All bytes of a small update; None: they are in a file."""
 
 
-class RunStore(VersionFiles):
+class RunStore(VersionFolder):
     """The files of one run, for several threads.
 
     Args:

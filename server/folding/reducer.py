@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.aggregation.fold.concatenation import concatenate
 from atoll.aggregation.fold.execution import Execution
@@ -38,8 +39,10 @@ from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import FoldPlan, plan_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
-from atoll.server.journal.journal import UpdateRow
 from atoll.server.rounds.events import Aggregate
+
+if TYPE_CHECKING:
+    from atoll.server.journal.journal import UpdateRow
 
 
 class Reducer(Versions):
@@ -60,7 +63,7 @@ class Reducer(Versions):
         self,
         folder: Path,
         folding: Executor,
-        accepted: Callable[[Sequence[Digest]], dict[Digest, UpdateRow]],
+        accepted: Callable[[Sequence[Digest]], "dict[Digest, UpdateRow]"],
         *,
         settings: RunConfig,
         is_over: bool,
@@ -116,7 +119,7 @@ class Reducer(Versions):
         return fold_version(self, plan, updates, self.method, threads=os.cpu_count() or 1, between=self._between_tiles)
 
     def _plan(
-        self, effect: Aggregate, rows: Mapping[Digest, UpdateRow]
+        self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]"
     ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
         metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
         base = self.version(effect.base_version)

@@ -31,7 +31,7 @@ from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.attendance import Attendance
 from atoll.server.hosting.fair_executor import FairExecutor
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts

@@ -25,7 +25,8 @@ from atoll.server.files.run_store import KeptUpdate
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
 from atoll.server.hosting import messages
 from atoll.server.hosting.event_rows import Decided, add_rows
-from atoll.server.hosting.retention import Keep, Retention
+from atoll.server.hosting.keep import Keep
+from atoll.server.hosting.retention import Retention
 from atoll.server.hosting.run_parts import RunParts, SharedParts
 from atoll.server.journal.journal import Batch, EvaluationRow, SettingsChange
 from atoll.server.rounds.events import (

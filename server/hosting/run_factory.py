@@ -24,9 +24,10 @@ from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.fair_executor import FairExecutor
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_parts import RunParts, SharedParts
+from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import RunRow
 from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
-from atoll.server.journal.state_directory import StateDirectory, run_folder
+from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.ranks.registry import Ranks
 from atoll.server.ranks.sharded_reducer import ShardedReducer
 from atoll.server.rounds.run_machine import RunMachine

@@ -30,8 +30,8 @@ from atoll.server.config.process import AggregatorConfig
 from atoll.server.errors import OperatorError
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.setup import identity_folder
+from atoll.server.journal.holder import lock_directory
 from atoll.server.journal.placement import take_place
-from atoll.server.journal.state_directory import lock_directory
 from atoll.server.process_tuning import allow_open_files
 from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.ranks.rank_service import AggregatorService

@@ -12,11 +12,11 @@ from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, RunState, Version
 from atoll.server.config.run_changes import changes_of
-from atoll.server.files.version_files import VersionFiles
+from atoll.server.files.version_folder import VersionFolder
+from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow
 from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.sources import SITE, TRAINING
-from atoll.server.journal.state_directory import run_folder
 from atoll.server.names.places import CLIENT
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
@@ -273,14 +273,14 @@ def _versions(history: History, run_id: RunId) -> list[Document]:
 
 
 def _metadata(history: History, run_id: RunId) -> dict[str, str]:
-    path = VersionFiles(run_folder(history.path, run_id)).version_path(Version(0))
+    path = VersionFolder(run_folder(history.path, run_id)).version_path(Version(0))
     return read_header(path)[1] if path.exists() else {}
 
 
 def _parts(history: History, run_id: RunId) -> dict[int, int]:
     """Return the versions on disk, each with the number of parts that it is stored in."""
     folder = run_folder(history.path, run_id)
-    store, num_ranks = VersionFiles(folder), num_ranks_of(folder)
+    store, num_ranks = VersionFolder(folder), num_ranks_of(folder)
     return {v: 1 if store.version_path(v).exists() else max(1, num_ranks) for v in store.versions()}
 
 

@@ -1,9 +1,7 @@
 """The built-in training loop: one client after another in one model, with the bits of `ModelBench.train`."""
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -20,6 +18,7 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import Context, context_of, depends_on_context, within
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.metrics import Statistics, add, of_batch
+from atoll.parallel.task.randomness import seed_everything
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
@@ -140,21 +139,6 @@ def orders(count: int, epochs: int, generator: torch.Generator | None) -> Iterat
         generator.manual_seed(int(torch.randint(2**62, ())))
     for _ in range(epochs):
         yield torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed all generators as local training does; without a GPU in a twentieth of the time."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if _has_accelerator():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
-
-
-@cache
-def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()
 
 
 def requested_steps(local: Any, steps_of_epoch: int) -> int:

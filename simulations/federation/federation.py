@@ -24,7 +24,7 @@ from atoll.parallel.worker.process import RunTerms
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, RunState, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -132,6 +132,7 @@ class Federation:
             self.versions.arrays(self.versions.version(self.machine.ledger.version).digest),
             list(numbers),
             cohort=config.round.num_wanted,
+            trainings=(config.rounds - self.machine.ledger.version) * config.round.num_wanted,
             before=saved.engine if saved else "",
             tell=tell,
         )

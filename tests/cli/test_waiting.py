@@ -25,7 +25,8 @@ from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity import dialer
 from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.join_code import JoinCode
-from atoll.server.journal.state_directory import StateDirectory, running_coordinator
+from atoll.server.journal.holder import running_coordinator
+from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.federation import ATOLL, Federation, wait_for
 from tests.cli.invoking import TINY, invoke
 from tests.waiting import BOUND_S

@@ -48,7 +48,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stacked",),
     ),
     "parallel": (
-        ("dtensor.py", "forking.py", "frozen.py"),
+        ("dtensor.py", "forking.py", "frozen.py", "loading.py"),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
         ("communication", "local_training"),
         ("statistics",),

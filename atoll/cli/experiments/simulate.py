@@ -18,6 +18,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
 from atoll.cli.runs.sites import say_sites
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile
@@ -181,15 +182,16 @@ class Request:
 
 def _simulate(what: str, overrides: list[str], request: Request) -> None:
     if_stopped("before a round began; nothing was written")
-    from atoll.cli.experiments.simulation_progress import RoundProgress
-    from atoll.cli.files import load_user_task
-    from atoll.cli.task_failures import task_failures_in_one_line
-    from atoll.exports.folders import SimulatedFolder
-    from atoll.parallel.trainer.logs import to_all
-    from atoll.protocol.settings import effective
-    from atoll.simulations.experiments.lifeline import end_with_the_sweep
-    from atoll.simulations.federation.run import opened
-    from atoll.simulations.federation.setting import setting_of
+    with loading():
+        from atoll.cli.experiments.simulation_progress import RoundProgress
+        from atoll.cli.files import load_user_task
+        from atoll.cli.task_failures import task_failures_in_one_line
+        from atoll.exports.folders import SimulatedFolder
+        from atoll.parallel.trainer.logs import to_all
+        from atoll.protocol.settings import effective
+        from atoll.simulations.experiments.lifeline import end_with_the_sweep
+        from atoll.simulations.federation.run import opened
+        from atoll.simulations.federation.setting import setting_of
 
     end_with_the_sweep()
     file = load_simulation(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)

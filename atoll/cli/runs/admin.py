@@ -34,7 +34,7 @@ from atoll.protocol.identity.names import COORDINATOR, PLACE, Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
 from atoll.server.identity.setup import owner_folder
-from atoll.server.journal.state_directory import RunningCoordinator, is_held, running_coordinator
+from atoll.server.journal.holder import RunningCoordinator, is_held, running_coordinator
 
 STARTING_S = 30.0
 """Seconds in which a coordinator that is starting locks its state directory."""

@@ -29,7 +29,7 @@ from atoll.protocol.wire.bulk_messages import coordinator_stub
 from atoll.server.audit.actions import Action
 from atoll.server.files.run_store import RunStore
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
-from atoll.server.journal.state_directory import run_folder, running_coordinator
+from atoll.server.journal.holder import run_folder, running_coordinator
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest, gather
 from atoll.server.views.history import History
 from atoll.server.views.views import newest_version, run_of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.cli.faults import CommandError
 from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
+from atoll.parallel.loading import loading
 from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def read_view(view: str, state: Path, database: str = "", *, run: str = "", numb
         from atoll.cli.runs import admin
 
         return admin.read_view(state, view, run, number)
-    from atoll.server.views import views
+    with loading():
+        from atoll.server.views import views
 
     with open_history(state, database) as history, reading(state, database):
         return views.look(history, views.View(view), run, number)

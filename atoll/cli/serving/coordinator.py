@@ -12,6 +12,7 @@ from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
 from atoll.cli.stopping import if_stopped
 from atoll.cli.waiting import waiting_for
+from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
@@ -130,10 +131,11 @@ def _check_task(file: "RunFile") -> None:
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     import asyncio
 
-    from atoll.cli.temporary import writing_to
-    from atoll.server.config.run import RunFile
-    from atoll.server.errors import OperatorError
-    from atoll.server.process import host
+    with loading():
+        from atoll.cli.temporary import writing_to
+        from atoll.server.config.run import RunFile
+        from atoll.server.errors import OperatorError
+        from atoll.server.process import host
 
     starting = ExitStack()
 

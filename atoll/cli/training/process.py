@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from atoll.cli.exports.live import live_export
 from atoll.cli.faults import EXIT_AWAY, TEMPORARY, CommandError, temporary_cause
@@ -78,6 +77,8 @@ def _alone(request: Request, control: Control | None) -> AbstractContextManager[
 
 def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
     """Train under torchrun, and write an error where torchrun looks for the rank that failed first."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
     result = record(_train)(job, request, is_stopping)
     assert result is not None
     return result

@@ -10,6 +10,7 @@ from atoll.cli import options
 from atoll.cli.exports.live import Exports
 from atoll.cli.printing import as_json, note, say, seconds
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
     from atoll.cli.training.control import Fault
@@ -83,8 +84,9 @@ def train(
     failed; 2: a mistake in the arguments, settings or task; 75: the disk is full or away; 130: Ctrl-C or SIGTERM.
     """
     if_stopped("before the first step; nothing was written")
-    from atoll.cli.training.request import Request, check_place, job_of
-    from atoll.exports.tools import parsed
+    with loading():
+        from atoll.cli.training.request import Request, check_place, job_of
+        from atoll.exports.tools import parsed
 
     short = {"train.epochs": epochs, "train.steps": steps}
     request = Request(
@@ -107,7 +109,8 @@ def train(
 
         outcome = launch(request, max_restarts=max_restarts)
     else:
-        from atoll.cli.training.process import train_in_process
+        with loading():
+            from atoll.cli.training.process import train_in_process
 
         outcome = train_in_process(job, request)
     if_stopped("")

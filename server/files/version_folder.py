@@ -1,4 +1,4 @@
-"""The versions of the global model in a run's folder, for reading: nothing is created, and no numpy is imported."""
+"""The folder of a run's versions, for reading: nothing is created, and no numpy is imported."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from atoll.protocol.vocabulary import Version
 _MANIFEST = re.compile(r"(\d{6,})\.manifest\.json")
 
 
-class VersionFiles:
+class VersionFolder:
     """The files of a run's versions, as `run_store` lays them out.
 
     Args:
