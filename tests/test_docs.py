@@ -18,7 +18,7 @@ from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli import docs
 from atoll.cli.experiments.simulate import INTERRUPTED
 from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
-from atoll.cli.settings import Section, described
+from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
 from atoll.parallel.task.local import Local

@@ -25,9 +25,7 @@ from atoll.cli.stopping import if_stopped
 from atoll.cli.training.plan import plan
 from atoll.cli.training.train import train
 
-app = typer.Typer(
-    cls=Commands, name="atoll", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
+app = typer.Typer(cls=Commands, name="atoll", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:

@@ -53,7 +53,7 @@ def _generate(part: str) -> str:
 
 def _settings(section: str) -> Callable[[], str]:
     def generate() -> str:
-        from atoll.cli.settings import Section, described
+        from atoll.cli.sections import Section, described
 
         rows = [
             (f"`{s.key}`", _code(s.type), "required" if s.is_required else _code(s.default), s.doc)

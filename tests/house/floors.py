@@ -119,11 +119,11 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "atoll": (
         (
-            *("cli", "cli/log.py", "cli/printing.py"),
+            *("cli", "cli/log.py", "cli/printing.py", "cli/sections.py"),
             *("cli/shutdown_deadline.py", "cli/stopping.py"),
             "exports",
         ),
-        ("cli/faults.py", "cli/waiting.py"),
+        ("cli/completion.py", "cli/faults.py", "cli/waiting.py"),
         ("cli/options.py",),
         (
             "cli/files.py",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.aggregation.printable import instead_of
-from atoll.cli import options
+from atoll.cli import completion, options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
 from atoll.cli.runs.elsewhere import is_elsewhere
@@ -20,6 +20,14 @@ app = typer.Typer(
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the site or person; for an aggregator the number of its rank.")
+]
+Member = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name of the site or person; for an aggregator the number of its rank.",
+        autocompletion=completion.members,
+    ),
 ]
 RoleOfName = Annotated[
     Role,
@@ -114,7 +122,7 @@ def invite(
 
 @app.command("revoke")
 def revoke(
-    name: Name,
+    name: Member,
     role: RoleOfName = Role.CLIENT,
     made_by_hand: MadeByHand = False,
     state: options.State = options.STATE,
