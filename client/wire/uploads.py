@@ -14,6 +14,7 @@ from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.coordinator_connection import CoordinatorConnection
+from atoll.client.wire.transfer_log import told
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -121,20 +122,24 @@ class Uploads:
         if link is None:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "there is no connection")
         calls = self._calls_of_rank(key, entry.rank, link) if self._connection.ranks.num_ranks else link.calls()
-        logger.info("uploading the update of round %d of %s, %s", key[2], key[1], printable_size(entry.num_bytes))
+        what, confirmed = f"uploading the update of round {key[2]} of {key[1]}", 0
+        logger.info("%s, %s", what, printable_size(entry.num_bytes))
 
-        def on_progress() -> None:
+        def on_progress(position: int) -> None:
+            nonlocal confirmed
+            confirmed = position
             self._stalled[key] = link, asyncio.get_running_loop().time()
 
         async with calls as stub:
-            verdict = await upload(
-                stub,
-                entry,
-                self._pace,
-                is_first_attempt=is_first_attempt,
-                disclosure=self._disclosure(),
-                on_progress=on_progress,
-            )
+            with told(what, entry.num_bytes, lambda: confirmed):
+                verdict = await upload(
+                    stub,
+                    entry,
+                    self._pace,
+                    is_first_attempt=is_first_attempt,
+                    disclosure=self._disclosure(),
+                    on_progress=on_progress,
+                )
         self._stalled.pop(key, None)
         return verdict
 

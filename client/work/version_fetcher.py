@@ -19,6 +19,7 @@ from atoll.client.wire.control_stream import Link
 from atoll.client.wire.coordinator_connection import CoordinatorConnection
 from atoll.client.wire.download import download
 from atoll.client.wire.rotating_channel import RotatingChannel
+from atoll.client.wire.transfer_log import told
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
@@ -192,7 +193,8 @@ async def _complete(
     logger.info("downloading %s (%s were here already)", printable_size(wanted), printable_size(partial.data_bytes))
     while not partial.is_complete:
         try:
-            await download(channel, request.run_id, request.model_digest, partial)
+            with told(f"downloading the model of {request.run_id}", partial.num_bytes, lambda: partial.data_bytes):
+                await download(channel, request.run_id, request.model_digest, partial)
         except PieceDamaged as error:
             num_damages += 1
             logger.warning("a piece arrived damaged and is fetched again: %s", error)

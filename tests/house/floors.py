@@ -67,6 +67,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "durable.py",
             "file_lock.py",
             "json_values.py",
+            "progress.py",
             "secrets.py",
             "threads.py",
         ),

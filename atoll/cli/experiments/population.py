@@ -10,6 +10,7 @@ from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
+from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.config import SimulationFile
@@ -114,7 +115,8 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
         raise CommandError(
             f"{file.task} is an ArrayTask, which reads its data itself; only the data of a Task is split"
         )
-    with task_failures_in_one_line():
+    dealing = waiting_for(f"the population of {file.task}", "its clients are dealt their examples, which are counted")
+    with task_failures_in_one_line(), dealing:
         return report(populate(file.population, found, file.seed))
 
 

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -78,7 +79,7 @@ def verify(
     from atoll.server.audit.reading import verify as verify_source
 
     expected = _checkpoints(known)
-    with _source(files, key, state) as source, _reading(source):
+    with _source(files, key, state) as opened, _reading(opened) as source:
         found = verify_source(source, expected)
     if json:
         repairs = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
@@ -102,7 +103,7 @@ def show(
     """Show the newest events, and the newest checkpoint, to store elsewhere. `atoll audit verify` checks them."""
     from atoll.server.audit.reading import last_checkpoint, last_events
 
-    with _source(files, None, state) as source, _reading(source):
+    with _source(files, None, state) as opened, _reading(opened) as source:
         lines = last_events(source, last, action=action, actor=actor)
         if not lines and action:
             _check_action(action)
@@ -129,14 +130,13 @@ def export(
 
     begin, end = _period(since, until)
     with _source(files, None, state) as source:
-        lines = between(source, begin, end)
         if out is None:
-            for line in lines:
+            for line in between(source, begin, end):
                 sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
             return
-        with out.open("xb") as file, _reading(source):
-            file.writelines(lines)
+        with out.open("xb") as file, _reading(source) as shown:
+            file.writelines(between(shown, begin, end))
 
 
 @contextmanager
@@ -161,10 +161,13 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
         yield source.with_key(key) if key is not None else source
 
 
-def _reading(source: "Source") -> AbstractContextManager[None]:
-    """Print, when the block takes long, that the log is being read."""
+@contextmanager
+def _reading(source: "Source") -> "Iterator[Source]":
+    """Print, when the block takes long, that the log is being read, and how much of it is left."""
     num_bytes = sum(size for _, size in source.files)
-    return waiting_for("the end of the audit log", f"its {printable_size(num_bytes)} are read from the beginning")
+    reading = waiting_for("the end of the audit log", f"its {printable_size(num_bytes)} are read from the beginning")
+    with reading as wait:
+        yield replace(source, on_bytes=lambda more: wait.advance(more, num_bytes))
 
 
 def _check_action(action: str) -> None:
