@@ -140,3 +140,13 @@ def test_a_few_trees_are_those_of_xgboost_alone():
     assert document["ok"]
     assert document["ours"]["trees"] == 20
     assert 0.9 < document["ours"]["auc"] <= 1
+
+
+@pytest.mark.long
+def test_the_seconds_of_commands_are_measured_beside_an_import_of_torch():
+    """How many imports each takes is for an idle machine: `make bench NAME=startup`."""
+    document = measure("startup", "--quick")
+    assert len(document["bars"]) == 9
+    assert len(document["ours"]) == 1 + 10
+    assert all(times["wall_s"]["median"] > 0 < times["cpu_s"]["median"] for times in document["ours"].values())
+    assert document["ours"]["run list"]["cpu_in_imports"] < document["ours"]["simulate"]["cpu_in_imports"]
