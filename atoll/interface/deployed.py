@@ -102,10 +102,11 @@ class Federation:
         """
         from atoll.cli.files import load_run
         from atoll.cli.runs import admin
+        from atoll.cli.runs.elsewhere import is_elsewhere
         from atoll.protocol.settings import effective
 
         if what:
-            file = load_run(str(what), overrides_of(set or {}), is_elsewhere=lambda _: admin.is_elsewhere(self._state))
+            file = load_run(str(what), overrides_of(set or {}), is_elsewhere=lambda _: is_elsewhere(self._state))
             number = _quietly(lambda: admin.collect_statistics(self._state, effective(file.run), deadline))
         found: Mapping[str, Any] = self._view("statistics", number=number)
         return found

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.loading import loading
 from atoll.parallel.task.json_text import to_json
 
 Event = dict[str, Any]

@@ -67,7 +67,7 @@ def load_sampler(name: str) -> Sampler:
     return cast(Sampler, SAMPLER_EXTENSION.load(name))
 
 
-def load_optimizer(name: str, options: Mapping[str, Any]) -> OwnOptimizer:
+def load_optimizer(name: str, options: Mapping[str, Any]) -> "OwnOptimizer":
     """Return a user's own server optimizer, by the name of a package or by a reference.
 
     Args:
@@ -77,6 +77,8 @@ def load_optimizer(name: str, options: Mapping[str, Any]) -> OwnOptimizer:
     Raises:
         ConfigError: there is no such object, it refuses the options, or it makes no server optimizer.
     """
+    from atoll.aggregation.own_optimizer import OwnOptimizer
+
     found: Any = OPTIMIZER_EXTENSION.load(name)
     is_made = isinstance(found, type) or not callable(getattr(found, "apply", None))
     if not is_made and options:

@@ -101,7 +101,7 @@ class ConcatenateKind(Variant):
     rule: Literal["concatenate"]
     append_max: int = 1 << 24
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return None: nothing is reduced (`fold.concatenation`)."""
         return None
 

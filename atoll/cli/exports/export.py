@@ -87,7 +87,7 @@ def export(
 
 def _check_place(what: str, state: Path | None, database: str) -> None:
     """Check that there is a place where a run may be."""
-    from atoll.cli.runs.admin import is_elsewhere
+    from atoll.cli.runs.elsewhere import is_elsewhere
 
     if state is None and not database and not options.STATE.exists() and not is_elsewhere(options.STATE):
         raise CommandError(
@@ -115,7 +115,7 @@ def _of_folder(target: "Target", folder: Path, follow: bool, sites: bool | None)
 
 def _wait_for(folder: Path) -> "Callable[[float], None]":
     """Return the wait for news of a run in a folder; the first one notes that no process runs it, where that shows."""
-    from atoll.server.journal.state_directory import is_held
+    from atoll.server.journal.holder import is_held
     from atoll.simulations.experiments.report import ROUNDS
 
     is_unattended = (folder / ROUNDS).exists() and not is_held(folder)
