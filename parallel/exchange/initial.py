@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from atoll.parallel.engine.blank import on_meta, registering
+from atoll.parallel.exchange.heap import returning_freed_blocks
 from atoll.parallel.exchange.shares import Share
 
 OVERWRITING = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "bernoulli_"})
@@ -100,7 +101,7 @@ def blank_of(build: Build) -> Blank:
             found.parameters.append(blank)
         return blank
 
-    with registering(register):
+    with registering(register), returning_freed_blocks():
         found.model = build()
     found.places = [[] for _ in found.parameters]
     for name, parameter in found.model.named_parameters():
@@ -204,7 +205,7 @@ class _Filling:
     @contextmanager
     def following(self) -> Iterator[None]:
         """Follow a construction."""
-        with registering(self._register), self._watching:
+        with registering(self._register), self._watching, returning_freed_blocks():
             yield
 
     def _register(self, parameter: nn.Parameter) -> nn.Parameter:
