@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from atoll.cli.printing import is_silent, note, seconds
+from atoll.cli.printing import are_taken, note, seconds
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -92,7 +92,7 @@ def waiting_for(what: str, limit: str) -> Iterator[Wait]:
     Yields:
         The wait, for a block that knows how much of it is done; its progress follows that line.
     """
-    if is_silent.get():  # which the timer's thread would not know
+    if are_taken():  # which the timer's thread would not know
         yield Wait(what, lambda: False)
         return
     told = threading.Event()

@@ -4,9 +4,10 @@ Each plot is a function that draws on one pair of axes; `plots` writes a file of
 differ in the seed alone are drawn as their mean, with a band of one standard deviation on each side (`bands`).
 """
 
+import io
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -294,7 +295,7 @@ def _saved(figure: Any, path: Path) -> Path:
 
 
 def figure_type() -> Any:
-    """Return matplotlib's `Figure`, which draws files and opens no window on any screen.
+    """Return matplotlib's `Figure`, which draws files and opens no window on any screen, and which a notebook shows.
 
     Raises:
         NoMatplotlib: matplotlib is not installed.
@@ -303,4 +304,18 @@ def figure_type() -> Any:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise NoMatplotlib("plots need matplotlib, which is not installed: pip install 'atoll[sim]'") from error
-    return Figure
+    return _shown(Figure)
+
+
+@cache
+def _shown(figure: Any) -> Any:
+    """Return the type of figures that a notebook shows without pyplot."""
+
+    class Shown(figure):  # type: ignore[misc]
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", dpi=100, metadata={"Software": None})
+            return picture.getvalue()
+
+    Shown.__name__ = Shown.__qualname__ = figure.__name__
+    return Shown

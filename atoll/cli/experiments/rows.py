@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,8 +61,7 @@ def say_rows(
     from atoll.simulations.experiments.table import markdown as as_markdown
 
     if json:
-        by = {} if objective.by is None else {"by": objective.by, "common": objective.common}
-        as_json({"metric": objective.metric, "target": objective.target, **by, "rows": lines})
+        as_json(document_of(lines, objective))
         return
     if csv:
         say(as_csv(lines).rstrip("\n"))
@@ -87,6 +86,12 @@ def say_rows(
         say(as_markdown(header, body))
     else:
         say_table(header, body, empty="")
+
+
+def document_of(lines: "Sequence[Row]", objective: "Objective") -> dict[str, Any]:
+    """Return the rows of a table in JSON types."""
+    by = {} if objective.by is None else {"by": objective.by, "common": objective.common}
+    return {"metric": objective.metric, "target": objective.target, **by, "rows": lines}
 
 
 def draw(repeats: "Sequence[Repeats]", folder: Path, objective: "Objective") -> None:

@@ -2,8 +2,8 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,8 +21,11 @@ from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
+    from atoll.parallel.task.array_task import ArrayTask
+    from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
+    from atoll.simulations.federation.report import Json
 
 NO_COORDINATOR = "a simulation has no coordinator's process"
 
@@ -184,19 +187,15 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     if_stopped("before a round began; nothing was written")
     with loading():
         from atoll.cli.experiments.simulation_progress import RoundProgress
-        from atoll.cli.files import load_user_task
         from atoll.cli.task_failures import task_failures_in_one_line
         from atoll.exports.folders import SimulatedFolder
         from atoll.parallel.trainer.logs import to_all
         from atoll.protocol.settings import effective
         from atoll.simulations.experiments.lifeline import end_with_the_sweep
-        from atoll.simulations.federation.run import opened
         from atoll.simulations.federation.setting import setting_of
 
     end_with_the_sweep()
-    file = load_simulation(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)
-    note_unused(file, what)
-    task = load_user_task(file.task)
+    file, task = with_task(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)
     if request.check:
         with task_failures_in_one_line():
             setting = setting_of(file, task)
@@ -207,16 +206,9 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     folder = request.out or Path(f"atoll-sim-{file.name}")
     if_stopped("before a round began; the same command goes on")
     exports = live_export(request.exports, SimulatedFolder(folder), folder)
-    with (
-        task_failures_in_one_line(),
-        RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        exports,
-        opened(
-            file, task, folder, on_round=to_all(progress.round, exports.take), is_fresh=request.fresh, tell=note
-        ) as federation,
-        with_signals(federation),
-    ):
-        result = federation.run()
+    with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
+        report = to_all(progress.round, exports.take)
+        result = run_simulation(file, task, folder, report, is_fresh=request.fresh, handling=with_signals)
     if_stopped("")
     measured = _sites_of(folder) if request.sites else {}
     if request.json:
@@ -228,6 +220,70 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     if result["state"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result["state"] == "finished" else 1)
+
+
+def with_task(
+    what: str,
+    overrides: list[str],
+    *,
+    rounds: int | None,
+    clients: int | None,
+    engine: str | None = None,
+    task: "Task | ArrayTask | None" = None,
+) -> "tuple[SimulationFile, Task | ArrayTask]":
+    """Load the settings of a simulated run and its task, and note what a simulation does not use.
+
+    Args:
+        what: a run's TOML, or the task's reference.
+        overrides: `key=value`.
+        rounds: short for the setting.
+        clients: short for the setting.
+        engine: short for the setting.
+        task: the task that `what` names; None: it is loaded.
+
+    Raises:
+        ConfigError: all mistakes in the settings.
+        CommandError: the task cannot be loaded.
+    """
+    from atoll.cli.files import load_user_task
+
+    file = load_simulation(what, overrides, rounds=rounds, clients=clients, engine=engine)
+    note_unused(file, what)
+    return file, load_user_task(file.task) if task is None else task
+
+
+def run_simulation(
+    file: "SimulationFile",
+    task: "Task | ArrayTask",
+    folder: Path,
+    report: "Callable[[Json], None]",
+    *,
+    is_fresh: bool = False,
+    handling: "Callable[[Federation], AbstractContextManager[None]]" = lambda _: nullcontext(),
+) -> "Json":
+    """Run or resume a simulation in its folder, and return its result.
+
+    Args:
+        file: the settings.
+        task: the task that they name.
+        folder: the folder of the run.
+        report: a callback for each round's line.
+        is_fresh: refuse a folder that has a run.
+        handling: what surrounds the run, such as the handling of signals.
+
+    Raises:
+        ConfigError: all faults of the settings, the task or the folder, before anything runs.
+        CommandError: the task's code, or a worker process, has failed.
+    """
+    from atoll.cli.task_failures import task_failures_in_one_line
+    from atoll.simulations.federation.run import opened
+
+    with (
+        task_failures_in_one_line(),
+        opened(file, task, folder, on_round=report, is_fresh=is_fresh, tell=note) as federation,
+        handling(federation),
+    ):
+        return federation.run()
 
 
 def _sites_of(folder: Path) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from typing import Any
 import grpc
 
 from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.options import STATE, identity_folder
+from atoll.cli.options import STATE
 from atoll.cli.printing import note
-from atoll.cli.runs.elsewhere import is_elsewhere
+from atoll.cli.runs.credential import credential_and_place
+from atoll.cli.runs.elsewhere import credential_folder, is_elsewhere, is_named
 from atoll.cli.waiting import waiting_for
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -159,15 +160,13 @@ def elsewhere() -> tuple[Dialer, Place]:
     Raises:
         CredentialError: the certificate has expired.
     """
-    folder = identity_folder()
-    keeper, place = Keeper(folder), Place.load(folder)
-    keeper.check()
+    keeper, place = credential_and_place()
     dialer = through_proxy(MutualDialer(keeper), os.environ)
     if _is_due(keeper):
         with (
             waiting_for(f"a renewed certificate from {place.admin_address}", "the command goes on without one"),
             suppress(NotRenewed),
-            alone_with(folder) as is_alone,
+            alone_with(keeper.folder) as is_alone,
         ):  # it is still valid: a later command tries again
             if is_alone:
                 _renew(keeper, lambda: dialer.channel(place.admin_address, COORDINATOR))
@@ -187,14 +186,14 @@ def _is_due(keeper: Keeper) -> bool:
 
 def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
     dialer, place = elsewhere()
-    if state != STATE:
+    if state != STATE and not is_named():
         note(f"there is no {state} here: asking the coordinator at {place.admin_address}")
     try:
         return _ask(dialer, place.admin_address, request)
     except NotTrusted:
         raise
     except NoAnswer as error:
-        where = identity_folder() / PLACE
+        where = credential_folder() / PLACE
         hint = f"if its address has changed, ask its operator for the new one, and set admin_address in {where}"
         raise CommandError(*error.faults, hint) from None
 

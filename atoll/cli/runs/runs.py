@@ -67,6 +67,21 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
 
     The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.
     """
+    _report(start_run(what, state, overrides), json)
+
+
+def start_run(what: str, state: Path | None, overrides: list[str]) -> "RunReply":
+    """Start a run on a running coordinator.
+
+    Args:
+        what: the run's TOML, or a task.
+        state: the coordinator's state directory; None: that of the TOML, or the default.
+        overrides: settings of the run, `key=value`.
+
+    Raises:
+        ConfigError: all mistakes in the settings.
+        CommandError: no answer, or a refusal.
+    """
     from atoll.cli.files import load_run, note_unused_settings, refuse_settings_of_the_host, state_of
     from atoll.cli.runs import admin
     from atoll.protocol.settings import effective
@@ -74,7 +89,7 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
     refuse_settings_of_the_host(overrides)
     file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
     note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
-    _report(admin.start(state_of(file, what, state), effective(file.run)), json)
+    return admin.start(state_of(file, what, state), effective(file.run))
 
 
 app.command()(statistics)
@@ -105,12 +120,17 @@ def resume(
     that change are asked for at the sites again, where approval is by hand. A run that ended early goes on, and its
     patience begins anew. It is queued while `max_runs` runs are active.
     """
+    _report(resume_run(run, state, overrides, rounds=rounds), json)
+
+
+def resume_run(run: str, state: Path, overrides: list[str], *, rounds: int | None = None) -> "RunReply":
+    """Continue a paused run, or reopen an ended one, with changed settings; errors as `start_run`."""
     from atoll.cli.files import overriding, refuse_settings_of_the_host
     from atoll.cli.runs import admin
 
     overrides = overriding(overrides, rounds=rounds)
     refuse_settings_of_the_host(overrides)
-    _report(admin.resume(state, run, overrides), json)
+    return admin.resume(state, run, overrides)
 
 
 @app.command()

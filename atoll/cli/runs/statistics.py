@@ -73,14 +73,27 @@ def statistics(
             raise CommandError(f"--set {overrides[0]}: a kept result does not change: name a task, or leave out --set")
         found = read_view("statistics", state or options.STATE, number=show or 0)
     else:
-        found = _asked(what, state, overrides, deadline)
+        where, number = collect(what, state, overrides, deadline)
+        found = read_view("statistics", where, number=number)
     if json:
         as_json(found)
     else:
         say_statistics(found)
 
 
-def _asked(what: str, state: Path | None, overrides: list[str], deadline: float) -> Any:
+def collect(what: str, state: Path | None, overrides: list[str], deadline: float) -> tuple[Path, int]:
+    """Ask the connected sites; return the state directory, and the number of the result.
+
+    Args:
+        what: the TOML of the planned run, or a task.
+        state: the coordinator's state directory; None: that of the TOML, or the default.
+        overrides: settings of the run, `key=value`.
+        deadline: seconds in which sites may answer.
+
+    Raises:
+        ConfigError: all mistakes in the settings.
+        CommandError: no answer, or a refusal.
+    """
     from atoll.cli.files import load_run, note_unused_settings, refuse_settings_of_the_host, state_of
     from atoll.cli.runs import admin
     from atoll.cli.runs.elsewhere import is_elsewhere
@@ -90,8 +103,7 @@ def _asked(what: str, state: Path | None, overrides: list[str], deadline: float)
     file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
     note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
     where = state_of(file, what, state)
-    number = admin.collect_statistics(where, effective(file.run), deadline)
-    return read_view("statistics", where, number=number)
+    return where, admin.collect_statistics(where, effective(file.run), deadline)
 
 
 def say_statistics(found: Mapping[str, Any]) -> None:

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch.distributed as dist
 
 from atoll.cli.exports.live import live_export
-from atoll.cli.faults import EXIT_AWAY, TEMPORARY, CommandError, temporary_cause
+from atoll.cli.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, RunFailed, temporary_cause
 from atoll.cli.printing import note
 from atoll.cli.task_failures import failure_of_the_task
-from atoll.cli.temporary import START_BYTES, disk_fault
+from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
 from atoll.cli.training.control import LAUNCHER, Control, Fault, control_of, stop_requested
 from atoll.cli.training.folder import folder_lock, folder_of_all_ranks
 from atoll.cli.training.progress import progress
@@ -25,6 +25,7 @@ from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.task.errors import NotFinite, TaskBroken
+from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
@@ -55,8 +56,9 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
     control = control_of(os.environ)
     try:
         with _stop_request(control) as is_stopping, _alone(request, control):
+            show = progress(sys.stderr, note)
             train_rank = _recorded if ERROR_FILE in os.environ else _train
-            return train_rank(job, request, is_stopping)
+            return train_rank(job, request, is_stopping, show)
     except Exception as error:
         fault = _fault_of(error, request)
         if control is not None and is_lost_peer(error):
@@ -64,6 +66,34 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
         elif control is not None:
             control.fail(fault)
         return fault
+
+
+def train_for_a_program(job: Job, request: Request, show: Report) -> Result:
+    """Train in this process, for a program: signals are its own, and its random generators are set back.
+
+    Args:
+        job: the job.
+        request: the options.
+        show: the report of events, beside the log.
+
+    Raises:
+        CommandError: the training is refused, or has failed; with the sentences of the command.
+    """
+    try:
+        with _alone(request, None), generators_kept():
+            return _train(job, request, lambda: False, show)
+    except Exception as error:
+        if (fault := _expected(error, request)) is None:
+            raise
+        raise failure_of(fault) from error
+
+
+def failure_of(fault: Fault) -> CommandError:
+    """Return a fault as an error with its exit code."""
+    lines = [line.removeprefix("atoll: ") for line in fault.lines]
+    if fault.code == EXIT_AWAY:
+        return TryAgain(*lines)
+    return CommandError(*lines) if fault.code == EXIT_OPERATOR else RunFailed(*lines)
 
 
 def _alone(request: Request, control: Control | None) -> AbstractContextManager[None]:
@@ -75,22 +105,22 @@ def _alone(request: Request, control: Control | None) -> AbstractContextManager[
     return folder_lock(request.folder)
 
 
-def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
+def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool], show: Report) -> Result:
     """Train under torchrun, and write an error where torchrun looks for the rank that failed first."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    result = record(_train)(job, request, is_stopping)
+    result = record(_train)(job, request, is_stopping, show)
     assert result is not None
     return result
 
 
-def _train(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
+def _train(job: Job, request: Request, is_stopping: Callable[[], bool], show: Report) -> Result:
     world, folder = read_world(), request.folder
     report: Report = _ignore
     exports = live_export(request.exports if world.is_first else (), TrainingFolder(folder), folder)
     if world.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        report = to_all(json_log(folder / LOG), progress(sys.stderr, note), exports.take)
+        report = to_all(json_log(folder / LOG), show, exports.take)
     here = Surroundings(
         world=world,
         device=device_of(request),
@@ -148,6 +178,14 @@ def _stop_request(control: Control | None) -> Iterator[Callable[[], bool]]:
 
 
 def _fault_of(error: Exception, request: Request) -> Fault:
+    if (fault := _expected(error, request)) is not None:
+        return fault
+    rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
+    return Fault(1, tuple((rank + traceback.format_exc()).splitlines()))
+
+
+def _expected(error: Exception, request: Request) -> Fault | None:
+    """Return an expected error as a fault; None: it is a bug, or the loss of another rank."""
     if isinstance(error, CommandError):
         return Fault(error.code, tuple(f"atoll: {line}" for line in error.faults))
     if (cause := _temporary(error)) is not None and failure_of_the_task(error) is None:
@@ -159,8 +197,7 @@ def _fault_of(error: Exception, request: Request) -> Fault:
         return Fault(1, (f"atoll: {error}",))
     if not is_lost_peer(error) and (line := failure_of_the_task(error)) is not None:
         return Fault(2, (f"atoll: {line}",))
-    rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
-    return Fault(1, tuple((rank + traceback.format_exc()).splitlines()))
+    return None
 
 
 def _temporary(error: Exception) -> BaseException | None:
