@@ -114,7 +114,7 @@ def _annotation(node: ast.expr) -> str:
 
 
 def _code(signature: str) -> str:
-    return f"<!-- not run: a signature -->\n```python\n{signature}\n```"
+    return f"<!-- not run: a signature, no call -->\n```python\n{signature}\n```"
 
 
 def _text(documented: Any) -> str:

@@ -133,7 +133,7 @@ def _of_runs(
     runs: Sequence[Run], *, metric: str | None = None, target: float | None = None, names: Sequence[str] = ()
 ) -> "Comparison":
     if names and len(names) != len(runs):
-        raise AtollError(f"names: got {len(names)}; allowed: one for each of {len(runs)} runs")
+        raise AtollError(f"names: got {len(names)}; allowed: {len(runs)}, one for each run")
     kinds = [KINDS[type(run)] for run in runs]
     numbered = [
         f"{kind} {kinds[: k + 1].count(kind)}" if kinds.count(kind) > 1 else kind for k, kind in enumerate(kinds)

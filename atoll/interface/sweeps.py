@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from atoll.aggregation.printable import count_of
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import is_plain, overrides_of, plain_of
 from atoll.interface.progress import Show, bar_of
@@ -284,7 +285,7 @@ class Sweep(Sequence[SimulatedRun]):
         return len(self._found.cells)
 
     def __repr__(self) -> str:
-        return f"Sweep({len(self)} cells, {self.metric}, {str(self.folder)!r})"
+        return f"Sweep({count_of(len(self), 'cell')}, {self.metric}, {str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
         return f"<p>{self.metric}</p>{self.rows._repr_html_()}"

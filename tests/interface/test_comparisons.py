@@ -64,7 +64,7 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path):
         ((task, run), {}, "got a task and more"),
         ((run, task), {}, "got Task; allowed: simulated and deployed runs, trainings"),
         ((run,), {}, "got one run; allowed: two or more"),
-        ((run, run), {"names": ["a"]}, "names: got 1; allowed: one for each of 2 runs"),
+        ((run, run), {"names": ["a"]}, "names: got 1; allowed: 2, one for each run"),
         ((run, run), {}, "has no rounds.jsonl"),
     ]:
         with pytest.raises(atoll.AtollError, match=fault):
