@@ -197,7 +197,7 @@ def test_a_run_is_stopped_and_resumed_and_all_is_shown_after_a_kill(it: Federati
     assert it.run_state("open") == "running"
     audit = shown("audit", "verify", "--state", it.state)
     assert audit["faults"] == []
-    done = [event["action"] for event in shown("audit", "show", "--last", 1000, "--state", it.state)["events"]]
+    done = [event["action"] for event in shown("audit", "show", "--last", 5000, "--state", it.state)["events"]]
     assert {"run.add", "run.stop", "run.resume", "round.commit", "client.join", "model.export"} <= set(done)
     assert not any(c["connected"] for c in shown("client", "list", "--run", "open", "--state", it.state))
     assert refused("run", "stop", "open-1", "--state", it.state)[0].startswith("no coordinator holds")
