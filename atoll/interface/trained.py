@@ -74,6 +74,7 @@ def train(
 
 def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overrides: list[str]) -> "Request":
     """Return the options of the command, checked as it checks them; `nproc` is None for one rank, this process."""
+    from atoll.cli.runs.starts import with_start_file
     from atoll.cli.training.request import Request, check_place
     from atoll.parallel.engine.mesh import parse_mesh
 
@@ -88,7 +89,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
         zero=None,
         out=folder,
         device=device,
-        overrides=overrides,
+        overrides=with_start_file(overrides),
         is_fresh=False,
     )
     check_place(request)

@@ -43,8 +43,9 @@ class ModelConfig(BaseModel):
 
     start: str = ""
     """Start of the model: a safetensors file, such as "model.safetensors" of `atoll model export` or `atoll train`, or
-    "run:NAME[@VERSION]", a version of another run of the same coordinator, by default its newest one, or "best". Names
-    and shapes are checked; a tied tensor may have any of its names. Empty: the task's own model."""
+    "run:NAME[@VERSION]", a version of another run of the same coordinator, by default its newest one, or "best" (in a
+    simulation of the state directory here, or of the joined coordinator). Names and shapes are checked; a tied tensor
+    may have any of its names. Empty: the task's own model."""
 
     strict: bool | None = None
     """Refuse a `start` that lacks a tensor of the model, or has others. false: what does not fit keeps the task's own

@@ -28,6 +28,7 @@ from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
+from atoll.server.config.model import run_and_version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
@@ -92,6 +93,7 @@ class Models(Versions):
     def _first(self, bench: Bench) -> tuple[tuple[Piece, ...], str]:
         """Write version 0; return its pieces, and a note on tensors that have not started from the given file."""
         model = self._config.model
+        assert run_and_version(model.start) is None, "a command exports the version of a run first"
         start = Start(Path(model.start), model.is_strict) if model.start else None
         try:
             pieces, note = write_initial(self.store.version_path(Version(0)), bench, self._config.seed, start)

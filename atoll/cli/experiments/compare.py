@@ -254,6 +254,7 @@ def _text(value: object) -> str:
 
 def _request(file: "SimulationFile", task: "Task", folder: Path, overrides: list[str], epochs: int) -> "Request":
     """Return the options of the centralized training, checked before the federated run begins."""
+    from atoll.cli.runs.starts import with_start_file
     from atoll.cli.training.request import Request, job_of
 
     has_length = any(override.startswith(("train.epochs=", "train.steps=")) for override in overrides)
@@ -267,7 +268,7 @@ def _request(file: "SimulationFile", task: "Task", folder: Path, overrides: list
         device=file.simulation.device,
         overrides=[
             *(start if file.model.start else []),  # both begin alike, unless train.start is given beside it
-            *overrides,
+            *with_start_file(overrides),
             *([] if has_length else [f"train.epochs={epochs}"]),
         ],
         is_fresh=False,

@@ -303,12 +303,19 @@ def load_simulation(
         ConfigError: all mistakes in the settings.
     """
     from atoll.cli.files import load_run, overriding
+    from atoll.server.config.model import run_and_version
     from atoll.simulations.federation.config import SimulationFile
 
     _refuse_what_only_a_coordinator_uses(overrides)
     kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
     short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **kind)
-    return load_run(what, short, kind=SimulationFile)
+    file = load_run(what, short, kind=SimulationFile)
+    if run_and_version(file.model.start) is None:
+        return file
+    from atoll.cli.runs.starts import file_of_start
+
+    start = file_of_start(file.model.start, setting="model.start")
+    return file.model_copy(update={"model": file.model.model_copy(update={"start": start})})
 
 
 def _refuse_what_only_a_coordinator_uses(overrides: list[str]) -> None:

@@ -88,6 +88,8 @@ def train(
         from atoll.cli.training.request import Request, check_place, job_of
         from atoll.exports.tools import parsed
 
+    from atoll.cli.runs.starts import with_start_file
+
     short = {"train.epochs": epochs, "train.steps": steps}
     request = Request(
         task=task,
@@ -96,7 +98,10 @@ def train(
         zero=zero,
         out=out,
         device=device,
-        overrides=[*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None)],
+        overrides=[
+            *with_start_file(overrides),
+            *(f"{key}={value}" for key, value in short.items() if value is not None),
+        ],
         is_fresh=fresh,
         exports=exports,
     )
