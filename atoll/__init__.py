@@ -19,6 +19,7 @@ Everything that a project of yours imports is here:
     train          a centralized training, as `atoll train`; returns a `Training`
     compare        runs beside each other, or a task both ways, as `atoll compare`; returns a `Comparison`
     sweep          a grid of simulations, as `atoll sweep`; returns a `Sweep`
+    codec_faults   the ways in which a codec of one's own breaks its contract
     connect        the runs of a coordinator, from its state directory or over the network; returns a `Federation`, with
                    a `DeployedRun`, its `DeployedRound` and each `Event`
     Table          rows of plain values, in all of these
@@ -28,6 +29,7 @@ Everything that a project of yours imports is here:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll.aggregation.codecs.contract import codec_faults
     from atoll.interface.comparisons import Comparison, compare
     from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
     from atoll.interface.errors import AtollError
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PLACES = {
+    "atoll.aggregation.codecs.contract": ("codec_faults",),
     "atoll.interface.comparisons": ("Comparison", "compare"),
     "atoll.interface.deployed": ("DeployedRound", "DeployedRun", "Federation", "connect"),
     "atoll.interface.errors": ("AtollError",),
@@ -88,6 +91,7 @@ __all__ = [
     "Task",
     "Trained",
     "Training",
+    "codec_faults",
     "compare",
     "connect",
     "load_task",

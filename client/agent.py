@@ -13,6 +13,7 @@ from collections.abc import Collection, Coroutine
 from typing import Any
 
 from atoll import __version__
+from atoll.aggregation.codecs.names import supported
 from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
@@ -242,6 +243,7 @@ class Agent:
             label=self._config.label,
             working_on=self.session.working_on,
             software=f"atoll {__version__}",
+            codecs=supported(),
         )
         hello.process, hello.folder = self._process, self._folder_id
         return hello

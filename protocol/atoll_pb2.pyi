@@ -435,7 +435,7 @@ class RankMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., status: _Optional[_Union[RankStatus, _Mapping]] = ..., folded: _Optional[_Union[Folded, _Mapping]] = ..., fold_failed: _Optional[_Union[FoldFailed, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
-    __slots__ = ("protocol", "rank", "num_ranks", "address", "store_address", "software", "process", "folder")
+    __slots__ = ("protocol", "rank", "num_ranks", "address", "store_address", "software", "process", "folder", "codecs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -444,6 +444,7 @@ class RankHello(_message.Message):
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     rank: int
     num_ranks: int
@@ -452,7 +453,8 @@ class RankHello(_message.Message):
     software: str
     process: str
     folder: str
-    def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address")

@@ -312,6 +312,8 @@ def type_text(annotation: Any) -> str:
         return " | ".join(_toml(value) for value in arguments)
     if origin in (Union, UnionType):
         return " | ".join(text for argument in arguments if (text := _branch_text(argument)))
+    if origin is Callable:
+        return ""  # no file can have one
     if origin in (list, tuple):
         return f"list of ({type_text(arguments[0])})"
     return _TYPE_WORDS.get(annotation, "table")

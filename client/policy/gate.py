@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.codecs.names import open_codec
 from atoll.client.disk.spool import Entry
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (
@@ -233,10 +233,13 @@ def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
         return None
     if not request.codec:
         return model.num_bytes
-    encoding = parse_codec(request.codec)
-    return sum(
-        min(tensor.num_bytes, encoded_bytes(encoding, tensor.num_elements))
-        if tensor.dtype == "F32"
-        else tensor.num_bytes
-        for tensor in model.layout
-    )
+    try:
+        encoding = open_codec(request.codec)
+        return sum(
+            min(tensor.num_bytes, encoded_bytes(encoding, tensor.num_elements))
+            if tensor.dtype == "F32"
+            else tensor.num_bytes
+            for tensor in model.layout
+        )
+    except ValueError:  # of a package's codec: it is no smaller than plain values
+        return model.num_bytes

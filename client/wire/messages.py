@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Iterable
 
-from atoll.aggregation.codecs.names import FAMILIES, parse_codec
+from atoll.aggregation.codecs.names import FAMILIES, open_codec
 from atoll.aggregation.printable import count_of
 from atoll.client.policy.small_cells import StatisticsTerms, guarded
 from atoll.client.session.events import (
@@ -164,7 +164,7 @@ def _statistics_request(asked: pb.AskStatistics) -> StatisticsRequest:
 def _codec(name: str) -> str:
     """Return the codec to use; plain, which the coordinator always accepts, when this agent does not know it."""
     try:
-        return parse_codec(name).name if name else ""
+        return open_codec(name).name if name else ""
     except ValueError as error:
         logger.warning("the update will be sent plain: %s", error)
         return ""

@@ -50,10 +50,14 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -
             yield f"it needs the built-in training loop, and the task has {kind}"
         if local is not None:
             yield from (
-                f"local.{name} must be {needed!r} ({reason}), got {getattr(local, name)!r}"
+                f"local.{name} must be {needed!r} ({reason}), got {_shown(local, name)!r}"
                 for name, needed, reason in _NEEDED[algorithm]
                 if getattr(local, name) != needed
             )
+
+
+def _shown(local: Local, name: str) -> object:
+    return local.optimizer_name if name == "optimizer" else getattr(local, name)
 
 
 _PLAIN = "the control variate is the mean of the steps' gradients: each step must be lr times its gradient"

@@ -210,9 +210,10 @@ class _Builder:
         with self._checkpointer(built.tied) as checkpointer:
             saver = Saver(checkpointer, settings_of(job, self.recipe), engine, carried, config.seed)
             saver.restore()
+            local = {**asdict(job.task.local), "optimizer": job.task.local.optimizer_name}
             here.report(
                 {"event": "begin", "step": engine.steps, "steps": self.recipe.steps, "task": job.name}
-                | {"train": asdict(config), "local": asdict(job.task.local), "plan": asdict(job.plan)}
+                | {"train": asdict(config), "local": local, "plan": asdict(job.plan)}
                 | ({"start": built.note} if built.note else {})
                 | ({"unused": "algorithm"} if job.task.algorithm is not None else {})
             )

@@ -58,7 +58,10 @@ class ModelBench:
         check_training(task, self._algorithm, self._local)
         self._model: torch.nn.Module | None = None
         self._seed = 0
-        if self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
+        if self._local.has_own_optimizer:  # its faults are told before a round
+            with within(context_of(self._task)):
+                make_optimizer(self._local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
+        elif self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
         self._datasets: dict[str, Any] = {}
 

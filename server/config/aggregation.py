@@ -5,11 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from atoll.aggregation.codecs.installed import name_for
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
-from atoll.server.config.extensions import OPTIMIZER_EXTENSION, RULE_EXTENSION, load_optimizer, load_rule
+from atoll.server.config.extensions import (
+    CODEC_EXTENSION,
+    OPTIMIZER_EXTENSION,
+    RULE_EXTENSION,
+    load_optimizer,
+    load_rule,
+    open_codec,
+)
 from atoll.server.config.kinds import (
     CODECS,
     RULES,
@@ -93,15 +101,24 @@ class AggregationConfig(BaseModel):
     """Device on which "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. Each
     aggregation rank uses this device of its own machine."""
 
-    codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
+    codec: str = "none"
     """Compression of the updates for the upload; clients without it send plain updates. Size relative to float32:
     "bf16" and "fp16" 1/2, "qsgd8" (8 bits, unbiased random rounding) 0.252, "sign" (1 bit) 1/32, "topk" (only the
     largest elements) 1.5 times `topk_fraction`. With "topk" and "sign" the client adds the rest to its next update
-    (error feedback). Integers and buffers stay plain."""
+    (error feedback). Integers and buffers stay plain. Or your own, by the name that an installed package declares (see
+    `atoll plugins`): on the coordinator's machine and on each agent's, in the same version."""
 
     topk_fraction: Annotated[float, Field(ge=0.000001, le=1)] | None = None
     """Share of each 65,536 elements that "topk" sends, such as 0.01; rounded to millionths; absent: refused by
     the codec, because there is no default."""
+
+    codec_options: dict[str, Plain] = {}
+    """Arguments of a codec of your own by name, such as `codec_options.levels = 4`: for a class or a function."""
+
+    @field_validator("codec")
+    @classmethod
+    def _known_or_installed(cls, codec: str, info: ValidationInfo) -> str:
+        return CODEC_EXTENSION.check(codec, info)
 
     @field_validator("rule")
     @classmethod
@@ -157,7 +174,8 @@ class AggregationConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_codec_has(self) -> "AggregationConfig":
-        self._codec_kind()
+        if self._codec_kind() and self.codec_options:
+            raise ValueError(f"codec_options are for a codec of your own, and codec is {self.codec}")
         return self
 
     def _rule_kind(self) -> RuleKind | None:
@@ -165,15 +183,27 @@ class AggregationConfig(BaseModel):
         given = {name: getattr(self, name) for name in RULE_FIELDS}
         return RULES.pick(self.rule, given, also={"malicious"} if self.mix_neighbours else frozenset())
 
-    def _codec_kind(self) -> CodecKind:
-        kind = CODECS.pick(self.codec, {"topk_fraction": self.topk_fraction}, label=f"codec {self.codec}")
-        assert kind is not None
-        return kind
+    def _codec_kind(self) -> CodecKind | None:
+        """Return the codec with its options; None: an installed package's."""
+        return CODECS.pick(self.codec, {"topk_fraction": self.topk_fraction}, label=f"codec {self.codec}")
 
     @property
     def codec_name(self) -> str:
-        """The name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec."""
-        return self._codec_kind().name
+        """The name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec.
+
+        That of a package has the package's version (`installed`), and stands for nothing until `open_codec`.
+        """
+        kind = self._codec_kind()
+        return name_for(self.codec, self.codec_options) if kind is None else kind.name
+
+    def open_codec(self) -> None:
+        """Open an installed package's codec in this process; any other needs nothing.
+
+        Raises:
+            ConfigError: it does not exist here, or breaks its contract.
+        """
+        if self._codec_kind() is None:
+            open_codec(self.codec, self.codec_options)
 
     @property
     def grows(self) -> bool:

@@ -1,11 +1,13 @@
-"""The rules, server optimizers and samplers of a user's own, by an installed package's name or a reference."""
+"""The rules, codecs, server optimizers and samplers of a user's own, by an installed package's name or a reference."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from atoll.aggregation.codecs.installed import GROUP, open_for
+from atoll.aggregation.codecs.own_object import is_codec
 from atoll.protocol.plugins import ExtensionKind
 from atoll.protocol.settings import ConfigError
-from atoll.server.config.kinds import COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
+from atoll.server.config.kinds import CODECS, COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
 from atoll.server.selection.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 def callable_or_optimizer(found: object) -> bool:
     """Return whether an object is a server optimizer, or may make one."""
     return callable(found) or callable(getattr(found, "apply", None))
+
+
+def _codec_faults(found: object) -> list[str]:
+    from atoll.aggregation.codecs.contract import faults_without_options
+
+    return faults_without_options(found)
 
 
 RULE_EXTENSION = ExtensionKind(
@@ -36,6 +44,18 @@ OPTIMIZER_EXTENSION = ExtensionKind(
     form="object",
     built_in=tuple(SERVER_OPTIMIZERS.variants),
     fits=callable_or_optimizer,
+)
+
+CODEC_EXTENSION = ExtensionKind(
+    name="codec",
+    group=GROUP,
+    setting="aggregation.codec",
+    allowed="an object with the methods `num_bytes`, `encode` and `decode`, or a class or function that makes one of "
+    "`aggregation.codec_options`",
+    form="",
+    built_in=tuple(CODECS.variants),
+    fits=lambda found: callable(found) or is_codec(found),
+    faults=_codec_faults,
 )
 
 SAMPLER_EXTENSION = ExtensionKind(
@@ -88,3 +108,20 @@ def load_optimizer(name: str, options: Mapping[str, Any]) -> "OwnOptimizer":
     except Exception as error:  # the user's code runs here and may raise anything
         what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ConfigError([f"optimizer: {name}: {what}"]) from error
+
+
+def open_codec(name: str, options: Mapping[str, Any]) -> None:
+    """Open an installed package's codec in this process, and check it against its contract.
+
+    Raises:
+        ConfigError: there is no such codec, it does not load, it refuses the options, or it breaks the contract.
+    """
+    from atoll.aggregation.codecs.contract import codec_faults
+
+    CODEC_EXTENSION.load(name)
+    try:
+        faults = codec_faults(open_for(name, options))
+    except ValueError as fault:
+        faults = [str(fault)]
+    if faults:
+        raise ConfigError([f"aggregation.codec: {name}: {fault}" for fault in faults])

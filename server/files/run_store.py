@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, inspect
@@ -197,6 +198,7 @@ class RunStore(VersionFolder):
 
         Raises:
             StoreCorrupted: its file is missing, damaged, or of another size.
+            ValueError: its codec, which was admitted, is no longer installed here as it was.
         """
         path = self.update_path(digest)
         if digest_of(meta.manifest) != digest:
@@ -210,6 +212,8 @@ class RunStore(VersionFolder):
             raise StoreCorrupted(f"{path}: has {count_of(num_bytes, 'byte')}, its manifest {manifest.num_bytes}")
         if data is not None and inspect(path, manifest.pieces, data=data).wrong_digests:
             raise StoreCorrupted(f"{path}: its bytes are not those of its manifest")
+        for codec in manifest.codecs:
+            open_codec(codec)
         return StoredUpdate(path, manifest.pieces, meta.magnitudes, data=data)
 
     # ------------------------------------------------------------ disk space

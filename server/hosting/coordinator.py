@@ -125,6 +125,7 @@ class Coordinator:
             crash=self._crash,
             is_in_flight=self.uploads.is_in_flight,
             assign_rank=self.ranks.assign if self.ranks is not None else lambda: 0,
+            codecs_of_rank=None if self.ranks is None else self.ranks.codecs_of,
             announce_end=self.attendance.announce_end,
         )
 
@@ -378,6 +379,7 @@ class Coordinator:
             self._factory.check_can_go_on(row.run_id, row.config)
         reducer = self._factory.reducer(row.config, row.run_id, is_over=machine.ledger.state in TERMINAL)
         if machine.ledger.state not in TERMINAL:
+            self._factory.check_has_codecs(row, machine)
             await self._recover_version(row.run_id, reducer, machine.ledger.version)
         evaluator = self._factory.evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
+from atoll.aggregation.codecs.installed import is_installed
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
-from atoll.protocol.manifest import parse_version
+from atoll.protocol.manifest import parse_update, parse_version
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RunId, Version
@@ -22,8 +23,10 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.fair_executor import FairExecutor
+from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_parts import RunParts, SharedParts
+from atoll.server.journal.codec import decode_meta
 from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import RunRow
 from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
@@ -129,7 +132,7 @@ class RunFactory:
         """Check that this coordinator can go on with a run of an earlier process.
 
         Raises:
-            OperatorError: all faults: it has another number of ranks, or the run's own rule or sampler does not load.
+            OperatorError: all faults: it has another number of ranks, or the run's own code does not load.
         """
         had, has = num_ranks_of(self._state.run(run_id)), self._config.aggregators
         faults = [f"run {run_id}: {fault}" for fault in _faults_of_own_code(config)]
@@ -138,6 +141,25 @@ class RunFactory:
             faults.append(f"{what}; this coordinator has {has}: start it with --aggregators {had}")
         if faults:
             raise OperatorError("\n".join(faults))
+
+    def check_has_codecs(self, row: RunRow, machine: RunMachine) -> None:
+        """Check that the updates that wait for a fold here are of the codec that this process has.
+
+        Raises:
+            OperatorError: they are of another version of its package.
+        """
+        waiting = Keep.after(0, machine, row.config.round).updates
+        if self._ranks is not None or not is_installed(row.config.aggregation.codec_name):
+            return  # a rank that lacks a codec is named in the record of the round
+        rows = self._shared.journal.updates(row.run_id, sorted(waiting))
+        metas = [decode_meta(found.meta, where=f"update {digest}") for digest, found in rows.items()]
+        codecs = frozenset(name for meta in metas for name in parse_update(meta.manifest).codecs)
+        if other := sorted(codecs - {row.config.aggregation.codec_name}):
+            raise OperatorError(
+                f"run {row.run_id}: aggregation.codec: updates that wait for their fold are encoded with "
+                f"{', '.join(other)}, and {row.config.aggregation.codec_name} is installed here: install the package "
+                "as it was, at least until this round has ended"
+            )
 
     async def first_version(
         self, config: RunConfig, run_id: RunId, evaluator: Evaluator, start: Start | None
@@ -216,9 +238,14 @@ class RunFactory:
 
 
 def _faults_of_own_code(config: RunConfig) -> list[str]:
-    """Return the reasons that a run's own rule and its own sampler do not load; empty: they do."""
+    """Return the reasons that a run's own rule, codec and sampler do not load; empty: they do."""
     faults: list[str] = []
-    for build in (config.aggregation.build, config.cohort.build):
+    builds: tuple[Callable[[], object], ...] = (
+        config.aggregation.build,
+        config.aggregation.open_codec,
+        config.cohort.build,
+    )
+    for build in builds:
         or_faults(build, faults)
     return faults
 

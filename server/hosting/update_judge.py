@@ -8,6 +8,9 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
+from atoll.aggregation.codecs.chunks import encoded_bytes
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import BESIDE
 from atoll.parallel.task.metrics import only_finite
 from atoll.protocol import atoll_pb2 as pb
@@ -61,7 +64,8 @@ class Judge:
         check = partial(check_against, layout, self.manifest, may_omit=may_omit, grows=grows)
         if faults := await off_loop(100 * num_pieces, check):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
-        if fault := codec_fault(self.manifest, run.config.aggregation.codec_name):
+        judge_codec = partial(codec_fault, self.manifest, run.config.aggregation.codec_name)
+        if fault := await off_loop(100 * num_pieces, judge_codec):
             return await self.refuse(RejectReason.WRONG_CODEC, fault)
         if is_first_upload(run.machine, update):
             run.post(UploadBegun(update.client_id, update.round_id))
@@ -105,6 +109,9 @@ def codec_fault(manifest: UpdateManifest, allowed: str) -> str:
     for piece in manifest.pieces:  # server and client must add the same values to their control variates
         if piece.codec and piece.tensor.startswith(BESIDE):
             return f"{piece.tensor!r} is encoded with {piece.codec}; allowed of control variates: plain values"
+        if piece.codec and (size := encoded_bytes(parse_codec(allowed), piece.num_elements)) != piece.num_bytes:
+            got = count_of(piece.num_bytes, "byte")
+            return f"{piece.tensor!r} is encoded with {allowed} in {got}; allowed of its elements: {size}"
     return ""
 
 

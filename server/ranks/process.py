@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from atoll.aggregation.codecs.names import supported
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.displaced import Displaced
@@ -227,6 +228,7 @@ async def _follow_orders(rank: Rank, address: str) -> None:
         store_address=rank.meeting_point.address,
         process=place.process,
         folder=place.folder_id,
+        codecs=supported(),
     )
     orders = _Orders(rank, stream)
     try:

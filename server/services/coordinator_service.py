@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
-from atoll.aggregation.codecs.names import FAMILIES
+from atoll.aggregation.codecs.names import known_codecs
 from atoll.aggregation.printable import count_of, printable
 from atoll.parallel.task.metrics import only_finite, why_refused
 from atoll.protocol import atoll_pb2 as pb
@@ -324,7 +324,7 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
 
 def _connection(hello: pb.Hello, address: str) -> Connection:
     profile = Profile(min(hello.num_examples, 2**53), hello.label)
-    codecs = frozenset(hello.codecs).intersection(FAMILIES)
+    codecs = known_codecs(hello.codecs)
     software = printable(hello.software[:SOFTWARE_MAX])
     name, tasks = ClientId(hello.client_id), frozenset(hello.tasks)
     claimant = Claimant(address, hello.process, hello.folder)

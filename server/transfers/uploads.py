@@ -7,12 +7,14 @@ judge is in this process or, for an aggregation rank, in the coordinator's.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
+from atoll.aggregation.codecs.installed import is_installed
+from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
@@ -152,6 +154,10 @@ class Uploads:
             yield _reply(verdict)
             return
         run_id = manifest.run_id
+        is_own = any(map(is_installed, manifest.codecs))
+        if is_own and (fault := await on_thread(None, _unopened, manifest.codecs)):
+            yield _reply(await judge.refuse(RejectReason.WRONG_CODEC, f"here {fault}; plain values are taken"))
+            return
         upload = _Upload(self._store_of(run_id), manifest, digest, judge, self._compute_of(run_id))
         if not await upload.was_kept_before():
             async with aclosing(self._receive_bytes(upload, data, requests)) as replies:
@@ -326,7 +332,8 @@ class _Upload:
         manifest = self.manifest
         crash_points.reached("upload.before_check")
         inspector = self._inspector or file.inspector(manifest.pieces)
-        is_quick = manifest.plain_bytes <= SMALL_BYTES  # few encoded bytes may decode to many
+        is_own = any(map(is_installed, manifest.codecs))  # code of a user, which may take its time
+        is_quick = manifest.plain_bytes <= SMALL_BYTES and not is_own  # few encoded bytes may decode to many
         if file.is_small and is_quick and len(manifest.pieces) <= PIECES_AT_ONCE:
             inspection, kept = _keep_if_sound(self.store, file, manifest, inspector)
         else:
@@ -368,6 +375,16 @@ def _keep_if_sound(
         return inspection, store.keep(file, manifest, inspection)
     store.discard_incoming(manifest.digest)
     return inspection, None
+
+
+def _unopened(codecs: Iterable[str]) -> str:
+    """Open the codecs that the coordinator admits; return the reason that one is not here; empty: all are open."""
+    try:
+        for name in codecs:
+            open_codec(name)
+    except ValueError as fault:
+        return str(fault)
+    return ""
 
 
 def _reply(verdict: pb.Verdict) -> pb.UploadReply:

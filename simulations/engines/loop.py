@@ -40,7 +40,7 @@ class Loop:
 
     def __init__(self, training: Training) -> None:
         assert isinstance(training.task, Task)
-        self._task, self._has_context = training.task, depends_on_context(training.task)
+        self._task = training.task
         self.examples = ExamplesOf(training.task, training.device)
         self.model = build_model(training.task, training.model_seed).to(training.device).train()
         speed_up_pooling(self.model)
@@ -53,7 +53,9 @@ class Loop:
     def _follow(self, training: Training) -> None:
         """Train with the settings of a round."""
         self._training, self._local = training, training.local
-        self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
+        self._has_context = depends_on_context(self._task) or self._local.has_own_optimizer
+        with within(context_of(self._task)):
+            self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
         self.exchange.lr = self._local.lr
 
     def begin(self, version: Arrays, number: int = 0) -> None:
@@ -77,12 +79,12 @@ class Loop:
         """Train one client into a row, on its own examples or on given ones."""
         examples = examples or self.examples(job.client_id)
         control = self.exchange.load(job)
-        self._steps.begin(self.exchange.corrections(control))
         seed_everything(job.seed)
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self.model)
         requested = requested_steps(self._local, len(sizes))
         done = min(requested, job.steps or requested)
         with within(self._context(job)) if self._has_context else nullcontext():
+            self._steps.begin(self.exchange.corrections(control))
             statistics, units = self._run(examples, sizes, done, job.seed)
         try:
             with np.errstate(over="ignore", invalid="ignore"):

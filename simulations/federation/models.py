@@ -25,7 +25,7 @@ from atoll.parallel.worker.bench import Bench
 from atoll.parallel.worker.model_files import write_initial
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.manifest_limits import check_model_travels
-from atoll.protocol.settings import ConfigError
+from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.model import run_and_version
@@ -76,7 +76,12 @@ class Models(Versions):
     def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int, keep: Keep | None = None) -> None:
         super().__init__(RunStore(folder, is_durable=False))
         self._config, self._threads = config, threads
-        self.method = Method.of(config.aggregation, config.optimizer)
+        faults: list[str] = []
+        or_faults(config.aggregation.open_codec, faults)
+        method = or_faults(lambda: Method.of(config.aggregation, config.optimizer), faults)
+        if method is None or faults:
+            raise ConfigError(faults)
+        self.method = method
         self._arrays: dict[Digest, Arrays] = {}
         self._slots: dict[Version, Arrays] = {}
         self._unwritten: dict[Version, _Unwritten] = {}  # oldest first

@@ -21,6 +21,7 @@ from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_heade
 from atoll.aggregation.updates.inspection import inspect
 from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.parallel.task.errors import TaskBroken
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.folding.plan import FoldPlan
@@ -152,6 +153,9 @@ class Updates:
         is_named = digest in self._written[0] | self._written[1]
         path = self.folder / (f"{digest}.forged" if is_named else digest)  # never overwrite a file of a snapshot
         inspected = inspect(path, pieces, data=data)
+        if inspected.malformed:  # a deployed update would be refused; here both sides are one codec, which is broken
+            name, fault = min(inspected.malformed.items())
+            raise TaskBroken(f"the update cannot be decoded: {name}: {fault}")
         if self._in_memory + len(data) > IN_MEMORY_MAX:
             path.write_bytes(data)
             stored = StoredUpdate(path, pieces, inspected.magnitudes)

@@ -25,6 +25,7 @@ SHARED: dict[str, tuple[str, ...]] = {
         "aggregation/codecs/chunks.py",
         "aggregation/codecs/codec.py",
         "aggregation/codecs/names.py",
+        "aggregation/entry_points.py",
         "aggregation/folders.py",
         "aggregation/printable.py",
         "aggregation/tensors",
@@ -37,7 +38,15 @@ they are encoded there, and the text that a person writes or reads."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
-        ("folders.py", "numba_support.py", "ordered_map.py", "place.py", "printable.py", "text_files.py"),
+        (
+            "entry_points.py",
+            "folders.py",
+            "numba_support.py",
+            "ordered_map.py",
+            "place.py",
+            "printable.py",
+            "text_files.py",
+        ),
         ("file_digest.py", "optimizers.py"),
         ("own_optimizer.py",),
         ("tensors",),

@@ -1,5 +1,6 @@
 """`atoll coordinator`: host runs in this process until they have ended."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -119,7 +120,13 @@ def _check_task(file: "RunFile") -> None:
             task.local.with_overrides(file.local)
 
     faults: list[str] = []
-    for build in (lambda: check(load_user_task(file.task)), file.cohort.build, file.aggregation.build):
+    builds: tuple[Callable[[], object], ...] = (
+        lambda: check(load_user_task(file.task)),
+        file.cohort.build,
+        file.aggregation.build,
+        file.aggregation.open_codec,
+    )
+    for build in builds:
         try:
             build()
         except (CommandError, ConfigError, OverridesRefused) as error:
