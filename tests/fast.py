@@ -72,6 +72,7 @@ REAL = (
     "parallel/worker/test_process.py",
     "protocol/wire/test_stream.py",
     "server/following/test_stream.py",
+    "server/hosting/test_own_codecs.py",
     "server/identity/test_enrolments.py",
     "server/identity/test_guard.py",
     "server/journal/test_earlier_state.py",
