@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Layout, Piece
@@ -200,6 +201,11 @@ class Updates:
             raise StoreCorrupted(f"{path}: an update that the run needs is missing: {error}") from error
         if size != wanted:
             raise StoreCorrupted(f"{path}: an update that the run needs has {count_of(size, 'byte')}, not {wanted}")
+        try:
+            for codec in {piece.codec for piece in saved.pieces if piece.codec}:
+                open_codec(codec)
+        except ValueError as error:
+            raise StoreCorrupted(f"{path}: an update that the run needs cannot be decoded: {error}") from error
         if not saved.pieces:
             of_row = None if saved.of_row is None else np.array(saved.of_row, np.float32)
             self._rows[saved.digest] = Row(np.fromfile(path, np.float32), of_row, saved.steps)
