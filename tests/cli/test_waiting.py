@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from atoll.cli import waiting
-from atoll.cli.printing import note, silent
+from atoll.cli.printing import note, notes_to
 from atoll.cli.runs import admin
 from atoll.client.policy.history import PolicyHistory
 from atoll.protocol.audit.files import audit_folder
@@ -325,9 +325,10 @@ def test_progress_is_told_now_and_then_with_the_time_left(capsys: pytest.Capture
 
 
 def test_a_caller_that_is_a_program_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with silent(), waiting.waiting_for("a file", "its end") as wait:
+    taken: list[str] = []
+    with notes_to(taken.append), waiting.waiting_for("a file", "its end") as wait:
         wait.advance(1, 2)
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "" and taken == []
 
 
 def test_a_terminal_sees_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
