@@ -328,7 +328,8 @@ def test_a_caller_that_is_a_program_is_told_nothing(capsys: pytest.CaptureFixtur
     taken: list[str] = []
     with notes_to(taken.append), waiting.waiting_for("a file", "its end") as wait:
         wait.advance(1, 2)
-    assert capsys.readouterr().err == "" and taken == []
+    assert capsys.readouterr().err == ""
+    assert taken == []
 
 
 def test_a_terminal_sees_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
