@@ -46,11 +46,11 @@ def read_object(data: bytes, *, num_bytes_max: int) -> dict[str, Any]:
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise ManifestError(f"manifest: key {_short.repr(name)} occurs twice in one object")
-        fields[name] = value
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise ManifestError(f"manifest: key {_short.repr(twice)} occurs twice in one object")
     return fields
 
 

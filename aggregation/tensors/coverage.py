@@ -1,6 +1,6 @@
 """The coverage of a model by an update's pieces: each element of every tensor exactly once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, upda
 
 BOXES_MAX = 1024
 """Largest number of boxes of one tensor: the number of ranks over which a client may shard it."""
+
+ROWS_AT_ONCE = 64
+"""Number of boxes that are compared with all later ones at a time: at most 64 x 1,024 comparisons per axis."""
 
 
 def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = False) -> list[str]:
@@ -28,11 +31,8 @@ def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = Fal
     Returns:
         Faults, each with the tensor, the value and what is allowed.
     """
-    boxes: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        boxes.setdefault(piece.tensor, []).append(piece)
-    known = {tensor.name for tensor in layout}
-    faults = [f"tensor {name!r} is not one of the model's {len(known)}" for name in boxes if name not in known]
+    boxes = _by_tensor(pieces)
+    faults = _unknown(layout, boxes)
     for tensor in layout:
         if tensor.name in boxes:
             faults += _faults_of(tensor, boxes[tensor.name])
@@ -41,11 +41,41 @@ def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = Fal
     return faults
 
 
-def _faults_of(tensor: Tensor, boxes: list[Piece]) -> list[str]:
+def check_inside(layout: Layout, pieces: Iterable[Piece]) -> list[str]:
+    """List the faults that some of an update's pieces have without the others: their tensors, dtypes and places.
+
+    The time is as in `check_cover`, without the comparisons of boxes.
+    """
+    boxes = _by_tensor(pieces)
+    faults = _unknown(layout, boxes)
+    for tensor in layout:
+        if tensor.name in boxes:
+            found, misplaced = _faults_inside(tensor, boxes[tensor.name])
+            faults += found + misplaced
+    return faults
+
+
+def _by_tensor(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
+    boxes: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        boxes.setdefault(piece.tensor, []).append(piece)
+    return boxes
+
+
+def _unknown(layout: Layout, boxes: Mapping[str, list[Piece]]) -> list[str]:
+    known = {tensor.name for tensor in layout}
+    return [f"tensor {name!r} is not one of the model's {len(known)}" for name in boxes if name not in known]
+
+
+def _faults_inside(tensor: Tensor, boxes: list[Piece]) -> tuple[list[str], list[str]]:
+    """List the faults of the boxes' number and dtypes, and those of their places."""
     if len(boxes) > BOXES_MAX:
-        return [f"tensor {tensor.name!r} has {count_of(len(boxes), 'box', 'boxes')}, allowed are {BOXES_MAX}"]
-    faults = _dtype_faults(tensor, boxes)
-    misplaced = [fault for box in boxes if (fault := _misplaced(tensor, box))]
+        return [], [f"tensor {tensor.name!r} has {count_of(len(boxes), 'box', 'boxes')}, allowed are {BOXES_MAX}"]
+    return _dtype_faults(tensor, boxes), [fault for box in boxes if (fault := _misplaced(tensor, box))]
+
+
+def _faults_of(tensor: Tensor, boxes: list[Piece]) -> list[str]:
+    faults, misplaced = _faults_inside(tensor, boxes)
     if misplaced:
         return faults + misplaced
     if tensor.num_elements == 0:
@@ -72,18 +102,18 @@ def _dtype_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
 
 def _misplaced(tensor: Tensor, box: Piece) -> str | None:
     """Return the reason why a box does not fit its tensor. In Python's integers: a hostile number may have any size."""
-    where = f"box at {box.offsets} of lengths {box.lengths} of tensor {tensor.name!r}"
-    num_axes = len(tensor.shape)
-    if len(box.offsets) != num_axes or len(box.lengths) != num_axes:
-        return f"{where} has {len(box.offsets)} and {len(box.lengths)} axes, allowed are {num_axes}"
-    if box.lengths == tensor.shape and not any(box.offsets):
+    offsets, lengths, shape = box.offsets, box.lengths, tensor.shape
+    if len(offsets) != len(shape) or len(lengths) != len(shape):
+        why = f"has {len(offsets)} and {len(lengths)} axes, allowed are {len(shape)}"
+    elif lengths == shape and not any(offsets):
         return None
-    if min(box.lengths, default=1) < 1:
-        return f"{where} has a length below 1"
-    for offset, length, size in zip(box.offsets, box.lengths, tensor.shape, strict=True):
-        if offset < 0 or offset + length > size:
-            return f"{where} is not inside the shape {tensor.shape}"
-    return None
+    elif min(lengths, default=1) < 1:
+        why = "has a length below 1"
+    elif any(begin < 0 or begin + length > size for begin, length, size in zip(offsets, lengths, shape, strict=True)):
+        why = f"is not inside the shape {shape}"
+    else:
+        return None
+    return f"box at {offsets} of lengths {lengths} of tensor {tensor.name!r} {why}"
 
 
 def _tiling_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
@@ -93,11 +123,14 @@ def _tiling_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
     high = low + np.array([box.lengths for box in boxes], np.int64).reshape(shape)
     num_overlaps = 0
     first = ""
-    for i in range(len(boxes) - 1):
-        meets = ((low[i] < high[i + 1 :]) & (low[i + 1 :] < high[i])).all(axis=1)
+    for begin in range(0, len(boxes), ROWS_AT_ONCE):
+        rows, after = slice(begin, begin + ROWS_AT_ONCE), slice(begin, None)
+        meets = np.triu((low[rows, None] < high[None, after]).all(axis=2), 1)
+        meets &= (low[None, after] < high[rows, None]).all(axis=2)
         num_overlaps += int(meets.sum())
         if not first and num_overlaps:
-            first = f"{boxes[i].offsets} and {boxes[i + 1 + int(meets.argmax())].offsets}"
+            i, k = np.unravel_index(int(meets.argmax()), meets.shape)
+            first = f"{boxes[begin + int(i)].offsets} and {boxes[begin + int(k)].offsets}"
     if num_overlaps:
         return [
             f"tensor {tensor.name!r} has {count_of(num_overlaps, 'overlapping pair')} of boxes, the first at {first}"

@@ -49,6 +49,24 @@ class Inspection:
         return not (self.wrong_digests or self.malformed or self.non_finite)
 
 
+def merged_magnitudes(parts: Iterable[Mapping[str, float | int]]) -> dict[str, float | int]:
+    """Merge the magnitudes of an update's parts: the largest of each tensor, exactly that of the whole update."""
+    merged: dict[str, float | int] = {}
+    for magnitudes in parts:
+        for name, magnitude in magnitudes.items():
+            merged[name] = max(merged.get(name, magnitude), magnitude)
+    return merged
+
+
+def merged_squared_norms(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the sums of squares of an update's parts, each tensor's rounded once: independent of the parts' order."""
+    terms: dict[str, list[float]] = {}
+    for squared_norms in parts:
+        for name, squared in squared_norms.items():
+            terms.setdefault(name, []).append(squared)
+    return {name: math.fsum(of_tensor) for name, of_tensor in terms.items()}
+
+
 def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> Inspection:
     """Verify digests and finiteness, and record magnitudes and norms, in one pass.
 
