@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.coordinator_connection import CoordinatorConnection
+from atoll.client.wire.part_uploads import REFUSED, verdict_on
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -26,9 +28,6 @@ logger = logging.getLogger(__name__)
 
 UPLOADS_MAX = 4
 """Concurrent uploads; further ones wait."""
-
-REFUSED = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION})
-"""Status codes that no repetition of the upload changes: the two sides do not understand each other."""
 
 
 class Uploads:
@@ -59,6 +58,7 @@ class Uploads:
         self._spool, self._connection, self._spawn, self._on_event = spool, connection, spawn, on_event
         self._ask, self._report, self._disclosure = ask, report, disclosure
         self._slots, self._pace = asyncio.Semaphore(UPLOADS_MAX), Pace(bytes_per_s)
+        self._one_in_parts = asyncio.Lock()  # its streams and those of other updates share the calls of a connection
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
         self._stalled: dict[Key, tuple[Link, float]] = {}
@@ -127,7 +127,8 @@ class Uploads:
             self._stalled[key] = link, asyncio.get_running_loop().time()
 
         async with calls as stub:
-            verdict = await upload(
+            send = partial(
+                upload,
                 stub,
                 entry,
                 self._pace,
@@ -135,6 +136,11 @@ class Uploads:
                 disclosure=self._disclosure(),
                 on_progress=on_progress,
             )
+            if entry.parts:
+                async with self._one_in_parts:
+                    verdict = await verdict_on([partial(send, part=part) for part in entry.parts])
+            else:
+                verdict = await verdict_on([send])
         self._stalled.pop(key, None)
         return verdict
 

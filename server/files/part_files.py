@@ -52,12 +52,13 @@ class PartFiles:
 
     def _folder_of(self, index: int) -> Path | None:
         for folder in (self._updates, self._incoming):
-            data, findings = self._paths(folder, index)
+            data, findings = self.paths(folder, index)
             if findings.is_file() and data.is_file() and data.stat().st_size == self._root.parts[index].num_bytes:
                 return folder
         return None
 
-    def _paths(self, folder: Path, index: int) -> tuple[Path, Path]:
+    def paths(self, folder: Path, index: int) -> tuple[Path, Path]:
+        """Return the paths of a part's bytes and of its findings in a folder."""
         stem = file_stem(self._digest, index)
         return folder / f"{stem}.bin", folder / f"{stem}.json"
 
@@ -69,7 +70,7 @@ class PartFiles:
         """
         upload.sync()
         findings = StoredUpdateMeta(part.encode(), inspection.magnitudes, inspection.squared_norms)
-        write_atomically(self._paths(self._incoming, part.index)[1], encode_meta(findings).encode())
+        write_atomically(self.paths(self._incoming, part.index)[1], encode_meta(findings).encode())
 
     def manifests(self, indices: Collection[int]) -> list[PartManifest]:
         """Return the manifests of some kept parts.
@@ -79,20 +80,21 @@ class PartFiles:
         """
         return [part for part, _ in self._read(indices)]
 
-    def pieces(self) -> list[tuple[Path, PartManifest]]:
-        """Return the file and the manifest of each part of a whole update.
+    def pieces(self, indices: Collection[int] | None = None) -> list[tuple[Path, PartManifest]]:
+        """Return the file and the manifest of parts of a whole update, of all by default.
 
         Raises:
             StoreCorrupted: one is missing or of another size, or its manifest is not that of the root.
         """
-        return [(self._paths(self._updates, part.index)[0], part) for part, _ in self._read(self._all, self._updates)]
+        read = self._all if indices is None else indices
+        return [(self.paths(self._updates, part.index)[0], part) for part, _ in self._read(read, self._updates)]
 
     def make_whole(self) -> StoredUpdateMeta:
         """Move the kept parts to the whole updates, durably, and return what was found in all of them together."""
         found = [findings for _, findings in self._read(self._all)]
         for index in self._all:
             if self._folder_of(index) == self._incoming:
-                sources, targets = (self._paths(folder, index) for folder in (self._incoming, self._updates))
+                sources, targets = (self.paths(folder, index) for folder in (self._incoming, self._updates))
                 for source, target in zip(sources, targets, strict=True):
                     move_into(source, target)
         sync_folder(self._updates)
@@ -109,9 +111,9 @@ class PartFiles:
             listed = self._root.parts[index]
             folder = self._folder_of(index)
             if folder is None or (wanted is not None and folder != wanted):
-                path = self._paths(wanted or self._updates, index)[0]
+                path = self.paths(wanted or self._updates, index)[0]
                 raise StoreCorrupted(f"{path}: is not whole, its manifest has {count_of(listed.num_bytes, 'byte')}")
-            path = self._paths(folder, index)[1]
+            path = self.paths(folder, index)[1]
             try:
                 findings = decode_meta(path.read_text(), where=str(path))
                 part = parse_part(findings.manifest)
