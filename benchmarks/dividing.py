@@ -1,5 +1,7 @@
 """A client whose updates come in parts: it divides the update of a one-process client into the boxes of several ranks.
 
+    ATOLL_BENCH_DIVIDE=rows:4 python -m benchmarks.dividing agent TASK --site north ...
+
     rows       each tensor's first axis over the ranks, as FSDP shards it; uneven where it does not divide
     stripes    each tensor's last axis, as tensor parallelism shards a row-parallel weight
     grid       both, over ranks of two axes
@@ -12,6 +14,7 @@ they are, encoded ones are encoded again, box by box, so the next version must h
 import dataclasses
 import hashlib
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +27,15 @@ from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.tensors.layout import Piece, Tensor, pieces_in_order
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
 from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
+from atoll.cli.main import run
+from atoll.client import process
 from atoll.client.disk.spool import part_name
 from atoll.client.session.events import Sums
 from atoll.client.work.runner import EvaluateOrder, Runner, Training, TrainOrder
+from atoll.client.work.worker import WorkerRunner
+
+VARIABLE = "ATOLL_BENCH_DIVIDE"
+"""The environment variable with the kind and the number of parts, such as `rows:4`."""
 
 KINDS = ("rows", "stripes", "grid", "tensors")
 
@@ -152,5 +161,20 @@ class DividingRunner:
         await self._runner.close()
 
 
+def main() -> None:
+    """Run the `atoll` command with an agent whose updates come in parts."""
+    kind, _, num_parts = os.environ[VARIABLE].partition(":")
+
+    def divided(*arguments: Any, **settings: Any) -> DividingRunner:
+        return DividingRunner(WorkerRunner(*arguments, **settings), kind, int(num_parts))
+
+    process.WorkerRunner = divided  # type: ignore[assignment,misc]
+    run()
+
+
 def _stored(path: Path, pieces: Sequence[Piece]) -> StoredUpdate:
     return StoredUpdate(path, tuple(pieces), data_start=parse_header(path)[1])
+
+
+if __name__ == "__main__":
+    main()
