@@ -8,11 +8,12 @@
     tensors    whole tensors in turn, as a pipeline's stages have them
 
 A tensor with fewer rows than ranks has no box at some of them, and a scalar belongs to one rank. The values stay as
-they are, encoded ones are encoded again, box by box, so the next version must have the bits that the whole update gives.
+they are, encoded ones are encoded again, box by box: the next version must have the bits that the whole update gives.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ VARIABLE = "ATOLL_BENCH_DIVIDE"
 KINDS = ("rows", "stripes", "grid", "tensors")
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""(offsets, lengths)"""
+"""The offsets and the lengths of a box of a tensor."""
 
 
 def boxes_of(shape: tuple[int, ...], kind: str, num_parts: int, number: int) -> list[list[Box]]:
@@ -71,7 +72,7 @@ def boxes_of(shape: tuple[int, ...], kind: str, num_parts: int, number: int) -> 
 def _cut(box: Box, axis: int, count: int) -> Iterator[Box]:
     offsets, lengths = box
     bounds = [round(lengths[axis] * k / count) for k in range(count + 1)]
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in itertools.pairwise(bounds):
         yield (
             (*offsets[:axis], offsets[axis] + begin, *offsets[axis + 1 :]),
             (*lengths[:axis], end - begin, *lengths[axis + 1 :]),

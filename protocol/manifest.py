@@ -317,9 +317,10 @@ _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
 _STEPS_KEYS = frozenset({"normalizer", "effective_steps"})
 _PART_KEYS = frozenset(Part.__dataclass_fields__)
-_UPDATE_KEYS = (
-    frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS - {"num_bytes", "pieces", "parts"} | {"format", "kind"}
-)
+_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS - {"num_bytes", "pieces", "parts"} | {
+    "format",
+    "kind",
+}
 _ENCODED_PIECE_KEYS = _PIECE_KEYS | {"codec", "num_bytes"}
 
 

@@ -68,9 +68,7 @@ class PartManifest:
 
     def encode(self) -> bytes:
         """Return the canonical bytes."""
-        return canonical(
-            {"format": FORMAT, "kind": "part", "index": self.index, "pieces": encoded_pieces(self.pieces)}
-        )
+        return canonical({"format": FORMAT, "kind": "part", "index": self.index, "pieces": encoded_pieces(self.pieces)})
 
 
 def parse_part(data: bytes) -> PartManifest:

@@ -43,6 +43,7 @@ REAL = (
     "client/wire/test_transfers.py",
     "client/work",
     "federation",
+    "parts",
     "odd_tasks",
     "pages/test_sessions.py",
     "parallel/checkpoint/test_checkpointer.py",

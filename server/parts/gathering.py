@@ -23,7 +23,7 @@ class Gathering(Generic[Verdict]):
     num_parts: int
     kept: set[int]
     coming: set[int] = field(default_factory=set)
-    """Those on a stream now."""
+    """The parts on a stream now."""
     covers: bool = False
     """All parts together were found to cover the model: that depends on the root's digest alone."""
     verdict: Verdict | None = None

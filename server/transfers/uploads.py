@@ -245,9 +245,7 @@ class Uploads:
         task, key = asyncio.current_task(), (manifest.run_id, manifest.round_id, manifest.client_id)
         own = digest, part.index if part is not None else None
         assert task is not None
-        while older := [
-            stream for of, stream in self._receiving.get(key, {}).items() if of[0] != digest or of == own
-        ]:
+        while older := [stream for of, stream in self._receiving.get(key, {}).items() if of[0] != digest or of == own]:
             for stream in older:
                 stream.cancel()
             await asyncio.wait(older)

@@ -12,7 +12,7 @@ from atoll.server.rounds.record import ClientRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.sampling import draw
 from atoll.simulations.histories.history import AgentStep, History
-from atoll.simulations.histories.part_checks import faults_of_parts
+from atoll.simulations.histories.parts import faults_of_parts
 from atoll.simulations.histories.referee import Referee
 
 EPSILON = 1e-6
