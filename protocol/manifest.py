@@ -373,7 +373,10 @@ def _encoded(piece: Piece, fields: dict[str, Any], path: str) -> Piece:
 
 def _sizes(value: object, path: str) -> tuple[int, ...]:
     items = items_of(value, path, num_max=DIMS_MAX)
-    return tuple(integer(item, f"{path}[{index}]", low=0, high=BYTES_MAX) for index, item in enumerate(items))
+    for index, item in enumerate(items):
+        if type(item) is not int or not 0 <= item <= BYTES_MAX:  # the text of its place costs more than the check
+            integer(item, f"{path}[{index}]", low=0, high=BYTES_MAX)
+    return tuple(items)
 
 
 def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
@@ -383,7 +386,7 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
     boxes: set[tuple[str, tuple[int, ...]]] = set()
     for index, piece in enumerate(pieces):
         _check_size(piece.dtype, piece.lengths, f"{path}[{index}]")
-        total += max(piece.num_bytes, piece.plain_bytes)
+        total += max(piece.encoded_bytes, piece.plain_bytes)
         kind = (piece.dtype, len(piece.lengths))
         if kinds.setdefault(piece.tensor, kind) != kind:
             refuse(f"{path}[{index}]", piece.tensor, "one dtype and one number of dimensions per tensor")

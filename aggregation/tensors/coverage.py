@@ -109,10 +109,13 @@ def _misplaced(tensor: Tensor, box: Piece) -> str | None:
         return None
     elif min(lengths, default=1) < 1:
         why = "has a length below 1"
-    elif any(begin < 0 or begin + length > size for begin, length, size in zip(offsets, lengths, shape, strict=True)):
-        why = f"is not inside the shape {shape}"
     else:
-        return None
+        for begin, length, size in zip(offsets, lengths, shape, strict=True):
+            if begin < 0 or begin + length > size:
+                why = f"is not inside the shape {shape}"
+                break
+        else:
+            return None
     return f"box at {offsets} of lengths {lengths} of tensor {tensor.name!r} {why}"
 
 
@@ -125,8 +128,10 @@ def _tiling_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
     first = ""
     for begin in range(0, len(boxes), ROWS_AT_ONCE):
         rows, after = slice(begin, begin + ROWS_AT_ONCE), slice(begin, None)
-        meets = np.triu((low[rows, None] < high[None, after]).all(axis=2), 1)
-        meets &= (low[None, after] < high[rows, None]).all(axis=2)
+        meets = np.triu(np.ones((len(low[rows]), len(low[after])), bool), 1)
+        for axis in range(shape[1]):
+            meets &= low[rows, None, axis] < high[None, after, axis]
+            meets &= low[None, after, axis] < high[rows, None, axis]
         num_overlaps += int(meets.sum())
         if not first and num_overlaps:
             i, k = np.unravel_index(int(meets.argmax()), meets.shape)
