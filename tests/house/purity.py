@@ -41,6 +41,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
+    "server/parts": NOTHING,
     "server/selection": NOTHING,
 }
 """Pure folders, with everything below them, and pure files; what each may import beyond the pure.
