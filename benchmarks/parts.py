@@ -5,7 +5,7 @@
 A real coordinator and the agent's own code in another process (`transfers`) upload the same bytes as a whole and in
 parts, in turns whose order alternates. Each upload ends with the verdict, when every byte is checked and durable. The
 ratio of a turn is the seconds of the whole upload over those of the parts; the median of the turns counts. The growth
-of the coordinator's memory is that of its peak over the one after the first whole upload.
+of the coordinator's memory is that of its peak since the end of the first turn, which warms up.
 
 The other half is arithmetic without bytes: the manifests of an update of a 405-billion-parameter Llama on 64 ranks,
 each with its rows of every tensor, are opened, held against the model part by part, and judged together, as a
@@ -53,7 +53,7 @@ def rates(processes: Processes, mb: int, turns: int, counts: Sequence[int]) -> t
             touch(processes.folder, size, CHUNK_KIB)
             before = ours.usage.cpu_s
             into[kind].add("up", ours.upload(kind), ours.usage.cpu_s - before)
-        first = first or ours.usage.rss_bytes_max
+        first = first or ours.usage.rss_bytes_max  # after an upload and a fold of each kind
         if number:
             whole = sides[0].seconds["up"][-1]
             turn = ", ".join(f"{kind} parts {whole / sides[kind].seconds['up'][-1]:.2f}" for kind in counts)

@@ -72,6 +72,13 @@ class PartFiles:
         findings = StoredUpdateMeta(part.encode(), inspection.magnitudes, inspection.squared_norms)
         write_atomically(self.paths(self._incoming, part.index)[1], encode_meta(findings).encode())
 
+    def discard(self) -> None:
+        """Delete every part; findings go before the bytes that they are about."""
+        for folder in (self._incoming, self._updates):
+            for index in self._all:
+                for path in reversed(self.paths(folder, index)):
+                    path.unlink(missing_ok=True)
+
     def manifests(self, indices: Collection[int]) -> list[PartManifest]:
         """Return the manifests of some kept parts.
 

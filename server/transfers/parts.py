@@ -5,10 +5,10 @@ with this object, which lives while a stream of the update is open.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
@@ -16,8 +16,11 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId
+from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.parts.gathering import Gathering
+
+T = TypeVar("T")
 
 
 class JudgingParts(Protocol):
@@ -70,17 +73,26 @@ class Parts:
         async with self._lock:
             await self._judge_together(gathering, judge)
             if gathering.verdict is None and gathering.is_whole:
-                whole = await on_thread(self._compute, self._store.keep_whole, self._manifest)
+                whole = await self._read(gathering, self._store.keep_whole, self._manifest)
                 crash_points.reached("upload.before_accept")
                 gathering.verdict = await judge.decide(whole)
             return gathering.verdict
+
+    async def _read(self, gathering: Gathering[pb.Verdict], read: Callable[..., T], *arguments: object) -> T:
+        """Read what was kept of the parts; damaged on the disk meanwhile, all of them must be sent again."""
+        try:
+            return await on_thread(self._compute, read, *arguments)
+        except StoreCorrupted:
+            gathering.kept.clear()
+            await on_thread(self._compute, self._files.discard)
+            raise
 
     async def _judge_together(self, gathering: Gathering[pb.Verdict], judge: JudgingParts) -> None:
         """Judge all manifests together as soon as they are known, which is before the last part's bytes are taken."""
         if gathering.verdict is not None or not gathering.must_be_covered:
             return
         coming = dict(self._coming)  # a stream may end meanwhile
-        kept = await on_thread(self._compute, self._files.manifests, gathering.kept - coming.keys())
+        kept = await self._read(gathering, self._files.manifests, gathering.kept - coming.keys())
         gathering.verdict = await judge.cover(sorted([*kept, *coming.values()], key=lambda part: part.index))
         gathering.covers = gathering.verdict is None
 

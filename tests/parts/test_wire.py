@@ -152,6 +152,20 @@ async def test_a_damaged_part_is_asked_for_again_alone(tmp_path):
 
 
 @live
+async def test_findings_that_are_damaged_on_the_disk_cost_the_parts_and_not_the_update(tmp_path):
+    state = tmp_path / "state"
+    async with running(state, **ALONE) as it, invited(it) as a:
+        assert (await a.send(0)).kept
+        [findings] = (state / "runs" / "tiny-1" / "incoming").glob("*.0000.json")
+        findings.write_text("{")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await a.send(1)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "try again"
+        assert (await a.send(0)).kept
+        assert (await a.send(1)).verdict.accepted
+
+
+@live
 async def test_one_part_that_is_not_finite_refuses_the_update(tmp_path):
     async with running(tmp_path / "state", **ALONE) as it, invited(it) as a:
         [piece] = a.parts[1].pieces
@@ -251,7 +265,9 @@ async def test_a_second_update_of_the_round_ends_every_stream_of_the_first(tmp_p
             assert (await calls[-1].read()).position == 0
         other = Divided(a.client, replace(a.whole, num_examples=11), b"".join(a.data), num_parts=1)
         assert (await other.send(0)).verdict.accepted
-        assert grpc.StatusCode.OK not in [await call.code() for call in calls]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError):  # before a verdict
+                await call.read()
 
 
 # ---------------------------------------------------------------- room
