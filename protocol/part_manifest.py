@@ -7,8 +7,9 @@ identity, commits to every piece. Each part is sent on a stream of its own. `par
 `manifest.parse_update` does.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from atoll.aggregation.tensors.coverage import check_cover, check_inside
 from atoll.aggregation.tensors.layout import Layout, Piece
@@ -110,18 +111,16 @@ def check_part(layout: Layout, part: PartManifest) -> list[str]:
     return first_of(check_inside(layout, part.pieces))
 
 
-def check_parts(layout: Layout, parts: Sequence[PartManifest], *, may_omit: bool = False) -> list[str]:
+def check_parts(layout: Layout, parts: Iterable[PartManifest], *, may_omit: bool = False) -> list[str]:
     """Return the faults of all parts together: each element of every tensor must be in one of them, once.
 
     Args:
         layout: expected tensors, `VersionManifest.layout` of the base version.
-        parts: all parts of the update.
+        parts: all parts of the update, read one after the other: no two need to be in memory.
         may_omit: whether whole tensors may be left out, though not all of them.
     """
-    pieces = pieces_of(parts)
-    return first_of(check_cover(layout, pieces, may_omit=may_omit and bool(pieces)))
-
-
-def pieces_of(parts: Iterable[PartManifest]) -> tuple[Piece, ...]:
-    """Return the pieces of all parts, in the order of the parts."""
-    return tuple(piece for part in parts for piece in part.pieces)
+    pieces: Iterator[Piece] = (piece for part in parts for piece in part.pieces)
+    if may_omit:
+        first = next(pieces, None)
+        may_omit, pieces = first is not None, chain(() if first is None else (first,), pieces)
+    return first_of(check_cover(layout, pieces, may_omit=may_omit))

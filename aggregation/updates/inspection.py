@@ -49,22 +49,25 @@ class Inspection:
         return not (self.wrong_digests or self.malformed or self.non_finite)
 
 
-def merged_magnitudes(parts: Iterable[Mapping[str, float | int]]) -> dict[str, float | int]:
-    """Merge the magnitudes of an update's parts: the largest of each tensor, exactly that of the whole update."""
-    merged: dict[str, float | int] = {}
-    for magnitudes in parts:
+class Merged:
+    """The magnitudes and norms of an update in parts, from those of its parts, in any order."""
+
+    def __init__(self) -> None:
+        self.magnitudes: dict[str, float | int] = {}
+        """The largest |element| of each tensor: exactly that of the whole update."""
+        self._terms: dict[str, list[float]] = {}
+
+    def add(self, magnitudes: Mapping[str, float | int], squared_norms: Mapping[str, float]) -> None:
+        """Add what was found in one part."""
         for name, magnitude in magnitudes.items():
-            merged[name] = max(merged.get(name, magnitude), magnitude)
-    return merged
-
-
-def merged_squared_norms(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the sums of squares of an update's parts, each tensor's rounded once: independent of the parts' order."""
-    terms: dict[str, list[float]] = {}
-    for squared_norms in parts:
+            self.magnitudes[name] = max(self.magnitudes.get(name, magnitude), magnitude)
         for name, squared in squared_norms.items():
-            terms.setdefault(name, []).append(squared)
-    return {name: math.fsum(of_tensor) for name, of_tensor in terms.items()}
+            self._terms.setdefault(name, []).append(squared)
+
+    @property
+    def squared_norms(self) -> dict[str, float]:
+        """The sum of the squared elements of each tensor, the parts' sums added exactly and rounded once."""
+        return {name: math.fsum(of_tensor) for name, of_tensor in self._terms.items()}
 
 
 def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> Inspection:

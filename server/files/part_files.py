@@ -13,7 +13,7 @@ from pathlib import Path
 
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import count_of
-from atoll.aggregation.updates.inspection import Inspection, merged_magnitudes, merged_squared_norms
+from atoll.aggregation.updates.inspection import Inspection, Merged
 from atoll.protocol.durable import move_into, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest, parse_part
@@ -79,13 +79,13 @@ class PartFiles:
                 for path in reversed(self.paths(folder, index)):
                     path.unlink(missing_ok=True)
 
-    def manifests(self, indices: Collection[int]) -> list[PartManifest]:
-        """Return the manifests of some kept parts.
+    def manifests(self, indices: Collection[int]) -> Iterator[PartManifest]:
+        """Yield the manifests of some kept parts, each read when it is asked for.
 
         Raises:
             StoreCorrupted: one is missing, or is not the part of the root.
         """
-        return [part for part, _ in self._read(indices)]
+        return (part for part, _ in self._read(indices))
 
     def pieces(self, indices: Collection[int] | None = None) -> list[tuple[Path, PartManifest]]:
         """Return the file and the manifest of parts of a whole update, of all by default.
@@ -98,18 +98,16 @@ class PartFiles:
 
     def make_whole(self) -> StoredUpdateMeta:
         """Move the kept parts to the whole updates, durably, and return what was found in all of them together."""
-        found = [findings for _, findings in self._read(self._all)]
+        found = Merged()
+        for _, findings in self._read(self._all):
+            found.add(findings.magnitudes, findings.squared_norms)
         for index in self._all:
             if self._folder_of(index) == self._incoming:
                 sources, targets = (self.paths(folder, index) for folder in (self._incoming, self._updates))
                 for source, target in zip(sources, targets, strict=True):
                     move_into(source, target)
         sync_folder(self._updates)
-        return StoredUpdateMeta(
-            self._root.encode(),
-            merged_magnitudes(findings.magnitudes for findings in found),
-            merged_squared_norms(findings.squared_norms for findings in found),
-        )
+        return StoredUpdateMeta(self._root.encode(), found.magnitudes, found.squared_norms)
 
     def _read(
         self, indices: Collection[int], wanted: Path | None = None

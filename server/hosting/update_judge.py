@@ -5,7 +5,7 @@ bytes asks the judge before and after the upload; it is this process or an aggre
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts
-from atoll.protocol.threads import off_loop
+from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.messages import sums_of
@@ -78,13 +78,13 @@ class Judge:
             run.post(UploadBegun(update.client_id, update.round_id))
         return None
 
-    async def cover(self, parts: Sequence[PartManifest]) -> pb.Verdict | None:
+    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
         """Return the refusal of an update whose parts together do not cover the model, each element once."""
         base = self.run.reducer.known(self.update.base_version)
         if base is None:  # it was there when the first part was announced
             return await self.refuse(RejectReason.WRONG_BASE, f"version {self.update.base_version} is gone")
         check = partial(check_parts, base.manifest.layout, parts, may_omit=self.may_omit)
-        if faults := await off_loop(100 * sum(len(part.pieces) for part in parts), check):
+        if faults := await on_thread(None, check):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
         return None
 

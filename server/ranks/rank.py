@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -89,14 +89,14 @@ class RemoteJudge:
         self._opened.ClearField("part")  # judged; what follows is about the update
         return reply.verdict if reply.HasField("verdict") else None
 
-    async def cover(self, parts: Sequence[PartManifest]) -> pb.Verdict | None:
+    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
         """Let the coordinator refuse an update whose parts do not cover the model; only this rank has all of them."""
         try:
             _, base, _ = await fetch_manifest(self._coordinator, self._manifest.run_id, self._manifest.base_digest)
         except NotFetched as error:
             raise CoordinatorAway(str(error)) from error
         check = partial(check_parts, base.layout, parts, may_omit=self._may_omit)
-        if faults := await off_loop(100 * sum(len(part.pieces) for part in parts), check):
+        if faults := await on_thread(None, check):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults))
         return None
 

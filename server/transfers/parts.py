@@ -5,10 +5,11 @@ with this object, which lives while a stream of the update is open.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from itertools import chain
+from typing import Protocol
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
@@ -20,13 +21,11 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.parts.gathering import Gathering
 
-T = TypeVar("T")
-
 
 class JudgingParts(Protocol):
     """The judge of an update in parts; `uploads.Judging` is one."""
 
-    async def cover(self, parts: list[PartManifest]) -> pb.Verdict | None:
+    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
         """Return the refusal of an update whose parts together do not cover the model, each element once."""
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
@@ -73,15 +72,17 @@ class Parts:
         async with self._lock:
             await self._judge_together(gathering, judge)
             if gathering.verdict is None and gathering.is_whole:
-                whole = await self._read(gathering, self._store.keep_whole, self._manifest)
+                async with self._sending_damaged_again(gathering):
+                    whole = await on_thread(self._compute, self._store.keep_whole, self._manifest)
                 crash_points.reached("upload.before_accept")
                 gathering.verdict = await judge.decide(whole)
             return gathering.verdict
 
-    async def _read(self, gathering: Gathering[pb.Verdict], read: Callable[..., T], *arguments: object) -> T:
-        """Read what was kept of the parts; damaged on the disk meanwhile, all of them must be sent again."""
+    @asynccontextmanager
+    async def _sending_damaged_again(self, gathering: Gathering[pb.Verdict]) -> AsyncIterator[None]:
+        """Let all parts be sent again if what was kept of one is found damaged on the disk within the block."""
         try:
-            return await on_thread(self._compute, read, *arguments)
+            yield
         except StoreCorrupted:
             gathering.kept.clear()
             await on_thread(self._compute, self._files.discard)
@@ -92,8 +93,9 @@ class Parts:
         if gathering.verdict is not None or not gathering.must_be_covered:
             return
         coming = dict(self._coming)  # a stream may end meanwhile
-        kept = await self._read(gathering, self._files.manifests, gathering.kept - coming.keys())
-        gathering.verdict = await judge.cover(sorted([*kept, *coming.values()], key=lambda part: part.index))
+        kept = self._files.manifests(gathering.kept - coming.keys())
+        async with self._sending_damaged_again(gathering):
+            gathering.verdict = await judge.cover(chain(coming.values(), kept))
         gathering.covers = gathering.verdict is None
 
     def end(self, part: PartManifest) -> None:

@@ -7,7 +7,7 @@ judge is in this process or, for an aggregation rank, in the coordinator's.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
@@ -52,8 +52,11 @@ class Judging(Protocol):
     async def old_verdict(self) -> pb.Verdict | None:
         """Return the verdict that was given in the meantime, if any."""
 
-    async def cover(self, parts: Sequence[PartManifest]) -> pb.Verdict | None:
-        """Return the refusal of an update whose parts together do not cover the model, each element once."""
+    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
+        """Return the refusal of an update whose parts together do not cover the model, each element once.
+
+        The parts are read on a thread, one after the other; an error of reading them is raised.
+        """
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Decide about a sound update that is durable here."""

@@ -28,7 +28,6 @@ from atoll.protocol.part_manifest import (
     check_parts,
     parse_part,
     part_of,
-    pieces_of,
 )
 from atoll.protocol.strict_json import ManifestError
 from tests.aggregation.models import random_cuts
@@ -95,7 +94,7 @@ def test_parts_are_judged_as_one_update_of_all_their_pieces_is(
             old = pieces[owner][at]
             pieces[owner][at] = replace(old, lengths=tuple(max(1, length - 1) for length in old.lengths))
     broken = [part(index, *held) for index, held in enumerate(pieces)]
-    whole = replace(UPDATE, pieces=pieces_of(broken))
+    whole = replace(UPDATE, pieces=tuple(piece for held in broken for piece in held.pieces))
     assert check_parts(LAYOUT, broken) == check_against(LAYOUT, whole)
 
 

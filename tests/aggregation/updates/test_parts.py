@@ -17,7 +17,7 @@ from atoll.aggregation.rules.coordinate import Median
 from atoll.aggregation.rules.geometric import MultiKrum
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Tensor
-from atoll.aggregation.updates.inspection import inspect, merged_magnitudes, merged_squared_norms
+from atoll.aggregation.updates.inspection import Merged, inspect
 from atoll.aggregation.updates.reader import UpdateReader, read_block
 from tests.aggregation.encoded_by_hand import store_encoded
 from tests.aggregation.models import in_parts, random_cuts, store
@@ -99,9 +99,13 @@ def test_what_was_found_in_parts_is_what_is_found_in_the_whole(tmp_path_factory,
     for path, count in update.parts:
         found.append(inspect(path, [next(pieces) for _ in range(count)]))
     expected = inspect(whole.path, whole.pieces)
-    assert merged_magnitudes(one.magnitudes for one in found) == expected.magnitudes
-    norms = merged_squared_norms(one.squared_norms for one in found)
-    assert norms == merged_squared_norms(one.squared_norms for one in reversed(found))
+    merged, reverse = Merged(), Merged()
+    for one, other in zip(found, reversed(found), strict=True):
+        merged.add(one.magnitudes, one.squared_norms)
+        reverse.add(other.magnitudes, other.squared_norms)
+    assert merged.magnitudes == reverse.magnitudes == expected.magnitudes
+    norms = merged.squared_norms
+    assert norms == reverse.squared_norms
     for name, array in arrays.items():
         exact = sum(Fraction(float(value)) ** 2 for value in array.reshape(-1))
         assert math.isclose(norms[name], float(exact), rel_tol=1e-14)

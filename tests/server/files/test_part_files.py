@@ -76,7 +76,7 @@ def test_a_part_is_kept_when_its_findings_are_there_and_its_size_is_right(store)
     keep(store, root, parts[0])
     keep(store, root, parts[2])
     assert on_disk.kept() == {0, 2}
-    assert on_disk.manifests({0, 2}) == [parts[0], parts[2]]
+    assert list(on_disk.manifests({0, 2})) == [parts[0], parts[2]]
     os.truncate(store.incoming_path(root.digest, 2), 7)
     assert on_disk.kept() == {0}
     with pytest.raises(StoreCorrupted, match=r"0001\.bin: is not whole, its manifest has 8 bytes"):
