@@ -6,9 +6,9 @@ STAMP := .venv/.installed
 TORCH := torch==2.13.0
 
 PEERS := .venv-peers/.installed
-BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane parts round_vs_flower hostile rotation ranks
+BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client
 
-.PHONY: setup peers demo test test-fast test-long durations coverage test-parallel test-cuda check format constraints proto docs bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
+.PHONY: setup peers demo test test-fast test-long durations coverage test-parallel test-cuda check format constraints proto docs notebooks bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -87,6 +87,9 @@ constraints:
 
 proto: setup
 	$(BIN)/python -m tests.protocol.generate
+
+notebooks: setup # executes docs/notebooks and stores their outputs
+	$(BIN)/python -m tests.pages.notebooks
 
 docs: setup
 	$(BIN)/python -m atoll.cli.docs

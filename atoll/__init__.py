@@ -7,6 +7,7 @@ Everything that a project of yours imports is here:
     Algorithm      the client's side of a federated algorithm of one's own
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
+    Statistic      a number of a site's data, and the rule by which those of sites are merged
     Metric         a metric whose value is more than a ratio of two sums
     ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not PyTorch
     Instructions   the request to an `ArrayTask` for one local training
@@ -14,18 +15,28 @@ Everything that a project of yours imports is here:
     Deadline       the end of the time that a training has
     task_name      the name of a task, the same on every machine
     load_task      the task that a reference `path/to/file.py:attribute` names
-    simulate       a federation on this machine, as `atoll simulate`
-    SimulatedRun   the run that it returns
-    train          a centralized training, as `atoll train`
-    Training       the training that it returns
-    connect        the runs of a coordinator, from its state directory or over the network
+    simulate       a federation on this machine, as `atoll simulate`; returns a `SimulatedRun`
+    train          a centralized training, as `atoll train`; returns a `Training`
+    compare        runs beside each other, or a task both ways, as `atoll compare`; returns a `Comparison`
+    sweep          a grid of simulations, as `atoll sweep`; returns a `Sweep`
+    codec_faults   the ways in which a codec of one's own breaks its contract
+    connect        the runs of a coordinator, from its state directory or over the network; returns a `Federation`, with
+                   a `DeployedRun`, its `DeployedRound` and each `Event`
+    Table          rows of plain values, in all of these
+    AtollError     the one exception of these calls, with the sentences that the commands print
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.interface.deployed import connect
+    from atoll.aggregation.codecs.contract import codec_faults
+    from atoll.interface.comparisons import Comparison, compare
+    from atoll.interface.deployed import DeployedRound, DeployedRun, Federation, connect
+    from atoll.interface.errors import AtollError
+    from atoll.interface.following import Event
     from atoll.interface.simulated import SimulatedRun, simulate
+    from atoll.interface.sweeps import Sweep, sweep
+    from atoll.interface.tables import Table
     from atoll.interface.trained import Training, train
     from atoll.parallel.task.algorithm import Algorithm
     from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
@@ -33,13 +44,20 @@ if TYPE_CHECKING:
     from atoll.parallel.task.deadline import Deadline
     from atoll.parallel.task.local import Local
     from atoll.parallel.task.metrics import Metric
+    from atoll.parallel.task.statistic import Statistic
     from atoll.parallel.task.task import Task, load_task, task_name
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "atoll.interface.deployed": ("connect",),
+    "atoll.aggregation.codecs.contract": ("codec_faults",),
+    "atoll.interface.comparisons": ("Comparison", "compare"),
+    "atoll.interface.deployed": ("DeployedRound", "DeployedRun", "Federation", "connect"),
+    "atoll.interface.errors": ("AtollError",),
+    "atoll.interface.following": ("Event",),
     "atoll.interface.simulated": ("SimulatedRun", "simulate"),
+    "atoll.interface.sweeps": ("Sweep", "sweep"),
+    "atoll.interface.tables": ("Table",),
     "atoll.interface.trained": ("Training", "train"),
     "atoll.parallel.task.algorithm": ("Algorithm",),
     "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
@@ -47,6 +65,7 @@ _PLACES = {
     "atoll.parallel.task.deadline": ("Deadline",),
     "atoll.parallel.task.local": ("Local",),
     "atoll.parallel.task.metrics": ("Metric",),
+    "atoll.parallel.task.statistic": ("Statistic",),
     "atoll.parallel.task.task": ("Task", "load_task", "task_name"),
 }
 """The public names by their modules, which are imported at the first use of a name."""
@@ -54,18 +73,30 @@ _PLACES = {
 __all__ = [
     "Algorithm",
     "ArrayTask",
+    "AtollError",
+    "Comparison",
     "Context",
     "Deadline",
+    "DeployedRound",
+    "DeployedRun",
+    "Event",
+    "Federation",
     "Instructions",
     "Local",
     "Metric",
     "SimulatedRun",
+    "Statistic",
+    "Sweep",
+    "Table",
     "Task",
     "Trained",
     "Training",
+    "codec_faults",
+    "compare",
     "connect",
     "load_task",
     "simulate",
+    "sweep",
     "task_name",
     "train",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from atoll.protocol import crash_points
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
-from atoll.server.journal.state_directory import running_coordinator
+from atoll.server.journal.holder import running_coordinator
 from benchmarks.dividing import VARIABLE
 from benchmarks.evidence import Ledger, Promise, Verdict, accepted_in_logs, judge, look
 from benchmarks.members import equip

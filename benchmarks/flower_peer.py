@@ -23,8 +23,8 @@ dependencies = []
 [tool.flwr.app]
 publisher = "atoll"
 [tool.flwr.app.components]
-serverapp = "flower_app:server_app"
-clientapp = "flower_app:client_app"
+serverapp = "{app}:server_app"
+clientapp = "{app}:client_app"
 [tool.flwr.app.config]
 """
 
@@ -47,6 +47,12 @@ class Flower:
     num_clients: int
     num_elements: int
     settings: Mapping[str, str] = field(default_factory=dict)
+    module: str = "flower_app"
+    """The app, a module of the benchmarks."""
+    asked_at: float = 0.0
+    """The time of `flwr run`, once it was called [s since the epoch]."""
+    rows: list[dict[str, float]] = field(default_factory=list)
+    """The lines that the app has written, one for each round."""
 
     def run(self, num_rounds: int, limit_s: float) -> tuple[list[float], dict[str, int]]:
         """Run the app; return the seconds of each round, and the peak memory of each kind of process [bytes]."""
@@ -54,10 +60,12 @@ class Flower:
         folder, address = self.processes.folder, free_address()
         app, out = folder / "app", folder / "rounds.jsonl"
         app.mkdir()
-        shutil.copy(ROOT / "benchmarks" / "flower_app.py", app)
+        shutil.copy(ROOT / "benchmarks" / f"{self.module}.py", app)
         values = {"num-clients": self.num_clients, "num-elements": self.num_elements, "num-rounds": num_rounds}
         lines = [f"{name} = {value}" for name, value in {**values, "num-tensors": NUM_TENSORS}.items()]
-        (app / "pyproject.toml").write_text(PYPROJECT + "\n".join([*lines, f'out = "{out}"', ""]))
+        (app / "pyproject.toml").write_text(
+            PYPROJECT.format(app=self.module) + "\n".join([*lines, f'out = "{out}"', ""])
+        )
         home = folder / "home"
         home.mkdir()
         host, _, port = address.rpartition(":")
@@ -71,6 +79,7 @@ class Flower:
             node_port = free_address().rpartition(":")[2]
             node = [str(PEERS / "flower-supernode"), "--insecure", "--superlink", address, "--port", node_port]
             self.processes.start(f"supernode{number}", node, environment)
+        self.asked_at = time.time()
         started = subprocess.run(
             [str(PEERS / "flwr"), "run", str(app), "bench"],
             env={**os.environ, **environment},
@@ -87,12 +96,12 @@ class Flower:
     def _wait(self, out: Path, num_rounds: int, limit_s: float) -> list[float]:
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
-            rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-            if len(rows) == num_rounds:
-                return [row["seconds"] for row in rows]
+            self.rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+            if len(self.rows) == num_rounds:
+                return [row["seconds"] for row in self.rows]
             time.sleep(0.2)
         raise NotMeasured(
-            f"{len(rows)} of {num_rounds} rounds in {limit_s:g} s: {self.processes.last_words('superlink')}"
+            f"{len(self.rows)} of {num_rounds} rounds in {limit_s:g} s: {self.processes.last_words('superlink')}"
         )
 
     def _wait_for_port(self, port: int) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Collection, Coroutine
 from typing import Any
 
 from atoll import __version__
+from atoll.aggregation.codecs.names import supported
 from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
 from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.decide import Decision, Outcome
-from atoll.client.policy.disclosure import disclosed_evaluation, disclosed_failure
+from atoll.client.policy.disclosure import disclosed_answer, disclosed_failure
 from atoll.client.policy.gate import Gate, failure_of
 from atoll.client.session.events import (
     Asked,
@@ -34,10 +35,13 @@ from atoll.client.session.events import (
     Forbidden,
     Invitation,
     KillWorker,
+    ModelRequest,
     ReportEvaluation,
     ReportFailure,
+    ReportStatistics,
     Request,
     RunEnded,
+    StatisticsRequest,
     StopWork,
     TimePassed,
     Upload,
@@ -239,6 +243,7 @@ class Agent:
             label=self._config.label,
             working_on=self.session.working_on,
             software=f"atoll {__version__}",
+            codecs=supported(),
         )
         hello.process, hello.folder = self._process, self._folder_id
         return hello
@@ -291,6 +296,10 @@ class Agent:
                 detail = f"{refused.reason}: {refused.detail}"
                 self._carry_out(ReportEvaluation(request.run_id, request.version, None, detail, refused.reason))
 
+            case Asked(StatisticsRequest() as request):
+                detail = f"{refused.reason}: {refused.detail}"
+                self._carry_out(ReportStatistics(request.run_id, request.number, None, detail, refused.reason))
+
     def _log_invitation(self, invitation: Invitation) -> None:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + invitation.time_left))
         logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until)
@@ -308,7 +317,7 @@ class Agent:
         waits = decision.outcome is Outcome.WAITING
         return Forbidden(request, failure_of(decision), f"{decision.rule}: {decision.detail}", waits)
 
-    def _admit(self, request: Request, model: VersionManifest) -> None:
+    def _admit(self, request: ModelRequest, model: VersionManifest) -> None:
         if not (decision := self._gate.admit(request, model)).is_allowed:
             forbidden = self._forbidden(request, decision)
             raise NotAdmitted(forbidden.reason, forbidden.detail)
@@ -336,6 +345,8 @@ class Agent:
                 self._report_failure(effect)
             case ReportEvaluation():
                 self._report_evaluation(effect)
+            case ReportStatistics():
+                self._report_statistics(effect)
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
             case Discard(key, digest, accepted, is_answered):
@@ -355,8 +366,14 @@ class Agent:
         if report.reason is not None:
             text = "giving up the evaluation of version %d of %s: %s"
             logger.warning(text, report.version, report.run_id, report.detail)
-        disclosed = disclosed_evaluation(report, error_details=self._gate.error_details)
+        disclosed = disclosed_answer(report, error_details=self._gate.error_details)
         self._connection.send(messages.evaluation(disclosed, self._gate.disclosure))
+
+    def _report_statistics(self, report: ReportStatistics) -> None:
+        if report.reason is not None:
+            logger.warning("giving no statistics to request %d of %s: %s", report.number, report.run_id, report.detail)
+        disclosed = disclosed_answer(report, error_details=self._gate.error_details)
+        self._connection.send(messages.site_statistics(disclosed, self._gate.statistics_terms))
 
     def _carry_out_job(self, effect: Effect) -> None:
         match effect:

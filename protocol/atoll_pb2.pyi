@@ -7,29 +7,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye", "ready")
+    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye", "ready", "give_statistics")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    GIVE_STATISTICS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     failed: Failed
     evaluated: Evaluated
     goodbye: Goodbye
     ready: Ready
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ...) -> None: ...
+    give_statistics: GiveStatistics
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., give_statistics: _Optional[_Union[GiveStatistics, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks", "signature")
+    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks", "ask_statistics", "signature")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    ASK_STATISTICS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     invite: Invite
@@ -37,11 +40,12 @@ class ServerMessage(_message.Message):
     evaluate: Evaluate
     run_ended: RunEnded
     ranks: Ranks
+    ask_statistics: AskStatistics
     signature: Signature
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., ask_statistics: _Optional[_Union[AskStatistics, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder")
+    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +57,7 @@ class Hello(_message.Message):
     CODECS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    GIVES_STATISTICS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_id: str
     session: str
@@ -64,7 +69,8 @@ class Hello(_message.Message):
     codecs: _containers.RepeatedScalarFieldContainer[str]
     process: str
     folder: str
-    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
+    gives_statistics: bool
+    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("run_id", "round_id")
@@ -122,6 +128,40 @@ class Statistics(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class AskStatistics(_message.Message):
+    __slots__ = ("run_id", "number", "task", "time_left_s", "local", "model_seed")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SEED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    number: int
+    task: str
+    time_left_s: float
+    local: str
+    model_seed: int
+    def __init__(self, run_id: _Optional[str] = ..., number: _Optional[int] = ..., task: _Optional[str] = ..., time_left_s: _Optional[float] = ..., local: _Optional[str] = ..., model_seed: _Optional[int] = ...) -> None: ...
+
+class GiveStatistics(_message.Message):
+    __slots__ = ("run_id", "number", "statistics", "error", "reason", "leave", "min_sites")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    MIN_SITES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    number: int
+    statistics: bytes
+    error: str
+    reason: str
+    leave: str
+    min_sites: int
+    def __init__(self, run_id: _Optional[str] = ..., number: _Optional[int] = ..., statistics: _Optional[bytes] = ..., error: _Optional[str] = ..., reason: _Optional[str] = ..., leave: _Optional[str] = ..., min_sites: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ()
@@ -399,7 +439,7 @@ class RankMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., status: _Optional[_Union[RankStatus, _Mapping]] = ..., folded: _Optional[_Union[Folded, _Mapping]] = ..., fold_failed: _Optional[_Union[FoldFailed, _Mapping]] = ...) -> None: ...
 
 class RankHello(_message.Message):
-    __slots__ = ("protocol", "rank", "num_ranks", "address", "store_address", "software", "process", "folder")
+    __slots__ = ("protocol", "rank", "num_ranks", "address", "store_address", "software", "process", "folder", "codecs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -408,6 +448,7 @@ class RankHello(_message.Message):
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     rank: int
     num_ranks: int
@@ -416,7 +457,8 @@ class RankHello(_message.Message):
     software: str
     process: str
     folder: str
-    def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address")
@@ -591,6 +633,22 @@ class StartRunRequest(_message.Message):
     config_toml: str
     overrides: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CollectStatisticsRequest(_message.Message):
+    __slots__ = ("config_toml", "overrides", "deadline_s")
+    CONFIG_TOML_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    config_toml: str
+    overrides: _containers.RepeatedScalarFieldContainer[str]
+    deadline_s: float
+    def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class CollectStatisticsReply(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class StopRunRequest(_message.Message):
     __slots__ = ("run_id", "reason")

@@ -703,6 +703,11 @@ class AdminStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.FromString,
                 _registered_method=True)
+        self.CollectStatistics = channel.unary_unary(
+                '/atoll.v1.Admin/CollectStatistics',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.CollectStatisticsRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.CollectStatisticsReply.FromString,
+                _registered_method=True)
         self.Look = channel.unary_stream(
                 '/atoll.v1.Admin/Look',
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.LookRequest.SerializeToString,
@@ -779,6 +784,14 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CollectStatistics(self, request, context):
+        """Asks the connected sites of a task for statistics of their data, and returns when all have answered, or the
+        deadline has passed; Look (view statistics) shows the result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Look(self, request, context):
         """Returns the output of the showing commands as JSON, in parts.
         """
@@ -847,6 +860,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListRanks,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.SerializeToString,
+            ),
+            'CollectStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectStatistics,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.CollectStatisticsRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.CollectStatisticsReply.SerializeToString,
             ),
             'Look': grpc.unary_stream_rpc_method_handler(
                     servicer.Look,
@@ -1108,6 +1126,33 @@ class Admin(object):
             '/atoll.v1.Admin/ListRanks',
             atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.SerializeToString,
             atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Admin/CollectStatistics',
+            atoll_dot_protocol_dot_atoll__pb2.CollectStatisticsRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.CollectStatisticsReply.FromString,
             options,
             channel_credentials,
             insecure,

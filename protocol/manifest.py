@@ -25,22 +25,24 @@ precisely what it refuses; here they only have to be numbers.
 
 import hashlib
 import json
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
+from atoll.aggregation.codecs.installed import NAME_MAX as CODEC_NAME_MAX
+from atoll.aggregation.codecs.installed import is_installed
 from atoll.aggregation.codecs.names import NAMES as CODEC_NAMES
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.fold.weights import NORMALIZER_MAX
 from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.coverage import check_cover
+from atoll.aggregation.tensors.coverage import check_cover, check_rows
 from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
 from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 from atoll.protocol.strict_json import (
     INT64_MAX,
     ManifestError,
+    check_canonical,
     constant,
     fields_of,
     finite,
@@ -71,7 +73,6 @@ BYTES_MAX = 2**50
 
 NAME_MAX = 1024
 ID_MAX = 256
-CODEC_NAME_MAX = 32
 RESERVED_NAMES = frozenset({"__metadata__"})
 """Keys of a safetensors header that name no tensor."""
 
@@ -89,7 +90,7 @@ class VersionManifest:
     pieces."""
 
     layout: Layout
-    """Tensors as stored; every update has these names, shapes and dtypes."""
+    """Tensors as stored; every update has these names, shapes and dtypes, in a run whose model grows its own rows."""
     pieces: tuple[Piece, ...]
     """Pieces that `cut_layout` makes, with their digests."""
     piece_bytes: int
@@ -356,10 +357,17 @@ def _piece(value: object, path: str) -> Piece:
 
 
 def _encoded(piece: Piece, fields: dict[str, Any], path: str) -> Piece:
-    """Return the piece with its codec, for which values must be float32, the name canonical and the size exact."""
+    """Return the piece with its codec, for which values must be float32, the name canonical and the size exact.
+
+    The size under an installed package's codec is what the manifest says, at most that of plain values: the judge of
+    the update has the codec, and a reader of the manifest need not.
+    """
     if piece.dtype != "F32":
         refuse(f"{path}.dtype", piece.dtype, "'F32' of an encoded piece")
     name = text(fields["codec"], f"{path}.codec", num_max=CODEC_NAME_MAX)
+    if is_installed(name):
+        size = integer(fields["num_bytes"], f"{path}.num_bytes", low=0, high=piece.plain_bytes)
+        return replace(piece, codec=name, encoded_bytes=size)
     try:
         codec = parse_codec(name)
     except ValueError:
@@ -407,30 +415,25 @@ def _check_size(dtype: str, lengths: tuple[int, ...], path: str) -> None:
             refuse(path, lengths, f"at most {BYTES_MAX} bytes")
 
 
-def check_canonical(expected: bytes, data: bytes) -> None:
-    """Raise ManifestError unless the bytes of a manifest are the canonical ones."""
-    if expected != data:
-        at = bisect_left(range(len(data)), True, key=lambda index: expected[: index + 1] != data[: index + 1])
-        raise ManifestError(
-            f"manifest: not canonical from byte {at} on: keys sorted, no spaces, ASCII, shortest floats"
-        )
-
-
 FAULTS_MAX = 20
 
 
-def check_against(layout: Layout, manifest: VersionManifest | UpdateManifest, *, may_omit: bool = False) -> list[str]:
+def check_against(
+    layout: Layout, manifest: VersionManifest | UpdateManifest, *, may_omit: bool = False, grows: bool = False
+) -> list[str]:
     """Return the faults of a manifest against the expected names, shapes and dtypes; empty: it has none.
 
     Args:
         layout: expected tensors, `VersionManifest.layout` of the base version.
         manifest: its pieces must cover every tensor exactly once.
         may_omit: whether whole tensors may be left out.
+        grows: whether the pieces are rows to append to each tensor, of any number.
 
     Returns:
         At most `FAULTS_MAX` faults, and the number of further ones.
     """
-    return first_of(check_cover(layout, manifest.pieces, may_omit=may_omit))
+    pieces = manifest.pieces
+    return first_of(check_rows(layout, pieces) if grows else check_cover(layout, pieces, may_omit=may_omit))
 
 
 def first_of(faults: list[str]) -> list[str]:

@@ -20,13 +20,12 @@ from atoll.protocol.manifest import (
     Part,
     UpdateManifest,
     canonical,
-    check_canonical,
     digest_of,
     encoded_pieces,
     first_of,
     read_pieces,
 )
-from atoll.protocol.strict_json import ManifestError, constant, fields_of, integer, read_object
+from atoll.protocol.strict_json import ManifestError, check_canonical, constant, fields_of, integer, read_object
 from atoll.protocol.vocabulary import Digest
 
 PART_BYTES_MAX = MANIFEST_BYTES_MAX - 192 * 1024

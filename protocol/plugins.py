@@ -4,53 +4,20 @@ A package declares its extensions in groups of entry points, such as `atoll.rule
 name as it takes a built-in one. The names are read from the metadata of the packages, without an import of their code.
 """
 
-import functools
-import os
-import re
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationInfo
 
+from atoll.aggregation.entry_points import NAME, Declared, all_declared, declared
 from atoll.protocol.reference import check_reference, resolve
 from atoll.protocol.settings import ConfigError
 
 AS_RECORDED: Mapping[str, Any] = MappingProxyType({"are_recorded": True})
 """Context of a validation in which names of packages are not looked up: the settings were accepted before, or are for
 another machine. A package that has gone missing is a fault when its code is loaded."""
-
-_PREFIX = "atoll."
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """An extension as a package declares it; nothing of it is imported."""
-
-    group: str
-    """The group of entry points; empty: the package's entry points cannot be read."""
-    name: str
-    package: str
-    version: str
-    place: str
-    """The object, as `module:attribute`; of unreadable entry points the reason."""
-
-    @property
-    def whose(self) -> str:
-        """The package and its version, as a sentence names them."""
-        return f"{self.package} {self.version}".strip()
-
-    def load(self) -> object:
-        """Import the package's module, and return the object.
-
-        Raises:
-            Exception: any error of the package's code, or of the lookup in it.
-        """
-        return metadata.EntryPoint(self.name, self.place, self.group).load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +33,14 @@ class ExtensionKind:
     allowed: str
     """The right object in words, with its article."""
     form: str
-    """The last part of a reference in the words of a fault: `object` or `function`."""
+    """The last part of a reference in the words of a fault: `object` or `function`; empty: references are refused,
+    because the code exists on both sides of a connection, and nothing that is received is imported."""
     built_in: Collection[str]
     """The names of Atoll's own."""
     fits: Callable[[object], bool]
     """The check of an object that was loaded."""
+    faults: Callable[[Any], Sequence[str]] = lambda found: ()
+    """The check of such an object against its contract, for the list of all."""
 
     def check(self, name: str, info: ValidationInfo) -> str:
         """Return the value of the setting if it may stand there; as the validator of its field. Imports no user code.
@@ -78,8 +48,7 @@ class ExtensionKind:
         Raises:
             ValueError: it is no built-in name, no name of exactly one installed package, and no reference.
         """
-        is_recorded = bool((info.context or {}).get("are_recorded"))
-        if is_recorded and (name in self.built_in or _NAME.fullmatch(name)):
+        if is_recorded(info) and (name in self.built_in or NAME.fullmatch(name)):
             return name
         if fault := self._fault_of_name(name):
             raise ValueError(fault)
@@ -91,7 +60,7 @@ class ExtensionKind:
         Raises:
             ConfigError: no installed package declares the name, or several do; it does not load, or is of another kind.
         """
-        if _is_reference(name):
+        if self.form and _is_reference(name):
             if self.fits(found := resolve(name)):
                 return found
             raise ConfigError([f"{name}: is a {type(found).__name__}; allowed: {self.allowed}"])
@@ -107,11 +76,11 @@ class ExtensionKind:
         found = declared(self.group).get(name, ())
         if name in self.built_in:
             return _of_collision(found[0], self) if found else ""
-        if len(found) == 1 and _NAME.fullmatch(name):
+        if len(found) == 1 and NAME.fullmatch(name):
             return ""
         if found:
-            return _of_several(found)
-        if _is_reference(name):
+            return _of_several(found, self)
+        if self.form and _is_reference(name):
             return ""
         known = [f'"{each}"' for each in self.built_in]
         known += [
@@ -119,11 +88,16 @@ class ExtensionKind:
             for name, each in declared(self.group).items()
             if name not in self.built_in
         ]
-        forms = [f"module:{self.form}", f"path/to/file.py:{self.form}"]
+        forms = [f"module:{self.form}", f"path/to/file.py:{self.form}"] if self.form else []
         return (
             f"allowed: {' | '.join([*known, *forms])}; a {self.name} of a package has its name once the package is "
             "installed on this machine: `atoll plugins` lists them"
         )
+
+
+def is_recorded(info: ValidationInfo) -> bool:
+    """Return whether a validation is `AS_RECORDED`."""
+    return bool((info.context or {}).get("are_recorded"))
 
 
 def _is_reference(name: str) -> bool:
@@ -131,78 +105,6 @@ def _is_reference(name: str) -> bool:
         return bool(check_reference(name))
     except ValueError:
         return False
-
-
-# ------------------------------------------------------------ the installed packages
-
-
-def declared(group: str) -> Mapping[str, Sequence[Declared]]:
-    """Return the extensions of a group by name, in the order of the names; more than one under a name collide."""
-    found: dict[str, list[Declared]] = {}
-    for each in sorted(_all_declared(), key=lambda each: (each.name, each.package)):
-        if each.group == group:
-            found.setdefault(each.name, []).append(each)
-    return found
-
-
-def _all_declared() -> tuple[Declared, ...]:
-    return _of_path(tuple((path, _changed_at(path or ".")) for path in sys.path))
-
-
-def _changed_at(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
-
-
-@functools.lru_cache(maxsize=4)  # a look into every installed package: 40 ms for a hundred
-def _of_path(path: tuple[tuple[str, int], ...]) -> tuple[Declared, ...]:
-    """Return the extensions of all packages on `sys.path`, whose folders the argument has with their times."""
-    found: list[Declared] = []
-    seen: set[str] = set()
-    for distribution in metadata.distributions():
-        text = distribution.read_text("entry_points.txt")
-        if text is None or _PREFIX not in text:
-            continue
-        package, version = _package_of(distribution)
-        if package in seen or _is_shadowed(distribution, package):
-            continue
-        seen.add(package)
-        found += _of_distribution(distribution, package, version)
-    return tuple(found)
-
-
-def _of_distribution(distribution: metadata.Distribution, package: str, version: str) -> Iterator[Declared]:
-    try:
-        points = [*distribution.entry_points]
-        broken = next((point for point in points if not (point.name and point.value)), None)
-        reason = f"{broken} is no entry point" if broken else ""
-    except Exception as error:  # the file is another person's, and any text may stand in it
-        points, reason = [], f"{type(error).__name__}: {error}"
-    if reason:
-        yield Declared("", "", package, version, f"its entry_points.txt cannot be read: {reason}")
-        return
-    for point in points:
-        if point.group.startswith(_PREFIX):
-            yield Declared(point.group, point.name, package, version, point.value)
-
-
-def _package_of(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Return name and version; metadata that cannot be read leave the name of the folder."""
-    try:
-        return str(distribution.metadata["Name"] or "unnamed"), str(distribution.metadata["Version"] or "")
-    except Exception:  # as above
-        return str(getattr(distribution, "_path", "unnamed")), ""
-
-
-def _is_shadowed(distribution: metadata.Distribution, package: str) -> bool:
-    """Return whether a package of the same name lies on an earlier place of `sys.path`, and is imported instead."""
-    try:
-        first = metadata.distribution(package)
-    except (metadata.PackageNotFoundError, ValueError):
-        return False
-    return first.locate_file("") != distribution.locate_file("")
 
 
 # ------------------------------------------------------------ the list of all
@@ -226,7 +128,7 @@ def listed(kinds: Sequence[ExtensionKind]) -> list[Listed]:
     """Return all installed extensions, by kind and name, after an import of each."""
     by_group = {kind.group: kind for kind in kinds}
     found = []
-    for each in sorted(_all_declared(), key=lambda each: (each.group, each.name, each.package)):
+    for each in sorted(all_declared(), key=lambda each: (each.group, each.name, each.package)):
         kind = by_group.get(each.group)
         name = kind.name if kind else each.group
         place, fault = (each.place, _fault_of(each, kind)) if each.group else ("", each.place)
@@ -241,25 +143,30 @@ def _fault_of(each: Declared, kind: ExtensionKind | None) -> str:
         return ""
     if each.name in kind.built_in:
         return _of_collision(each, kind)
-    if not _NAME.fullmatch(each.name):
+    if not NAME.fullmatch(each.name):
         return f"the name {each.name!r} is not allowed: 1 to 64 letters, digits, - and _"
     if len(alike := declared(each.group)[each.name]) > 1:
-        return _of_several(alike)
-    return _loaded(each, kind)[1]
+        return _of_several(alike, kind)
+    found, reason = _loaded(each, kind)
+    if reason or not (faults := kind.faults(found)):
+        return reason
+    return f"{each.place} breaks the contract of a {kind.name}: {'; '.join(faults)}: correct the package"
 
 
 def _of_collision(each: Declared, kind: ExtensionKind) -> str:
+    or_else = f", or name its {kind.name} by {each.place}" if kind.form else ""
     return (
         f"it is a built-in {kind.name}, and the package {each.whose} declares one of the same name; allowed: a name "
-        f"that stands for one {kind.name}: uninstall the package, or name its {kind.name} by {each.place}"
+        f"that stands for one {kind.name}: uninstall the package{or_else}"
     )
 
 
-def _of_several(found: Sequence[Declared]) -> str:
+def _of_several(found: Sequence[Declared], kind: ExtensionKind) -> str:
     places = " or ".join(each.place for each in found)
+    or_else = f", or name the object itself, {places}" if kind.form else ""
     return (
         f"the packages {' and '.join(each.whose for each in found)} declare it; allowed: a name that one package "
-        f"declares: uninstall the other, or name the object itself, {places}"
+        f"declares: uninstall the other{or_else}"
     )
 
 

@@ -24,12 +24,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from atoll.aggregation.text_files import NotText, text_of
+from atoll.protocol.attribute_docs import attribute_docs
 from atoll.protocol.secrets import without_password
 
 Model = TypeVar("Model", bound=BaseModel)
 Built = TypeVar("Built")
 
-STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 """Configuration of every settings model: frozen, no unknown keys, no conversion between types."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -286,6 +287,7 @@ def describe(model_type: type[BaseModel]) -> list[Setting]:
 
 
 def _describe(model_type: type[BaseModel], prefix: str) -> Iterator[Setting]:
+    docs = attribute_docs(model_type)
     for name, field in model_type.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _describe(field.annotation, f"{prefix}{name}.")
@@ -295,7 +297,7 @@ def _describe(model_type: type[BaseModel], prefix: str) -> Iterator[Setting]:
             key=prefix + name,
             type=type_text(_declared(field)),
             default="" if default is None else _toml(default),
-            doc=" ".join((field.description or "").split()),
+            doc=docs.get(name, ""),
             is_required=field.is_required(),
         )
 
@@ -310,6 +312,8 @@ def type_text(annotation: Any) -> str:
         return " | ".join(_toml(value) for value in arguments)
     if origin in (Union, UnionType):
         return " | ".join(text for argument in arguments if (text := _branch_text(argument)))
+    if origin is Callable:
+        return ""  # no file can have one
     if origin in (list, tuple):
         return f"list of ({type_text(arguments[0])})"
     return _TYPE_WORDS.get(annotation, "table")

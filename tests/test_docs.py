@@ -18,7 +18,7 @@ from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli import docs
 from atoll.cli.experiments.simulate import INTERRUPTED
 from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
-from atoll.cli.settings import Section, described
+from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
 from atoll.parallel.task.local import Local
@@ -261,12 +261,20 @@ def test_every_block_of_the_page_of_algorithms_is_a_run_s_and_every_example_is_t
     page = (DOCS / "algorithms.md").read_text("utf-8")
     texts = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     runs = [load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run for text in texts]
-    assert [run.aggregation.algorithm for run in runs] == ["fedavg", "fedavg", "fednova", "scaffold", "fedavg"]
+    assert [run.aggregation.algorithm for run in runs] == [
+        "fedavg",
+        "fedavg",
+        "fednova",
+        "scaffold",
+        "fedavg",
+        "fedavg",
+    ]
+    assert [run.aggregation.rule for run in runs] == [*["mean"] * 5, "concatenate"]
     locals_ = [Local().with_overrides(run.local) for run in runs]
     assert [local.batch_size for local in locals_[:1]] == [None]
     assert (locals_[1].prox_mu, locals_[4].keep) == (0.1, "batchnorm")
     linked = re.findall(r"\]\(\.\./(examples/[^)#]+)", page)
-    assert len(linked) == 5
+    assert len(linked) == 7
     assert all((ROOT / path).is_file() for path in linked)
     keys = {setting.key for setting in described(Section.RUN)}
     assert {key for key in re.findall(r"`((?:aggregation|round)\.[a-z_]+)", page)} <= keys

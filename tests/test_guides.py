@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats.mstats import winsorize
 from sklearn.metrics import roc_auc_score
 
-from atoll import ArrayTask, Deadline, Instructions, Local, Task, load_task
+from atoll import ArrayTask, Deadline, Instructions, Local, Task, codec_faults, load_task
 from atoll.aggregation.rules.rule import check_count
 from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.local_training.training import train_locally
@@ -32,6 +32,7 @@ from atoll.server.selection.sampling import draw
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
+from tests.protocol.packages import install
 from tests.simulations.federation.simulating import simulate
 
 ROOT = Path(__file__).parents[1]
@@ -241,6 +242,36 @@ def test_the_server_optimizer_of_the_page_is_a_damped_momentum(extensions: Path)
         mean = rng.standard_normal(5)
         x, y = damped.apply(x, mean.copy(), states[0]), plain.apply(y, mean.copy(), states[1])
     np.testing.assert_allclose(x, y)
+
+
+def test_the_codec_of_the_page_rounds_to_the_nearest_of_its_levels(extensions: Path) -> None:
+    rounded = load_module(f"{extensions}:Rounded").Rounded
+    values = np.random.default_rng(3).standard_normal(1000).astype(np.float32)
+    for levels in (1, 7, 127):
+        codec, step = rounded(levels), np.abs(values).max() / levels
+        found = codec.decode(codec.encode(values, np.random.default_rng(0)), 1000)
+        assert np.abs(found - values).max() <= step / 2 * (1 + 1e-5)
+        assert len(np.unique(found)) <= 2 * levels + 1
+        assert codec_faults(codec) == []
+
+
+def test_a_run_takes_the_codec_and_the_local_optimizer_of_the_page(
+    task_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {
+        "atoll.codecs": {"rounded": "acme_of_the_page:Rounded"},
+        "atoll.local_optimizers": {"lion": "acme_of_the_page:Lion"},
+    }
+    monkeypatch.syspath_prepend(
+        install(tmp_path / "site", "acme", modules={"acme_of_the_page": code_of(EXTENDING)}, points=points)
+    )
+    overrides = ["rounds=2", "round.cohort_size=3", "local.lr=0.01"]
+    coded = ["aggregation.codec=rounded", "aggregation.codec_options.levels=3", "local.optimizer=lion"]
+    result, _ = simulate(tmp_path / "run", *overrides, *coded, task=f"{task_file}:task")
+    plain, _ = simulate(tmp_path / "plain", *overrides, task=f"{task_file}:task")
+    assert result["state"] == plain["state"] == "finished"
+    assert result["model_digest"] != plain["model_digest"]
+    assert result["bytes_up"] < 0.5 * plain["bytes_up"]
 
 
 def test_the_algorithm_of_the_page_is_fedprox(extensions: Path, guide: ModuleType) -> None:

@@ -154,7 +154,7 @@ def faults_of_command(line: str) -> list[str]:
     known = dict(commands())
     path = next((" ".join(words[:n]) for n in (3, 2) if " ".join(words[:n]) in known), None)
     if path is None:
-        return [] if words[1:] == ["--version"] else [line]
+        return [] if words[1:] in (["--version"], ["--install-completion"], ["--show-completion"]) else [line]
     options = {option for parameter in known[path].params for option in (*parameter.opts, *parameter.secondary_opts)}
     return [word for word in words if word.startswith("--") and word not in options]
 

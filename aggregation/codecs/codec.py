@@ -20,6 +20,10 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 Values = NDArray[np.float32]
 
 
+class CodecBroken(Exception):
+    """A codec that breaks its contract while it encodes."""
+
+
 class Codec(Protocol):
     """A stateless codec of chunks of n values."""
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.aggregation.codecs.chunks import chunk_bounds
-from atoll.aggregation.codecs.codec import Codec, Values
+from atoll.aggregation.codecs.codec import Codec, CodecBroken, Values
 from atoll.aggregation.tensors.layout import FLOATS, Tensor
 
 ReadTensor = Callable[[Tensor, int, int], Values]
@@ -70,11 +70,15 @@ def encode_with_feedback(
 
     Raises:
         ValueError: u + e cannot be encoded (`Codec.encode`).
+        CodecBroken: the codec refuses what it has written.
     """
     with np.errstate(over="ignore"):  # the codec refuses infinite values
         corrected = update + residual
     data = codec.encode(corrected, rng)
-    return data, corrected - codec.decode(data, corrected.size)
+    try:
+        return data, corrected - codec.decode(data, corrected.size)
+    except ValueError as fault:
+        raise CodecBroken(f"{codec.name} refuses what it has written: {fault}") from fault
 
 
 def feed(

@@ -9,12 +9,24 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece
+
+SHORT_RUN = 4096
+"""Size [bytes] below which runs are cut out of one read of what covers them: two to three times as fast."""
+
+DISTANCE_MAX = 1 << 15
+"""Largest distance of two such runs [bytes]: a page cache delivers about as much in the time of one more read."""
+
+COVERED_BYTES = 1 << 20
+"""Largest size of one such read [bytes], if it is not a single run."""
 
 
 class BoxReader:
@@ -27,6 +39,7 @@ class BoxReader:
         self._boxes = boxes
         self._ends = list(itertools.accumulate(box.num_bytes for box in boxes))
         self._fd = -1
+        self._room = bytearray()
 
     def __enter__(self) -> Self:
         self._fd = os.open(self._path, os.O_RDONLY)
@@ -48,10 +61,42 @@ class BoxReader:
         while start < stop:
             box, end = self._boxes[index], self._ends[index]
             begin = end - box.num_bytes
-            for position, size in self._runs(box, start - begin, min(stop, end) - begin):
-                parts.append(self._pread(position, size))
+            parts += self._read_box(box, start - begin, min(stop, end) - begin)
             start, index = min(stop, end), index + 1
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_box(self, box: Piece, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes [start, stop) of a box."""
+        runs = self._runs(box)
+        first, last = start // runs.size, -(-stop // runs.size)
+        while first < last:
+            position, alike = runs.at(first)
+            count = min(alike, last - first)
+            if count > 1 and runs.size < SHORT_RUN and runs.distance <= DISTANCE_MAX:
+                data = self._stripe(_Stripe(position, runs.size, runs.distance, count))
+                yield data[max(0, start - first * runs.size) : stop - first * runs.size]
+            else:
+                count = 1
+                low, high = max(start, first * runs.size), min(stop, (first + 1) * runs.size)
+                yield self._pread(position + low - first * runs.size, high - low)
+            first += count
+
+    def _stripe(self, stripe: "_Stripe") -> bytes:
+        """Return short runs at equal distances, from few reads of all that lies between them."""
+        parts, at_once = [], max(1, COVERED_BYTES // stripe.distance)
+        for first in range(0, stripe.count, at_once):
+            count = min(at_once, stripe.count - first)
+            self._cover(stripe.position + first * stripe.distance, (count - 1) * stripe.distance + stripe.run)
+            runs = np.ndarray((count,), np.dtype((np.void, stripe.run)), self._room, strides=(stripe.distance,))
+            parts.append(runs.tobytes())
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _cover(self, position: int, size: int) -> None:
+        """Read into the room that is used again and again."""
+        if len(self._room) < size:
+            self._room = bytearray(size)
+        if os.preadv(self._fd, [memoryview(self._room)[:size]], position) != size:
+            raise OSError(f"{self._path}: {count_of(size, 'byte')} at {position} are missing")
 
     def _pread(self, position: int, size: int) -> bytes:
         data = os.pread(self._fd, size, position)
@@ -59,23 +104,52 @@ class BoxReader:
             raise OSError(f"{self._path}: {count_of(size, 'byte')} at {position} are missing")
         return data
 
-    def _runs(self, box: Piece, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield (file position, size) of each contiguous run that holds bytes [start, stop) of the box."""
+    def _runs(self, box: Piece) -> "_Runs":
         shape, base = self._tensors[box.tensor]
         item = ITEM_BYTES[box.dtype]
         axis = len(shape) - 1  # axes behind it are whole in the box and melt into the run
         while axis > 0 and box.lengths[axis] == shape[axis]:
             axis -= 1
         if axis < 0:  # a scalar
-            yield base + start, stop - start
-            return
+            return _Runs(base, item, (), ())
         strides = [item * math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        run = box.lengths[axis] * strides[axis]
         origin = base + sum(o * s for o, s in zip(box.offsets, strides, strict=True))
-        for number in range(start // run, -(-stop // run)):
-            position, rest = origin, number
-            for i in range(axis - 1, -1, -1):
-                rest, index = divmod(rest, box.lengths[i])
-                position += index * strides[i]
-            low, high = max(start, number * run), min(stop, (number + 1) * run)
-            yield position + low - number * run, high - low
+        return _Runs(origin, box.lengths[axis] * strides[axis], box.lengths[:axis], tuple(strides[:axis]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The contiguous runs of a box in the file, in their order."""
+
+    origin: int
+    size: int
+    """The size of a run [bytes]."""
+    lengths: tuple[int, ...]
+    """The numbers of runs along the axes before it."""
+    strides: tuple[int, ...]
+    """The distances of runs along these axes [bytes]."""
+
+    @property
+    def distance(self) -> int:
+        """The distance of two neighbours along the last of the axes [bytes]."""
+        return self.strides[-1] if self.strides else self.size
+
+    def at(self, number: int) -> tuple[int, int]:
+        """Return the position of a run, and the number of runs from it on that follow at equal distances."""
+        position, rest, alike = self.origin, number, 1
+        for axis in range(len(self.lengths) - 1, -1, -1):
+            rest, index = divmod(rest, self.lengths[axis])
+            position += index * self.strides[axis]
+            if axis == len(self.lengths) - 1:
+                alike = self.lengths[axis] - index
+        return position, alike
+
+
+@dataclass(frozen=True, slots=True)
+class _Stripe:
+    """Some runs at equal distances."""
+
+    position: int
+    run: int
+    distance: int
+    count: int

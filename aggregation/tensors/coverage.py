@@ -1,7 +1,8 @@
 """The coverage of a model by an update's pieces: each element of every tensor exactly once."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,36 @@ def check_inside(layout: Layout, pieces: Iterable[Piece]) -> list[str]:
         if tensor.name in boxes:
             faults += boxes[tensor.name].faults_inside()
     return faults
+
+
+def check_rows(layout: Layout, pieces: Sequence[Piece]) -> list[str]:
+    """List all faults of the pieces of an update whose rows are appended to the model's; none if they fit.
+
+    The update has every tensor of the model, in its dtype and shape except for the number of rows, which may be 0.
+
+    Args:
+        layout: the model's tensors, each with a first axis.
+        pieces: as the client declares them, untrusted.
+
+    Returns:
+        Faults, as of `check_cover`.
+    """
+    dtypes = {tensor.name: tensor.dtype for tensor in layout}
+    wrong = {
+        piece.tensor: f"tensor {piece.tensor!r} has dtype {piece.dtype!r}, allowed: {dtypes[piece.tensor]}"
+        for piece in pieces
+        if piece.dtype != dtypes.get(piece.tensor, piece.dtype)
+    }
+    return [*wrong.values()] or check_cover(appended(layout, pieces), pieces)
+
+
+def appended(layout: Layout, pieces: Iterable[Piece]) -> Layout:
+    """Return the tensors that an update appends to those of a model: with as many rows as its pieces reach."""
+    rows: dict[str, int] = {}
+    for piece in pieces:
+        if piece.offsets and piece.lengths:
+            rows[piece.tensor] = max(rows.get(piece.tensor, 0), piece.offsets[0] + piece.lengths[0])
+    return tuple(replace(tensor, shape=(rows.get(tensor.name, 0), *tensor.shape[1:])) for tensor in layout)
 
 
 def _by_tensor(

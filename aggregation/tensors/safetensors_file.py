@@ -24,7 +24,10 @@ from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
 from atoll.aggregation.tensors.pieces import cut, cut_layout
-from atoll.aggregation.tensors.safetensors_header import HEADER_BYTES_MAX, decode_header, header_bytes
+from atoll.aggregation.tensors.safetensors_header import (
+    TensorFileCorrupted as TensorFileCorrupted,  # also for importers
+)
+from atoll.aggregation.tensors.safetensors_header import header_bytes, read_header
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -41,10 +44,6 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 BUFFERS = "buffers"
 """The key in a model's header of the list of its untrained float tensors, as JSON; every version keeps it."""
-
-
-class TensorFileCorrupted(OSError):
-    """The bytes of a file contradict its header, its manifest or the format."""
 
 
 def to_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
@@ -70,7 +69,7 @@ def parse_header(path: Path) -> tuple[Layout, int]:
     Raises:
         TensorFileCorrupted: the header breaks the format, or does not describe every byte of the file exactly once.
     """
-    layout, _, data_start = _load_header(path)
+    layout, _, data_start = read_header(path)
     return layout, data_start
 
 
@@ -80,7 +79,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         TensorFileCorrupted: as `parse_header`.
     """
-    return _load_header(path)[1]
+    return read_header(path)[1]
 
 
 def read_buffers(path: Path) -> frozenset[str]:
@@ -331,19 +330,3 @@ def _entries(layout: Iterable[Tensor], pieces: Iterable[Piece]) -> Iterator[Tens
             yield whole[name]
         else:
             yield from (Tensor(f"{name}@{','.join(map(str, p.offsets))}", p.dtype, p.lengths) for p in cuts)
-
-
-def _load_header(path: Path) -> tuple[Layout, dict[str, str], int]:
-    with path.open("rb") as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if num_bytes < 8 or length > min(HEADER_BYTES_MAX, num_bytes - 8):
-            raise TensorFileCorrupted(
-                f"{path}: header of {count_of(length, 'byte')} in a file of {num_bytes} (at most {HEADER_BYTES_MAX})"
-            )
-        raw = file.read(length)
-    try:
-        layout, metadata = decode_header(raw, num_bytes - 8 - length)
-    except ValueError as fault:
-        raise TensorFileCorrupted(f"{path}: {fault}") from fault
-    return layout, metadata, 8 + length

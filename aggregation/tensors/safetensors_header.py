@@ -8,7 +8,9 @@ Source: https://github.com/huggingface/safetensors, "Format" in its README.
 """
 
 import json
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.printable import count_of
@@ -19,6 +21,10 @@ HEADER_BYTES_MAX = 1 << 22
 
 AXES_MAX = 64
 """Largest number of a tensor's axes: numpy's own limit."""
+
+
+class TensorFileCorrupted(OSError):
+    """The bytes of a file contradict its header, its manifest or the format."""
 
 
 def header_bytes(layout: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -68,6 +74,27 @@ def decode_header(raw: bytes, data_bytes: int) -> tuple[Layout, dict[str, str]]:
         raise ValueError("header is nested too deeply") from fault
     metadata = _decode_metadata(entries.pop("__metadata__", {}))
     return _decode_layout(entries, data_bytes), metadata
+
+
+def read_header(path: Path) -> tuple[Layout, dict[str, str], int]:
+    """Return the tensors of a file in the order of their bytes, its metadata, and where the data starts [bytes].
+
+    Raises:
+        TensorFileCorrupted: the header breaks the format, or does not describe every byte of the file exactly once.
+    """
+    with path.open("rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or length > min(HEADER_BYTES_MAX, num_bytes - 8):
+            raise TensorFileCorrupted(
+                f"{path}: header of {count_of(length, 'byte')} in a file of {num_bytes} (at most {HEADER_BYTES_MAX})"
+            )
+        raw = file.read(length)
+    try:
+        layout, metadata = decode_header(raw, num_bytes - 8 - length)
+    except ValueError as fault:
+        raise TensorFileCorrupted(f"{path}: {fault}") from fault
+    return layout, metadata, 8 + length
 
 
 def _decode_json(raw: bytes) -> dict[str, Any]:

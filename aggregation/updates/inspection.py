@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.chunks import chunk_bounds
+from atoll.aggregation.codecs.chunks import chunk_bounds, encoded_bytes
 from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Piece
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, read_into
 from atoll.aggregation.updates.tensor_stats import Tally
@@ -139,6 +140,8 @@ class Inspector:
             for piece in self._pieces:
                 tally = self._tallies.setdefault(piece.tensor, Tally(0.0 if piece.dtype in FLOATS else 0))
                 sha256 = hashlib.sha256()
+                if piece.codec:
+                    tally.malformed = tally.malformed or _unreadable(piece)
                 for num_elements, num_bytes in _tiles(piece):
                     yield self._position + num_bytes
                     self._inspect_tile(piece, tally, sha256, self._read(source, num_bytes), num_elements)
@@ -175,8 +178,22 @@ def _opened(path: Path, data: bytes | None) -> Iterator[int | bytes]:
         os.close(fd)
 
 
+def _unreadable(piece: Piece) -> str:
+    """Return the reason that an encoded piece cannot be decoded here; empty: it can, as far as its size says."""
+    try:
+        size = encoded_bytes(parse_codec(piece.codec), piece.num_elements)
+    except ValueError as fault:
+        return str(fault)
+    got = f"{count_of(piece.num_bytes, 'byte')} for {count_of(piece.num_elements, 'element')}"
+    return "" if size == piece.num_bytes else f"{piece.codec}: {got}, not {size}"
+
+
 def _tiles(piece: Piece) -> Iterator[tuple[int, int]]:
     """Yield each tile's number of elements and of bytes. The tiles of an encoded piece are its chunks."""
+    if piece.codec and _unreadable(piece):  # only its digest can be checked
+        for begin in range(0, piece.num_bytes, TILE_ELEMENTS):
+            yield 0, min(TILE_ELEMENTS, piece.num_bytes - begin)
+        return
     if piece.codec:
         codec = parse_codec(piece.codec)
         for start, stop in chunk_bounds(piece.num_elements):

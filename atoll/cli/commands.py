@@ -8,6 +8,7 @@ from atoll.cli.experiments.compare import compare
 from atoll.cli.experiments.population import population
 from atoll.cli.experiments.simulate import simulate
 from atoll.cli.experiments.sweep import sweep
+from atoll.cli.exports.export import export
 from atoll.cli.faults import Commands
 from atoll.cli.log import quiet_grpc
 from atoll.cli.members import audit, authority, clients, site
@@ -24,9 +25,7 @@ from atoll.cli.stopping import if_stopped
 from atoll.cli.training.plan import plan
 from atoll.cli.training.train import train
 
-app = typer.Typer(
-    cls=Commands, name="atoll", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
+app = typer.Typer(cls=Commands, name="atoll", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _version(wanted: bool) -> None:
@@ -57,6 +56,7 @@ app.command()(simulate)
 app.command()(train)
 app.command()(compare)
 app.command()(sweep)
+app.command()(export)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
 app.add_typer(clients.app, name="client")

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SECTIONS = ("run", "coordinator", "aggregator", "agent", "policy", "local", "train", "plan", "simulation")
-PAGES = ("authorisation.md", "commands.md", "configuration.md", "faults.md", "protocol.md")
+PAGES = ("api.md", "authorisation.md", "commands.md", "configuration.md", "faults.md", "protocol.md")
 
 _PART = re.compile(r"(<!-- begin generated: ([^>]+?) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
@@ -48,12 +48,16 @@ def commands() -> list[tuple[str, Any]]:
 
 def _generate(part: str) -> str:
     kind, _, name = part.partition(" ")
+    if kind == "python":
+        from atoll.cli.python_reference import reference_of
+
+        return reference_of(name)
     return _commands(name) if kind == "command" else _GENERATORS[part]()
 
 
 def _settings(section: str) -> Callable[[], str]:
     def generate() -> str:
-        from atoll.cli.settings import Section, described
+        from atoll.cli.sections import Section, described
 
         rows = [
             (f"`{s.key}`", _code(s.type), "required" if s.is_required else _code(s.default), s.doc)

@@ -76,11 +76,11 @@ class Commands(TyperGroup):
             raise typer.Exit(EXIT_PIPE) from error
         except (CommandError, ValueError, OSError) as error:
             check()
-            if (faults := _faults_of(error)) is None:
+            if (faults := faults_of(error)) is None:
                 raise
             for fault in faults:
                 typer.echo(f"atoll: {fault}", err=True)
-            raise typer.Exit(_code_of(error)) from error
+            raise typer.Exit(code_of(error)) from error
 
 
 def _with_value(error: Any) -> Any:
@@ -141,14 +141,14 @@ def temporary_cause(error: BaseException) -> BaseException | None:
     return None
 
 
-def _code_of(error: Exception) -> int:
+def code_of(error: Exception) -> int:
     """Return the exit code of an error; with 75 a service manager starts the command again."""
     if isinstance(error, CommandError) and error.code != EXIT_OPERATOR:
         return error.code
     return EXIT_OPERATOR if temporary_cause(error) is None else EXIT_AWAY
 
 
-def _faults_of(error: Exception) -> Sequence[str] | None:
+def faults_of(error: Exception) -> Sequence[str] | None:
     """Return an operator's mistakes; None: the error is a bug, which keeps its traceback."""
     from atoll.parallel.data.public.folder import BadData
     from atoll.parallel.task.errors import TaskNotFound

@@ -12,6 +12,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
+from atoll.parallel.loading import loading
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted
@@ -261,7 +262,7 @@ def load_user_task(reference: str) -> "Task | ArrayTask":
         CommandError: what the task's code raised, or that the reference names no task.
     """
     try:
-        with waiting_for(f"the task {reference}", "its file and its libraries are imported"):
+        with waiting_for(f"the task {reference}", "its file and its libraries are imported"), loading():
             from atoll.parallel.task.errors import TaskNotFound
             from atoll.parallel.task.task import load_task
 

@@ -2,10 +2,12 @@
 
 from atoll.cli import stopping
 from atoll.cli.shutdown_deadline import own_process
+from atoll.parallel.loading import keep_modules
 
 
 def run() -> None:
     """Run the command line. An unexpected exception is a bug: traceback, exit code 70, recovery by replay."""
+    keep_modules()
     with stopping.one_line(), own_process():
         try:
             from atoll.cli.commands import app

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from atoll.aggregation.text_files import NotText, text_of
+from atoll.cli import completion
 from atoll.cli.faults import CommandError
 from atoll.cli.waiting import waiting_for
 
@@ -30,7 +31,12 @@ Database = Annotated[
 ]
 Set = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable. `atoll settings` lists all."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one setting; repeatable. `atoll settings` lists all.",
+        autocompletion=completion.settings,
+    ),
 ]
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
 CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the effective settings as JSON.")]
@@ -48,8 +54,18 @@ Insecure = Annotated[
     typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="Go on, and print what happens as it happens; Ctrl-C ends it.")]
-Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest run.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]
+Run = Annotated[
+    str,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="Id or name of the run; by default the newest run.",
+        autocompletion=completion.runs,
+    ),
+]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.", autocompletion=completion.runs)
+]
 
 
 def dropping_empty(overrides: list[str], is_wanted: bool) -> list[str]:

@@ -9,12 +9,36 @@ def plugins(json: options.Json = False) -> None:
 
     A package declares them in its entry points. A setting takes the name of one as it takes a built-in name.
     """
-    from atoll.protocol.plugins import listed
-    from atoll.server.config.extensions import OPTIMIZER_EXTENSION, RULE_EXTENSION, SAMPLER_EXTENSION
+    from atoll.parallel.task.local import OPTIMIZERS
+    from atoll.parallel.task.local_optimizers import GROUP as LOCAL_OPTIMIZERS
+    from atoll.protocol.plugins import ExtensionKind, listed
+    from atoll.server.config.extensions import (
+        CODEC_EXTENSION,
+        OPTIMIZER_EXTENSION,
+        RULE_EXTENSION,
+        SAMPLER_EXTENSION,
+    )
     from atoll.simulations.devices.own_model import DEVICE_EXTENSION
     from atoll.simulations.populations.kinds import POPULATION_EXTENSION
 
-    kinds = (RULE_EXTENSION, OPTIMIZER_EXTENSION, SAMPLER_EXTENSION, POPULATION_EXTENSION, DEVICE_EXTENSION)
+    local_optimizers = ExtensionKind(
+        name="local optimizer",
+        group=LOCAL_OPTIMIZERS,
+        setting="local.optimizer",
+        allowed="a class or function of (parameters, lr)",
+        form="",
+        built_in=OPTIMIZERS,
+        fits=callable,
+    )
+    kinds = (
+        RULE_EXTENSION,
+        CODEC_EXTENSION,
+        OPTIMIZER_EXTENSION,
+        local_optimizers,
+        SAMPLER_EXTENSION,
+        POPULATION_EXTENSION,
+        DEVICE_EXTENSION,
+    )
     found = listed(kinds)
     if json:
         as_json(found)

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -20,22 +20,29 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print one line to standard error, which a pipe does not receive."""
-    if not is_silent.get():
+    if (take := _taker.get()) is not None:
+        take(text)
+    else:
         typer.echo(text, err=True)
 
 
-is_silent: ContextVar[bool] = ContextVar("is_silent", default=False)
-"""The flag that leaves notes out, for a caller that is a program."""
+_taker: ContextVar[Callable[[str], None] | None] = ContextVar("taker", default=None)
+"""The function that takes the notes instead of standard error, for a caller that is a program."""
 
 
 @contextmanager
-def silent() -> Iterator[None]:
-    """Leave out the notes of this thread."""
-    token = is_silent.set(True)
+def notes_to(take: Callable[[str], None]) -> Iterator[None]:
+    """Give the notes of this thread to a function."""
+    token = _taker.set(take)
     try:
         yield
     finally:
-        is_silent.reset(token)
+        _taker.reset(token)
+
+
+def are_taken() -> bool:
+    """Return whether a program takes the notes of this thread."""
+    return _taker.get() is not None
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:

@@ -1,52 +1,74 @@
 """`atoll.connect`: the runs of a coordinator, from its state directory or over the network."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from atoll.interface.errors import AtollError, one_error
+from atoll.interface.following import Event, async_events, events
 from atoll.interface.overrides import overrides_of
 from atoll.interface.tables import Table, of_sites
+from atoll.interface.tasks import reference_of
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
 
 if TYPE_CHECKING:
+    from atoll.cli.runs.elsewhere import Named
+    from atoll.cli.runs.following import Ending
     from atoll.parallel.task.arrays import Arrays
 
 Answer = TypeVar("Answer")
 
 
-class Refused(ValueError):
-    """A call that the coordinator, or the state directory, refuses; the message has all reasons."""
-
-
-def connect(state: Path | str = "atoll-state", *, database: str = "") -> "Federation":
+@one_error()
+def connect(
+    where: Path | str = "atoll-state", *, credential: Path | str | None = None, database: str = ""
+) -> "Federation":
     """Return the federation of a coordinator.
 
     Args:
-        state: the coordinator's state directory, read also while no process holds it. Where there is no such directory:
-            the coordinator at which `atoll join` has enrolled this person (`ATOLL_IDENTITY` names another credential).
+        where: the coordinator's state directory, read also while no process holds it; or its address `HOST:PORT`, asked
+            with a credential. Where there is no such directory: the coordinator at which `atoll join` has enrolled this
+            person.
+        credential: the folder that `atoll join --identity` has made, for an address or for the address stored in it;
+            None: this person's, which `ATOLL_IDENTITY` may name.
         database: the URL of the PostgreSQL database to read, instead of the one that the state directory names.
 
     Raises:
-        Refused: there is neither such a directory nor a joined coordinator.
+        AtollError: there is neither such a directory nor a joined coordinator, or no valid credential.
     """
-    from atoll.cli.runs import admin
+    from atoll.cli.options import STATE
+    from atoll.cli.runs.credential import credential_and_place
+    from atoll.cli.runs.elsewhere import Named, asking, is_elsewhere
+    from atoll.protocol.identity.join_code import is_address
 
-    folder = Path(state)
-    if not database and not folder.exists() and not _quietly(lambda: admin.is_elsewhere(folder)):
-        raise Refused(
+    folder, address = Path(where), str(where) if is_address(str(where)) else ""
+    if database or folder.exists():
+        if credential is not None:
+            raise AtollError(f"credential: got {str(credential)!r}, and {folder} is on this machine: leave it out")
+        return Federation(folder, database)
+    if address or (credential is not None and folder == STATE):
+        named = Named(None if credential is None else Path(credential).expanduser(), address)
+        with asking(named):
+            credential_and_place()
+        return Federation(folder, named=named)
+    if credential is not None or not is_elsewhere(folder):
+        raise AtollError(
             f"there is no state directory {folder}, and `atoll join` has enrolled nobody here: name the directory of "
-            "the coordinator, or join it"
+            "the coordinator, or its address HOST:PORT and a credential, or join it"
         )
-    return Federation(folder, database)
+    return Federation(folder)
 
 
 class Federation:
     """The runs and the members of a coordinator; `connect` returns one."""
 
-    def __init__(self, state: Path, database: str = "") -> None:
-        self._state, self._database = state, database
+    def __init__(self, state: Path, database: str = "", *, named: "Named | None" = None) -> None:
+        self._state, self._database, self._named = state, database, named
 
     @property
     def runs(self) -> Table:
@@ -57,31 +79,54 @@ class Federation:
         """Return a run by its id or name; without one the newest.
 
         Raises:
-            Refused: there is no such run; the message says which there are.
+            AtollError: there is no such run; the message says which there are.
         """
         found = self._view("runs") if not name else [self._view("run", run=name)["document"]]
         if not found:
-            raise Refused(f"{self._state} has no run yet")
+            raise AtollError(f"{self._state} has no run yet")
         return DeployedRun(self, str(found[-1]["run"]))
 
-    def start(self, what: Path | str, *, set: Mapping[str, Any] | None = None) -> "DeployedRun":
+    def start(self, what: Path | str | Task | ArrayTask, *, set: Mapping[str, Any] | None = None) -> "DeployedRun":
         """Start a run, as `atoll run start` does.
 
         Args:
-            what: a run's TOML, or a task's reference; on the coordinator's machine.
+            what: a run's TOML, a task in a file, or its reference. The file must be on the coordinator's machine.
             set: settings by their keys.
 
         Raises:
-            ConfigError: the settings have faults; with all of them.
-            Refused: the coordinator refuses the run, or none answers.
+            AtollError: the settings have faults, the coordinator refuses the run, or none answers.
         """
-        from atoll.cli.files import load_run
-        from atoll.cli.runs import admin
-        from atoll.protocol.settings import effective
+        from atoll.cli.runs.runs import start_run
 
-        file = load_run(str(what), overrides_of(set or {}), is_elsewhere=lambda _: admin.is_elsewhere(self._state))
-        reply = _quietly(lambda: admin.start(self._state, effective(file.run)))
-        return DeployedRun(self, reply.run_id)
+        with one_error():
+            what = str(what) if isinstance(what, Path | str) else reference_of(what)
+            overrides = overrides_of(set or {})
+        return DeployedRun(self, self._answer(lambda: start_run(what, self._state, overrides)).run_id)
+
+    def statistics(
+        self, what: Path | str = "", *, set: Mapping[str, Any] | None = None, deadline: float = 300.0, number: int = 0
+    ) -> Mapping[str, Any]:
+        """Return statistics of the sites' data, as `atoll run statistics --json` does.
+
+        Args:
+            what: the TOML of a planned run, or a task's reference: its connected sites are asked. Empty: no site is
+                asked, and a kept result is returned.
+            set: settings by their keys, of a request.
+            deadline: seconds in which sites may answer.
+            number: the kept result; 0: the newest.
+
+        Raises:
+            AtollError: the settings have faults, no site can be asked, there is no such result, or no coordinator
+                answers.
+        """
+        from atoll.cli.runs.statistics import collect
+
+        if what:
+            with one_error():
+                overrides = overrides_of(set or {})
+            _, number = self._answer(lambda: collect(str(what), self._state, overrides, deadline))
+        found: Mapping[str, Any] = self._view("statistics", number=number)
+        return found
 
     def invite(self, name: str, *, role: str = "client", hours: float = 24.0) -> str:
         """Return a join code, which makes its bearer a member under this name, once; errors as `start`."""
@@ -89,17 +134,37 @@ class Federation:
         from atoll.protocol.identity.names import Role
 
         if role not in [str(each) for each in Role]:
-            raise Refused(f"role: got {role!r}; allowed: {', '.join(map(str, Role))}")
-        reply = _quietly(lambda: admin.invite(self._state, Role(role), name, hours * 3600))
+            raise AtollError(f"role: got {role!r}; allowed: {', '.join(map(str, Role))}")
+        reply = self._answer(lambda: admin.invite(self._state, Role(role), name, hours * 3600))
         return str(reply.join_code)
 
     def _view(self, view: str, *, run: str = "", number: int = 0) -> Any:
         from atoll.cli.runs.views import read_view
 
-        return _quietly(lambda: read_view(view, self._state, self._database, run=run, number=number))
+        return self._answer(lambda: read_view(view, self._state, self._database, run=run, number=number))
+
+    def _answer(self, call: Callable[[], Answer]) -> Answer:
+        """Return the answer of a call, on a thread of its own: this one may run a loop of asyncio."""
+
+        def answer() -> Answer:
+            with self._asking():
+                return call()
+
+        with ThreadPoolExecutor(1) as thread, one_error():
+            return thread.submit(answer).result()
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Ask this federation's coordinator, without notes."""
+        from atoll.cli.printing import notes_to
+        from atoll.cli.runs.elsewhere import asking
+
+        with notes_to(lambda line: None), asking(self._named):
+            yield
 
     def __repr__(self) -> str:
-        return f"Federation({str(self._state)!r})"
+        found = str(self._state) if self._named is None else self._named.address or str(self._named.folder)
+        return f"Federation({found!r})"
 
     def _repr_html_(self) -> str:
         return self.runs._repr_html_()
@@ -165,13 +230,13 @@ class DeployedRun:
         """Return the tensors of a version by name: of its number, of the `newest`, or of the `best` one.
 
         Raises:
-            Refused: the version is not kept, or damaged.
+            AtollError: the version is not kept, or damaged.
         """
         from atoll.aggregation.tensors import safetensors_file
 
         with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
             path = Path(folder) / "model.safetensors"
-            _quietly(lambda: self._export(version, path))
+            self._federation._answer(lambda: self._export(version, path))
             return safetensors_file.read(path)
 
     def _export(self, version: int | str, out: Path) -> None:
@@ -185,17 +250,63 @@ class DeployedRun:
         federation = self._federation
         model_export.export(federation._state, self.run_id, number, out, database=federation._database)
 
+    def plot(self, metric: str | None = None) -> Any:
+        """Return a figure of matplotlib with a metric over the versions.
+
+        Args:
+            metric: `accuracy`, or with its source `server/accuracy`; None: the first one that is no loss.
+
+        Raises:
+            AtollError: matplotlib is not installed, or the run has not measured it.
+        """
+        from atoll.interface.figures import line, main_of, metric_of
+
+        table, names = self.versions, self._metrics()
+        chosen = metric_of(list(names), metric or main_of(list(names)))
+        points = {row["version"]: row[names[chosen]] for row in table if row.get(names[chosen]) is not None}
+        return line(points, chosen, "version")
+
+    def _metrics(self) -> dict[str, str]:
+        """Return the measured metrics, SOURCE/NAME, with their columns in `versions`; the server's first."""
+        columns = [name for name in self.versions.columns if name.startswith("metrics.")]
+        parts = {column: column.removeprefix("metrics.").partition(".") for column in columns}
+        ordered = sorted(columns, key=lambda column: parts[column][0] != "server")
+        return {f"{parts[column][0]}/{parts[column][2]}": column for column in ordered}
+
+    def follow(self, *, after: int | None = None) -> Generator[Event]:
+        """Yield the events of the run as they come, until it has ended; a coordinator that dies is waited for.
+
+        Args:
+            after: the entry after which to go on, an earlier `Event.seq`; 0: from the beginning; None: from the
+                beginning of the open round.
+
+        Raises:
+            AtollError: there is no such run, or the coordinator refuses.
+        """
+        return events(lambda ending: self._items(after, ending))
+
+    def afollow(self, *, after: int | None = None) -> AsyncGenerator[Event]:
+        """Yield the events as `follow` does, for `async for`: a loop of asyncio goes on meanwhile."""
+        return async_events(lambda ending: self._items(after, ending))
+
+    def _items(self, after: int | None, ending: "Ending") -> Generator[dict[str, Any]]:
+        from atoll.cli.runs.following import items
+
+        federation = self._federation
+        with federation._asking():
+            yield from items(self.run_id, federation._state, federation._database, after, ending=ending)
+
     def pause(self, reason: str = "") -> None:
         """Pause the run before its next round; errors as `Federation.start`."""
         from atoll.cli.runs import admin
 
-        _quietly(lambda: admin.pause(self._federation._state, self.run_id, reason))
+        self._federation._answer(lambda: admin.pause(self._federation._state, self.run_id, reason))
 
     def stop(self, reason: str = "") -> None:
         """Stop the run, for a reason that its record keeps; errors as `Federation.start`."""
         from atoll.cli.runs import admin
 
-        _quietly(lambda: admin.stop(self._federation._state, self.run_id, reason))
+        self._federation._answer(lambda: admin.stop(self._federation._state, self.run_id, reason))
 
     def resume(self, *, rounds: int | None = None, set: Mapping[str, Any] | None = None) -> None:
         """Continue a paused run, or reopen an ended one; errors as `Federation.start`.
@@ -204,10 +315,12 @@ class DeployedRun:
             rounds: the rounds of the run from now on; None: as before.
             set: other settings that change from the next round on.
         """
-        from atoll.cli.runs import admin
+        from atoll.cli.runs.runs import resume_run
 
-        settings = {**({} if rounds is None else {"rounds": rounds}), **(set or {})}
-        _quietly(lambda: admin.resume(self._federation._state, self.run_id, overrides_of(settings)))
+        with one_error():
+            overrides = overrides_of(set or {})
+        federation = self._federation
+        federation._answer(lambda: resume_run(self.run_id, federation._state, overrides, rounds=rounds))
 
     def _view(self, view: str, *, number: int = 0) -> Any:
         return self._federation._view(view, run=self.run_id, number=number)
@@ -247,23 +360,3 @@ class DeployedRound:
 
     def _repr_html_(self) -> str:
         return "".join(f"<p>{sentence}</p>" for sentence in self.sentences)
-
-
-def _quietly(call: Callable[[], Answer]) -> Answer:
-    """Return the answer of a call that prints nothing, on a thread of its own: this one may run a loop of asyncio.
-
-    Raises:
-        Refused: the operator's mistakes that the call reports.
-    """
-    from atoll.cli.faults import CommandError
-    from atoll.cli.printing import silent
-
-    def answer() -> Answer:
-        with silent():
-            return call()
-
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            return thread.submit(answer).result()
-        except CommandError as error:
-            raise Refused(str(error)) from error

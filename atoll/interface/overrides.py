@@ -13,10 +13,11 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: a value is none that TOML has; with all faults.
     """
+    settings = {key: plain_of(value) for key, value in settings.items()}
     faults = [
         f"set: {key}: got {value!r}; allowed: a number, a text, true, false, a list, a table of them"
         for key, value in settings.items()
-        if not _is_plain(value)
+        if not is_plain(value)
     ]
     if faults:
         raise ConfigError(faults)
@@ -29,6 +30,7 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: a value is no number, text, true, false or None; with all faults.
     """
+    settings = {key: plain_of(value) for key, value in settings.items()}
     faults = [
         f"set: {key}: got {value!r}; allowed: a number, a text, true, false, None"
         for key, value in settings.items()
@@ -43,11 +45,23 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _is_plain(value: Any) -> bool:
+def plain_of(value: Any) -> Any:
+    """Return a value with numbers and arrays of numpy, paths and tuples in it as numbers, lists and texts."""
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+        return {key: plain_of(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return [plain_of(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether TOML has such a value."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
     return isinstance(value, bool | int | float | str | Path)
 
 

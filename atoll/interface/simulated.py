@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import overrides_of
 from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, of_sites
@@ -15,7 +16,6 @@ from atoll.interface.tasks import Named, named
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
-from atoll.protocol.settings import ConfigError
 
 if TYPE_CHECKING:
     from atoll.parallel.task.arrays import Arrays
@@ -26,6 +26,7 @@ LISTED = frozenset({"fates", "failures", "client_values", "train_values", "not_f
 """The parts of a round's line by client, which `SimulatedRun.rounds` leaves out."""
 
 
+@one_error()
 def simulate(
     task: Task | ArrayTask | str,
     *,
@@ -47,26 +48,18 @@ def simulate(
         progress: show a progress bar, on a terminal or in a notebook.
 
     Raises:
-        ConfigError: settings or task have faults; with all of them, before anything runs.
-        ClientFailed: the task's own code failed.
+        AtollError: settings or task have faults, with all of them before anything runs; or the task's own code fails.
     """
-    from atoll.simulations.federation.run import opened
+    from atoll.cli.experiments.simulate import run_simulation
+    from atoll.cli.printing import notes_to
+    from atoll.parallel.task.randomness import generators_kept
 
-    file, of_call = _settings(task, rounds, clients, set or {})
     notes: list[str] = []
-    run = SimulatedRun(out or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=out is None)
-    with (
-        bar_of("rounds", is_shown=progress) as bar,
-        opened(
-            file,
-            of_call.task,
-            run.folder,
-            on_round=lambda line: bar(line["version"] or 0, file.rounds),
-            is_fresh=False,
-            tell=notes.append,
-        ) as federation,
-    ):
-        federation.run()
+    with notes_to(notes.append), generators_kept():
+        file, of_call = _settings(task, rounds, clients, set or {})
+        run = SimulatedRun(out or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=out is None, task=of_call.task)
+        with bar_of("rounds", is_shown=progress) as bar:
+            run_simulation(file, of_call.task, run.folder, lambda line: bar(line["version"] or 0, file.rounds))
     return run
 
 
@@ -74,30 +67,30 @@ def _settings(
     task: Task | ArrayTask | str, rounds: int | None, clients: int | None, settings: Mapping[str, Any]
 ) -> "tuple[SimulationFile, Named]":
     """Return the settings of a call, and its task with its reference."""
-    from atoll.cli.experiments.simulate import load_simulation
-    from atoll.cli.files import is_toml
+    from atoll.cli.experiments.simulate import with_task
 
     overrides = overrides_of(settings)
-    if isinstance(task, str) and is_toml(task):
-        file = load_simulation(task, overrides, rounds=rounds, clients=clients)
-        return file, named(file.task)
+    if isinstance(task, str):
+        file, loaded = with_task(task, overrides, rounds=rounds, clients=clients)
+        return file, Named(loaded, file.task, is_of_a_cell=False)
     of_call = named(task)
     if of_call.is_of_a_cell:
-        overrides = [*_in_this_process(settings), *overrides]
-    return load_simulation(of_call.reference, overrides, rounds=rounds, clients=clients), of_call
+        overrides = [*in_this_process(settings), *overrides]
+    file, _ = with_task(of_call.reference, overrides, rounds=rounds, clients=clients, task=of_call.task)
+    return file, of_call
 
 
-def _in_this_process(settings: Mapping[str, Any]) -> list[str]:
+def in_this_process(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings for a task that no other process can import.
 
     Raises:
-        ConfigError: an engine of several processes is asked for.
+        AtollError: an engine of several processes is asked for.
     """
     engine, workers = settings.get("simulation.engine", "auto"), settings.get("simulation.workers", 1)
     if engine in ("processes", "ray") or workers != 1:
         wanted = f"simulation.engine = {engine!r}, simulation.workers = {workers}"
-        raise ConfigError(
-            [f"{wanted}: other processes cannot import a task of a cell: put it into a file, or leave these out"]
+        raise AtollError(
+            f"{wanted}: other processes cannot import a task of a cell: put it into a file, or leave these out"
         )
     return ["simulation.workers=1"]
 
@@ -109,19 +102,35 @@ class SimulatedRun:
         folder: the folder of the run, also one that `atoll simulate --out` has written.
         notes: what the simulation told, such as the engine that it chose.
         is_temporary: the folder is deleted with this object.
+        task: the task, with which a comparison counts passes over the data; None: unknown.
+        owner: the object with which the folder is deleted; None: there is none.
     """
 
-    def __init__(self, folder: Path | str, notes: Sequence[str] = (), *, is_temporary: bool = False) -> None:
-        self.folder, self.notes = Path(folder), notes
+    def __init__(
+        self,
+        folder: Path | str,
+        notes: Sequence[str] = (),
+        *,
+        is_temporary: bool = False,
+        task: Task | ArrayTask | None = None,
+        owner: object = None,
+    ) -> None:
+        self.folder, self.notes, self.task = Path(folder), notes, task
+        self._owner = owner
         if is_temporary:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     @cached_property
     def report(self) -> "RunReport":
-        """The report on the run: curves, targets, participation, fairness."""
-        from atoll.simulations.experiments.report import read_run
+        """The report on the run: curves, targets, participation, fairness.
 
-        return read_run(self.folder)
+        Raises:
+            AtollError: the folder has no simulated run.
+        """
+        from atoll.simulations.experiments.report import NoReport, read_run
+
+        with one_error(NoReport):
+            return read_run(self.folder)
 
     @property
     def result(self) -> Mapping[str, Any]:
@@ -155,7 +164,7 @@ class SimulatedRun:
         """Return the model's tensors in a version by name: of its number, of the `newest`, or of the `best` one.
 
         Raises:
-            LookupError: the version is not there; the message says which are.
+            AtollError: the version is not there; the message says which are.
         """
         from atoll.aggregation.tensors import safetensors_file
         from atoll.aggregation.tensors.layout import BESIDE
@@ -165,7 +174,7 @@ class SimulatedRun:
         wanted = self._number(version, there)
         if wanted not in there:
             listed = ", ".join(map(str, there)) or "none"
-            raise LookupError(f"version {wanted} is not kept (there: {listed}); model.keep_versions keeps more")
+            raise AtollError(f"version {wanted} is not kept (there: {listed}); model.keep_versions keeps more")
         arrays = safetensors_file.read(folder / f"{wanted:06d}.safetensors")
         return {name: array for name, array in arrays.items() if not name.startswith(BESIDE)}
 
@@ -175,7 +184,7 @@ class SimulatedRun:
         if version != "best":
             return int(version)
         if "best" not in self.result:
-            raise LookupError('the run has no best version: set {"model.best": METRIC}')
+            raise AtollError('the run has no best version: set {"model.best": METRIC}')
         return int(self.result["best"]["version"])
 
     def plot(self, metric: str | None = None) -> Any:
@@ -185,19 +194,11 @@ class SimulatedRun:
             metric: `accuracy`, or with its group `server/accuracy`; None: the first one that is no loss.
 
         Raises:
-            NoMatplotlib: matplotlib is not installed.
-            LookupError: the run has not measured it.
+            AtollError: matplotlib is not installed, or the run has not measured it.
         """
-        from atoll.simulations.experiments.plots import SIZE, figure_type, main_metric, metric_per_round
+        from atoll.interface.figures import curves
 
-        known = self.report.metrics
-        chosen = metric or main_metric([self.report])
-        found = next((name for name in known if chosen in (name, name.partition("/")[2])), None)
-        if found is None:
-            raise LookupError(f"metric: got {metric!r}; allowed: {', '.join(known) or 'none was measured'}")
-        figure = figure_type()(figsize=SIZE, layout="constrained")
-        metric_per_round(figure.subplots(), [self.report], found)
-        return figure
+        return curves([self.report], metric)
 
     def __repr__(self) -> str:
         return f"SimulatedRun({self.state}, version {self.result.get('version')}, {str(self.folder)!r})"

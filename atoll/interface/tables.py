@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from atoll.aggregation.printable import count_of
+from atoll.interface.errors import AtollError
 
 if TYPE_CHECKING:
     import pandas
@@ -42,12 +43,12 @@ class Table(Sequence[Mapping[str, Any]]):
         """Return the rows as a data frame of pandas.
 
         Raises:
-            ImportError: pandas is not installed; the message names the extra.
+            AtollError: pandas is not installed; the message names the extra.
         """
         try:
             import pandas
         except ImportError as error:
-            raise ImportError("a frame needs pandas, which is not installed: pip install 'atoll[notebook]'") from error
+            raise AtollError("a frame needs pandas, which is not installed: pip install 'atoll[notebook]'") from error
         return pandas.DataFrame([dict(row) for row in self._rows], columns=list(self.columns))
 
     @overload

@@ -6,8 +6,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from atoll.interface.errors import AtollError
 from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.task import Task, is_task, load_task
+from atoll.parallel.task.task import Task, is_task
 
 OF_A_FILE = "_atoll_user_"
 """The beginning of the private name under which a task's file is loaded."""
@@ -27,17 +28,32 @@ def named(task: Task | ArrayTask | str) -> Named:
     """Return a task with its reference.
 
     Raises:
-        TypeError: the object is no task.
-        TaskNotFound: there is no such reference.
+        AtollError: the object is no task.
+        CommandError: there is no such reference, or its code fails.
     """
     if isinstance(task, str):
-        return Named(load_task(task), task, is_of_a_cell=False)
+        from atoll.cli.files import load_user_task
+
+        return Named(load_user_task(task), task, is_of_a_cell=False)
     if not is_task(task):
-        raise TypeError(f"task: got {type(task).__name__}; allowed: a Task, an ArrayTask, or path/to/file.py:attribute")
+        allowed = "a Task, an ArrayTask, or path/to/file.py:attribute"
+        raise AtollError(f"task: got {type(task).__name__}; allowed: {allowed}")
     for module in list(sys.modules.values()):
         if (attribute := _attribute_of(module, task)) is not None:
             return Named(task, _reference(module, attribute), is_of_a_cell=_is_interactive(module))
     return Named(task, "__main__:task", is_of_a_cell=_is_interactive(sys.modules["__main__"]))
+
+
+def reference_of(task: Task | ArrayTask) -> str:
+    """Return the reference of a task for other processes.
+
+    Raises:
+        AtollError: the task is of a cell, which no other process can import.
+    """
+    of_call = named(task)
+    if of_call.is_of_a_cell:
+        raise AtollError("task: other processes cannot import a task of a cell: put it into a file")
+    return of_call.reference
 
 
 def _attribute_of(module: Any, task: Any) -> str | None:

@@ -5,25 +5,29 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import words_of
-from atoll.interface.progress import bar_of
+from atoll.interface.progress import Show, bar_of
 from atoll.interface.tables import Table
 from atoll.interface.tasks import Named, named
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
-from atoll.protocol.settings import ConfigError
 
 if TYPE_CHECKING:
     from atoll.cli.training.request import Request
     from atoll.parallel.task.arrays import Arrays
 
+POLL_S = 0.2
+"""Seconds between two looks at the log of a training on ranks."""
 
+
+@one_error()
 def train(
     task: Task | ArrayTask | str,
     *,
@@ -49,84 +53,97 @@ def train(
         progress: show a progress bar, on a terminal or in a notebook.
 
     Raises:
-        ConfigError: settings or task have faults; with all of them, before the first step.
-        JobRefused, NotFinite: the training cannot begin with these data, or has left the finite numbers.
-        TrainingFailed: a rank of a mesh has failed; with its last lines.
+        AtollError: settings or task have faults, with all of them before the first step; or the training fails.
     """
-    from atoll.cli.faults import CommandError
-    from atoll.cli.training.request import Request
-    from atoll.parallel.engine.mesh import parse_mesh
+    from atoll.cli.printing import notes_to
 
     length = {"train.epochs": epochs, "train.steps": steps}
     overrides = words_of({**(set or {}), **{key: value for key, value in length.items() if value is not None}})
     of_call = named(task)
-    folder = Path(tempfile.mkdtemp(prefix="atoll-") if out is None else out)
-    found = Training(folder, is_temporary=out is None)
-    try:
-        num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
-        request = Request(
-            task=of_call.reference,
-            nproc=None,
-            mesh=mesh,
-            zero=None,
-            out=folder,
-            device=device,
-            overrides=overrides,
-            is_fresh=False,
-        )
-        if num_ranks > 1:
-            _on_ranks(request, of_call, num_ranks)
+    found = Training(
+        tempfile.mkdtemp(prefix="atoll-") if out is None else out, is_temporary=out is None, task=of_call.task
+    )
+    with notes_to(lambda line: None), bar_of("steps", is_shown=progress) as bar:
+        request = _request(of_call, mesh, found.folder, device, overrides)
+        if request.nproc is not None:
+            _on_ranks(request, of_call, bar)
         else:
-            _here(request, of_call.task, is_shown=progress)
-    except CommandError as error:
-        raise ConfigError(error.faults) from error
+            train_here(request, of_call.task, bar)
     return found
 
 
-def _here(request: "Request", task: Task | ArrayTask, *, is_shown: bool) -> None:
-    """Train in this process, whose random generators are set back at the end."""
-    from atoll.cli.training.folder import folder_lock
-    from atoll.cli.training.request import device_of, job_of
-    from atoll.parallel.task.randomness import generators_kept
-    from atoll.parallel.trainer.logs import json_log, to_all
-    from atoll.parallel.trainer.run import LOG, Surroundings
-    from atoll.parallel.trainer.run import train as train_job
-    from atoll.parallel.world import read_world
+def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overrides: list[str]) -> "Request":
+    """Return the options of the command, checked as it checks them; `nproc` is None for one rank, this process."""
+    from atoll.cli.runs.starts import with_start_file
+    from atoll.cli.training.request import Request, check_place
+    from atoll.parallel.engine.mesh import parse_mesh
 
-    job = job_of(request, task)
-    with folder_lock(request.folder), generators_kept(), bar_of("steps", is_shown=is_shown) as bar:
-
-        def show(event: dict[str, Any]) -> None:
-            bar(event.get("step", 0), event.get("steps"))
-
-        report = to_all(json_log(request.folder / LOG), show)
-        here = Surroundings(
-            world=read_world(),
-            device=device_of(request),
-            folder=request.folder,
-            clock=time.monotonic,
-            is_told_to_stop=lambda: False,
-            report=report,
-        )
-        train_job(job, here)
+    try:
+        num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
+    except ValueError as error:
+        raise AtollError(*str(error).split("; ")) from error
+    request = Request(
+        task=of_call.reference,
+        nproc=num_ranks if num_ranks > 1 else None,
+        mesh=mesh,
+        zero=None,
+        out=folder,
+        device=device,
+        overrides=with_start_file(overrides),
+        is_fresh=False,
+    )
+    check_place(request)
+    return request
 
 
-class TrainingFailed(RuntimeError):
-    """The failure of a training on a mesh."""
+def train_here(request: "Request", task: Task | ArrayTask, bar: Show) -> None:
+    """Train in this process, whose signals and random generators stay its own."""
+    from atoll.cli.training.process import train_for_a_program
+    from atoll.cli.training.request import job_of
+
+    train_for_a_program(job_of(request, task), request, lambda event: bar(event.get("step", 0), event.get("steps")))
 
 
-def _on_ranks(request: "Request", of_call: Named, num_ranks: int) -> None:
+def _on_ranks(request: "Request", of_call: Named, bar: Show) -> None:
     """Train on ranks, in processes of the command."""
+    from atoll.cli.training.control import Fault
+    from atoll.cli.training.process import failure_of
+
     if of_call.is_of_a_cell:
         wanted = f"mesh: got {request.mesh!r}"
-        raise ConfigError([f"{wanted}: other processes cannot import a task of a cell: put it into a file, or use one"])
-    command = [sys.executable, "-m", "atoll", "train", *request.for_a_rank, "--nproc", str(num_ranks), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = [line.removeprefix("atoll: ") for line in done.stderr.splitlines() if line.startswith("atoll: ")]
-    if done.returncode == 2:
-        raise ConfigError(lines or done.stderr.splitlines()[-1:])
-    if done.returncode:
-        raise TrainingFailed("\n".join(lines or done.stderr.splitlines()[-5:]))
+        raise AtollError(f"{wanted}: other processes cannot import a task of a cell: put it into a file, or use one")
+    command = [sys.executable, "-m", "atoll", "train", *request.for_a_rank, "--nproc", str(request.nproc), "--json"]
+    with (
+        tempfile.TemporaryFile("w+") as told,
+        subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through this process alone
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=told, start_new_session=True
+        ) as process,
+    ):
+        try:
+            _watch(process, request.folder / "log.jsonl", bar)
+        except BaseException:
+            process.terminate()  # the ranks save and end
+            raise
+        told.seek(0)
+        lines = told.read().splitlines()
+    if process.returncode:
+        of_command = [line for line in lines if line.startswith("atoll: ")]
+        raise failure_of(Fault(process.returncode, tuple(of_command or lines[-5:])))
+
+
+def _watch(process: "subprocess.Popen[bytes]", log: Path, bar: Show) -> None:
+    """Show the steps of a training until its process has ended."""
+    read = log.stat().st_size if log.exists() else 0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
+            return
+        with suppress(FileNotFoundError), log.open("rb") as file:
+            file.seek(read)
+            *lines, _ = file.read().split(b"\n")  # the last one is being written
+            read += sum(len(line) + 1 for line in lines)
+            for event in map(json.loads, lines):
+                bar(event["step"], event.get("steps"))
 
 
 class Training:
@@ -135,10 +152,19 @@ class Training:
     Args:
         folder: the folder, also one that `atoll train --out` has written.
         is_temporary: the folder is deleted with this object.
+        task: the task, with which a comparison measures its data; None: unknown.
+        owner: the object with which the folder is deleted; None: there is none.
     """
 
-    def __init__(self, folder: Path | str, *, is_temporary: bool = False) -> None:
-        self.folder = Path(folder)
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        is_temporary: bool = False,
+        task: Task | ArrayTask | None = None,
+        owner: object = None,
+    ) -> None:
+        self.folder, self.task, self._owner = Path(folder), task, owner
         if is_temporary:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
@@ -175,15 +201,31 @@ class Training:
         """Return the tensors of the last model by name, or of the `best` one, which early stopping keeps.
 
         Raises:
-            LookupError: there is none.
+            AtollError: there is none.
         """
         from atoll.aggregation.tensors import safetensors_file
 
         names = {"newest": "model.safetensors", "best": "best.safetensors"}
         if version not in names or not (path := self.folder / names[version]).exists():
             there = [name for name, file in names.items() if (self.folder / file).exists()]
-            raise LookupError(f"version: got {version!r}; there: {', '.join(there) or 'none'}")
+            raise AtollError(f"version: got {version!r}; there: {', '.join(there) or 'none'}")
         return safetensors_file.read(path)
+
+    def plot(self, metric: str | None = None) -> Any:
+        """Return a figure of matplotlib with a metric over the steps of the evaluations.
+
+        Args:
+            metric: `accuracy`, or with its data `test/accuracy`; None: the first one that is no loss.
+
+        Raises:
+            AtollError: matplotlib is not installed, or the training has not measured it.
+        """
+        from atoll.interface.figures import line, main_of, metric_of
+
+        table = self.evaluations
+        known = [name for name in table.columns if "/" in name]
+        chosen = metric_of(known, metric or main_of(known))
+        return line({row["step"]: row[chosen] for row in table if row.get(chosen) is not None}, chosen, "step")
 
     def __repr__(self) -> str:
         return f"Training({self.result.get('why', 'unfinished')}, {str(self.folder)!r})"

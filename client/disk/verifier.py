@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.client.disk.seen_store import Memory
-from atoll.client.session.events import Asked, Event, Invitation
+from atoll.client.session.events import Asked, Event, Invitation, StatisticsRequest
 from atoll.client.session.rollback_rules import Refused, judge, run_of, timed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.statement import NotTrusted, check_publisher, check_signature
@@ -81,5 +81,8 @@ class Verifier:
 
 def _log(asked: Asked) -> None:
     request = asked.request
+    if isinstance(request, StatisticsRequest):
+        logger.info("verified: request %d for statistics of %s", request.number, request.task)
+        return
     what = f"round {request.round_id}" if isinstance(request, Invitation) else f"the evaluation of {request.version}"
     logger.info("verified: %s of %s, version %s", what, request.run_id, request.model_digest[:12])

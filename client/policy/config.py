@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.client.policy.small_cells import StatisticsTerms
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.settings import STRICT
 
@@ -80,6 +81,21 @@ class SitePolicy(BaseModel):
     """Least number of sites in any sum of metrics that is shown with this site's part in it; the coordinator shows no
     sum over fewer."""
 
+    statistics: Literal["per_site", "merged", "none"] = "none"
+    """Form in which statistics of this site's data leave it, which an operator asks for before a training (`atoll run
+    statistics`): as `metrics`; "none": every request is refused. An approval is bound to it."""
+
+    statistics_min_sites: int = Field(default=1, ge=1, le=1_000_000)
+    """Least number of sites in any statistic that is shown with this site's part in it."""
+
+    statistics_min_count: int = Field(default=10, ge=1, le=1_000_000_000)
+    """Least number of examples behind a statistic: every count that leaves is 0 or at least this. Labels with fewer
+    examples are left out, and so is a feature with fewer values, missing values or infinite ones, and a split with
+    fewer examples."""
+
+    statistics_extremes: bool = False
+    """Let the least and the greatest value of each feature leave, which are values of single examples."""
+
     metrics_only: bool = False
     """Answer evaluations only: this site never trains, and no weights leave it."""
 
@@ -103,6 +119,12 @@ class SitePolicy(BaseModel):
     def disclosure(self) -> Disclosure:
         """The terms on which this site's metrics leave it."""
         return Disclosure(MetricsLeave(self.metrics), self.metrics_min_sites)
+
+    @property
+    def statistics_terms(self) -> StatisticsTerms:
+        """The terms on which statistics of this site's data leave it."""
+        disclosure = Disclosure(MetricsLeave(self.statistics), self.statistics_min_sites)
+        return StatisticsTerms(disclosure, self.statistics_min_count, self.statistics_extremes)
 
     @model_validator(mode="after")
     def _only_metrics_but_none(self) -> "SitePolicy":
@@ -142,5 +164,13 @@ EVERYTHING: Sequence[str] = ("*",)
 
 
 def default_policy() -> SitePolicy:
-    """Return the policy without a file: the agent's own tasks, in any run, at any time and size, with all metrics."""
-    return SitePolicy(tasks=list(EVERYTHING), runs=list(EVERYTHING), error_details=True, metrics="per_site")
+    """Return the policy without a file: the agent's own tasks, any run, time and size, all metrics and statistics."""
+    return SitePolicy(
+        tasks=list(EVERYTHING),
+        runs=list(EVERYTHING),
+        error_details=True,
+        metrics="per_site",
+        statistics="per_site",
+        statistics_min_count=1,
+        statistics_extremes=True,
+    )

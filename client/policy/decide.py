@@ -2,7 +2,8 @@
 
 The rules are asked in a fixed order; the first that objects names the decision:
 
-    tasks -> runs -> rejected -> approval -> metrics, metrics_only -> upload_max_bytes -> hours -> rounds_per_day
+    tasks -> runs -> rejected -> approval -> metrics, statistics, metrics_only -> upload_max_bytes -> hours
+    -> rounds_per_day
 
 A request without an objection is *allowed*. It is *refused* when only another policy or another decision of the
 operator could allow it, and *waiting* when time or the operator's approval will.
@@ -22,7 +23,12 @@ class Kind(StrEnum):
 
     TRAIN = "train"
     EVALUATE = "evaluate"
+    STATISTICS = "statistics"
     UPLOAD = "upload"
+
+
+COUNTED = (Kind.TRAIN, Kind.UPLOAD)
+"""The kinds that belong to a round, which `rounds_per_day` counts."""
 
 
 class Outcome(StrEnum):
@@ -42,6 +48,7 @@ class Rule(StrEnum):
     REJECTED = "rejected"
     APPROVAL = "approval"
     METRICS = "metrics"
+    STATISTICS = "statistics"
     METRICS_ONLY = "metrics_only"
     UPLOAD_MAX_BYTES = "upload_max_bytes"
     HOURS = "hours"
@@ -66,7 +73,7 @@ class PolicyRequest:
     run_id: str
     task: str
     number: int
-    """The round; for an evaluation, the version."""
+    """The round; for an evaluation, the version; for statistics, the number of the request."""
     local: str | None = None
     """Settings of the training, JSON; None: the request is an upload, whose training was asked about before."""
     algorithm: str | None = None
@@ -74,7 +81,7 @@ class PolicyRequest:
     codec: str | None = None
     """Codec of a training's update; empty: plain."""
     metrics: str = "merged"
-    """Form in which the site's metrics leave it (`Disclosure`)."""
+    """Form in which the site's metrics leave it (`Disclosure`), or its statistics (`StatisticsTerms`)."""
     content: str = ""
     """SHA-256 of the training (`content_of`), or of the update's manifest."""
     num_bytes: int | None = None
@@ -91,7 +98,7 @@ class History:
     is_counted: bool = False
     """The request continues a round that was counted."""
     turn: int = 0
-    """Times that the round has begun, this one included; 0 for an evaluation."""
+    """Times that the round has begun, this one included; 0 where there is no round."""
     terms: str = ""
     """Fingerprint of the terms on which the run asks; empty: it has not asked."""
 
@@ -142,6 +149,8 @@ def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History)
 def _object_to_size(policy: SitePolicy, request: PolicyRequest) -> Decision | None:
     if request.kind is Kind.EVALUATE:
         return _refused(Rule.METRICS, "no metrics leave this site") if policy.metrics == "none" else None
+    if request.kind is Kind.STATISTICS:
+        return _refused(Rule.STATISTICS, "no statistics leave this site") if policy.statistics == "none" else None
     if policy.metrics_only:
         return _refused(Rule.METRICS_ONLY, "only metrics leave this site, no weights")
     most, num_bytes = policy.upload_max_bytes, request.num_bytes
@@ -157,7 +166,7 @@ def _object_to_time(policy: SitePolicy, request: PolicyRequest, history: History
         hours = policy.hours
         when = f"{', '.join(hours.days)} {hours.begin}-{hours.end} {policy.time_zone}"
         return Decision(Outcome.WAITING, Rule.HOURS, f"this site takes part {when}")
-    is_new_round = request.kind is not Kind.EVALUATE and not history.is_counted
+    is_new_round = request.kind in COUNTED and not history.is_counted
     if is_new_round and history.rounds_today >= policy.rounds_per_day:
         detail = (
             f"{count_of(history.rounds_today, 'round was', 'rounds were')} begun today; "

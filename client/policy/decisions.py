@@ -4,7 +4,7 @@ A hash chain like the coordinator's audit log (`protocol/audit/chain`), which `a
 
     actor, role    the run that asked, "run"
     action         the kind of the request and the outcome: train.allowed, evaluate.waiting, upload.refused
-    object         the round, or the version of an evaluation
+    object         the round, the version of an evaluation, or the request for statistics
     outcome        the rule's name, and a sentence
     digests        the task, the size of the update if it is known, and the SHA-256 of the work or the update
 
@@ -91,7 +91,7 @@ class DecisionLog:
 
 
 def _event(at: float, request: PolicyRequest, decision: Decision) -> Event:
-    what = "version" if request.kind is Kind.EVALUATE else "round"
+    what = {Kind.EVALUATE: "version", Kind.STATISTICS: "request"}.get(request.kind, "round")
     size = {} if request.num_bytes is None else {"bytes": str(request.num_bytes)}
     content = {"update" if request.kind is Kind.UPLOAD else "work": request.content} if request.content else {}
     return Event(

@@ -5,8 +5,9 @@ line of source code, a path. Unless the site allows such texts to leave, the coo
 """
 
 from dataclasses import replace
+from typing import TypeVar
 
-from atoll.client.session.events import ReportEvaluation, ReportFailure
+from atoll.client.session.events import ReportEvaluation, ReportFailure, ReportStatistics
 from atoll.protocol.vocabulary import FailureReason
 
 OWN_WORDS = frozenset(
@@ -28,8 +29,11 @@ def disclosed_failure(report: ReportFailure, *, error_details: bool) -> ReportFa
     return report if error_details or report.reason in OWN_WORDS else replace(report, detail="")
 
 
-def disclosed_evaluation(report: ReportEvaluation, *, error_details: bool) -> ReportEvaluation:
-    """Return the report of an evaluation that the coordinator gets: sums as they are, a failure without its detail."""
+Report = TypeVar("Report", ReportEvaluation, ReportStatistics)
+
+
+def disclosed_answer(report: Report, *, error_details: bool) -> Report:
+    """Return the answer that the coordinator gets: what was measured as it is, a failure without its detail."""
     if error_details or report.reason is None or report.reason in OWN_WORDS:
         return report
     return replace(report, detail=str(report.reason))

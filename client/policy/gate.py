@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
-from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.codecs.names import open_codec
 from atoll.client.disk.spool import Entry
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (
+    COUNTED,
     Decision,
     Kind,
     Outcome,
@@ -25,7 +26,9 @@ from atoll.client.policy.decide import (
 from atoll.client.policy.decisions import DecisionLog
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import HistoryUnusable, PolicyHistory
-from atoll.client.session.events import EvaluationRequest, Request
+from atoll.client.policy.small_cells import StatisticsTerms
+from atoll.client.session.events import EvaluationRequest, Invitation, ModelRequest, Request, StatisticsRequest
+from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError
@@ -79,6 +82,11 @@ class Gate:
         """Return the terms on which metrics leave the site; none leave while the policy is not valid."""
         return Disclosure(MetricsLeave.NONE) if self._file.policy is None else self._file.policy.disclosure
 
+    @property
+    def statistics_terms(self) -> StatisticsTerms:
+        """Return the terms on which statistics leave the site; none leave while the policy is not valid."""
+        return StatisticsTerms() if self._file.policy is None else self._file.policy.statistics_terms
+
     def poll(self) -> bool:
         """Return whether decisions may have changed: by another policy, an approval, the hours, or a new day."""
         try:
@@ -101,13 +109,27 @@ class Gate:
 
     def ask(self, request: Request) -> Decision:
         """Decide about a request of the coordinator, before the size of its model is known."""
+        if isinstance(request, StatisticsRequest):
+            return self._ask_statistics(request)
         asked = _asked(request, None, self.disclosure)
         decision, turn = self._decide(asked)
         return decision if decision.is_allowed else self._logged(asked, decision, turn)
 
-    def admit(self, request: Request, model: VersionManifest) -> Decision:
+    def _ask_statistics(self, request: StatisticsRequest) -> Decision:
+        """Decide about a request without a model: an allowed one is logged at once."""
+        asked = PolicyRequest(
+            kind=Kind.STATISTICS,
+            run_id=request.run_id,
+            task=request.task,
+            number=request.number,
+            local=request.local,
+            metrics=str(self.statistics_terms),
+        )
+        return self._logged(asked, *self._decide(asked))
+
+    def admit(self, request: ModelRequest, model: VersionManifest) -> Decision:
         """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
-        num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request.codec)
+        num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request)
         return self._decide_and_count(_asked(request, num_bytes, self.disclosure))
 
     def ask_upload(self, entry: Entry) -> Decision:
@@ -131,7 +153,7 @@ class Gate:
     def _decide_and_count(self, request: PolicyRequest) -> Decision:
         decision = self._logged(request, *self._decide(request))
         policy = self._file.policy
-        if decision.is_allowed and request.kind is not Kind.EVALUATE and self._file.path is not None:
+        if decision.is_allowed and request.kind in COUNTED and self._file.path is not None:
             assert policy is not None
             try:
                 self._history.count(request, day_of(policy, self._now()))
@@ -158,7 +180,8 @@ class Gate:
         if self._history.asked(request, now):
             algorithm, codec = request.algorithm, request.codec
             terms = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
-            terms += f"metrics {request.metrics}, local = {request.local}"
+            of_metrics = request.metrics if request.kind is Kind.STATISTICS else f"metrics {request.metrics}"
+            terms += f"{of_metrics}, local = {request.local}"
             logger.info("run %s asks here for task %s, with %s", request.run_id, request.task, terms)
 
     def _logged(self, request: PolicyRequest, decision: Decision, turn: int) -> Decision:
@@ -179,7 +202,7 @@ def _unusable(error: OSError) -> Decision:
     return Decision(Outcome.WAITING, Rule.STATE, "this site cannot record its decisions")
 
 
-def _asked(request: Request, num_bytes: int | None, disclosure: Disclosure) -> PolicyRequest:
+def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure) -> PolicyRequest:
     if isinstance(request, EvaluationRequest):
         return PolicyRequest(
             kind=Kind.EVALUATE,
@@ -203,14 +226,20 @@ def _asked(request: Request, num_bytes: int | None, disclosure: Disclosure) -> P
     )
 
 
-def _update_bytes(model: VersionManifest, codec: str) -> int:
-    """Return the size of an update of the whole model under a codec [bytes], without its manifest."""
-    if not codec:
+def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
+    """Return the size of an update of the whole model [bytes], without its manifest; None: it has rows of any number,
+    and is decided about before its upload."""
+    if request.algorithm == CONCATENATE:
+        return None
+    if not request.codec:
         return model.num_bytes
-    encoding = parse_codec(codec)
-    return sum(
-        min(tensor.num_bytes, encoded_bytes(encoding, tensor.num_elements))
-        if tensor.dtype == "F32"
-        else tensor.num_bytes
-        for tensor in model.layout
-    )
+    try:
+        encoding = open_codec(request.codec)
+        return sum(
+            min(tensor.num_bytes, encoded_bytes(encoding, tensor.num_elements))
+            if tensor.dtype == "F32"
+            else tensor.num_bytes
+            for tensor in model.layout
+        )
+    except ValueError:  # of a package's codec: it is no smaller than plain values
+        return model.num_bytes

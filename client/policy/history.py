@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.client.policy.decide import History, Kind, PolicyRequest, Standing
+from atoll.client.policy.decide import COUNTED, History, Kind, PolicyRequest, Standing
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class PolicyHistory:
         if standing is Standing.APPROVED and not (terms is not None and _covers(terms, request)):
             standing = Standing.UNDECIDED
         is_counted = any(_continues(count, request, day) for count in counts)
-        turn = 0 if request.kind is Kind.EVALUATE else len(counts) + (not is_counted)
+        turn = len(counts) + (not is_counted) if request.kind in COUNTED else 0
         fingerprint = "" if terms is None else terms.fingerprint
         return History(standing=standing, rounds_today=today, is_counted=is_counted, turn=turn, terms=fingerprint)
 
@@ -158,7 +158,7 @@ class PolicyHistory:
         New terms end an approval; a rejected run stays rejected.
 
         Args:
-            request: to train, or to evaluate, to which algorithm and codec do not matter.
+            request: to train; or to evaluate or for statistics, to which algorithm and codec do not matter.
             at: seconds since the epoch.
         """
         run_id, local = request.run_id, request.local or ""
@@ -247,7 +247,7 @@ class PolicyHistory:
 
     def _counts(self, request: PolicyRequest) -> list["_Count"]:
         """Return the rows of a request's round, one for each time that it was counted."""
-        if request.kind is Kind.EVALUATE:
+        if request.kind not in COUNTED:
             return []
         query = "SELECT work, day, sent FROM rounds WHERE run_id = ? AND round_id = ?"
         return [_Count(*row) for row in self._db.execute(query, (request.run_id, request.number))]

@@ -5,6 +5,7 @@ Events are in the past tense, effects are imperatives. An update is referred to 
 
 from collections.abc import Mapping
 
+from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
 
@@ -66,7 +67,29 @@ class EvaluationRequest:
         return ("version", self.run_id, self.version)
 
 
-Request = Invitation | EvaluationRequest
+@value
+class StatisticsRequest:
+    """The request for statistics of the site's data, without a model, within `time_left` seconds."""
+
+    run_id: RunId
+    """Name under which the policy knows the requests of a coordinator for one planned run."""
+    number: int
+    task: str
+    time_left: float
+    local: str = "{}"
+    """Options of the task, JSON."""
+    model_seed: int = 0
+
+    @property
+    def key(self) -> tuple[str, RunId, int]:
+        """Name of the job."""
+        return ("statistics", self.run_id, self.number)
+
+
+ModelRequest = Invitation | EvaluationRequest
+"""A request whose work needs a version of the global model."""
+
+Request = ModelRequest | StatisticsRequest
 Key = tuple[str, RunId, int]
 
 
@@ -85,7 +108,7 @@ class Disconnected:
 
 @value
 class Asked:
-    """An invitation or an evaluation request arrived, possibly once more, with a newer deadline."""
+    """An invitation, an evaluation request or one for statistics arrived, possibly once more, with a newer deadline."""
 
     request: Request
 
@@ -145,8 +168,16 @@ class Evaluated:
 
 
 @value
+class StatisticsMade:
+    """The statistics of the site's data are there, as the task gives them: the policy is not applied yet."""
+
+    key: Key
+    statistics: SiteStatistics
+
+
+@value
 class JobFailed:
-    """The download, the training or the evaluation has failed for good."""
+    """The download, the training, the evaluation or the making of statistics has failed for good."""
 
     key: Key
     reason: FailureReason
@@ -186,6 +217,7 @@ Event = (
     | ModelReady
     | Trained
     | Evaluated
+    | StatisticsMade
     | JobFailed
     | Answered
     | UploadCut
@@ -207,12 +239,12 @@ class Connect:
 class Download:
     """Download the pieces that the request's version lacks here."""
 
-    request: Request
+    request: ModelRequest
 
 
 @value
 class Work:
-    """Train or evaluate; the worker must stop by itself within `budget` seconds."""
+    """Train, evaluate or make statistics; the worker must stop by itself within `budget` seconds."""
 
     request: Request
     budget: float
@@ -283,7 +315,29 @@ class ReportEvaluation:
     """The failure, if there was one; the detail begins with it."""
 
 
+@value
+class ReportStatistics:
+    """Send the coordinator what the policy allows of the statistics, or the reason for none."""
+
+    run_id: RunId
+    number: int
+    statistics: SiteStatistics | None
+    detail: str = ""
+    reason: FailureReason | None = None
+    """The failure, if there was one; the detail begins with it."""
+
+
 Effect = (
-    Connect | Download | Work | Extend | StopWork | KillWorker | Upload | Discard | ReportFailure | ReportEvaluation
+    Connect
+    | Download
+    | Work
+    | Extend
+    | StopWork
+    | KillWorker
+    | Upload
+    | Discard
+    | ReportFailure
+    | ReportEvaluation
+    | ReportStatistics
 )
 Effects = tuple[Effect, ...]

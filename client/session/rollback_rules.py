@@ -13,7 +13,16 @@ version and digest. The site's policy limits what a repeated round may cost (`po
 
 from dataclasses import dataclass, replace
 
-from atoll.client.session.events import Asked, EvaluationRequest, Event, Invitation, Released, Request, RunEnded
+from atoll.client.session.events import (
+    Asked,
+    EvaluationRequest,
+    Event,
+    Invitation,
+    ModelRequest,
+    Released,
+    RunEnded,
+    StatisticsRequest,
+)
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId, Version
 
 SKEW_S = 300.0
@@ -58,10 +67,12 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float) -> Seen |
     if not isinstance(event, Asked):
         return seen
     request = event.request
-    if fault := _older(request, seen):
+    if not isinstance(request, StatisticsRequest) and (fault := _older(request, seen)):
         return Refused(FailureReason.ROLLBACK, fault)
     if (over := late - request.time_left) >= 0:
         return Refused(FailureReason.OUT_OF_TIME, f"it arrived {over:.1f} s after its deadline")
+    if isinstance(request, StatisticsRequest):
+        return seen
     version = _version(request)
     seen = replace(seen, version=version, digest=request.model_digest)
     if isinstance(request, Invitation):
@@ -81,7 +92,7 @@ def _age(issued_us: int, now: float) -> float:
     return now - issued_us / 1e6
 
 
-def _older(request: Request, seen: Seen) -> str:
+def _older(request: ModelRequest, seen: Seen) -> str:
     """Return how a request is older than what was seen, or contradicts it; empty when it is not."""
     version, again = _version(request), f"; {ACCEPT} allows it once"
     if isinstance(request, Invitation):
@@ -110,7 +121,7 @@ def run_of(event: Event | None) -> RunId:
     return RunId("")
 
 
-def _version(request: Request) -> Version:
+def _version(request: ModelRequest) -> Version:
     return request.version if isinstance(request, EvaluationRequest) else request.base_version
 
 

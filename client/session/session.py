@@ -1,10 +1,11 @@
 """The agent's session with its coordinator as a pure state machine: events in, effects out; the clock is an argument.
 
-The agent does one job at a time (train for a round, or evaluate a version) and uploads any number of finished updates.
-Requests of other runs wait meanwhile, one for each run, in order of arrival: every run gets its turn, and no run takes
-the worker from another. Of one run only the newest request counts. A job goes
+The agent does one job at a time (train for a round, evaluate a version, make statistics) and uploads any number of
+finished updates. Requests of other runs wait meanwhile, one for each run, in order of arrival: every run gets its turn,
+and no run takes the worker from another. Of one run only the newest request counts. A job goes
 
     DOWNLOADING --ModelReady--> WORKING --Trained, Evaluated--> done (an update goes to the spool and is uploaded)
+                                   WORKING --StatisticsMade--> done (nothing is downloaded before)
          any  --Released--> STOPPING --the worker answers, or is killed after its lease--> done
 
 Loss of the connection alone never ends a job: the worker knows its deadline and stops in time by itself, and the update
@@ -40,8 +41,11 @@ from atoll.client.session.events import (
     Released,
     ReportEvaluation,
     ReportFailure,
+    ReportStatistics,
     Request,
     RunEnded,
+    StatisticsMade,
+    StatisticsRequest,
     StopWork,
     Sums,
     Trained,
@@ -181,14 +185,14 @@ class Session:
             effects += self._give_up_waiting(now)
         effects += self._on(event, now)
         if self.job is None and self.waiting:
-            effects += self._start_next()
+            effects += self._start_next(now)
         if self.is_connected and self.outgoing:
             effects += self._due_uploads(now)
         return tuple(effects)
 
     def _on(self, event: Event, now: float) -> Effects:
         match event:
-            case ModelReady() | Trained() | Evaluated() | JobFailed():
+            case ModelReady() | Trained() | Evaluated() | StatisticsMade() | JobFailed():
                 return self._job_advanced(event, now)
             case Connected():
                 self.is_connected, self._num_dials = True, 0
@@ -255,12 +259,15 @@ class Session:
             for effect in self._report(self.waiting.pop(run_id).request, FailureReason.OUT_OF_TIME, detail)
         )
 
-    def _start_next(self) -> Effects:
+    def _start_next(self, now: float) -> Effects:
         while self.waiting:
             waiting = self.waiting.pop(next(iter(self.waiting)))
             if waiting.request.key in self.outgoing:
                 continue  # asked for again while it was wound up, and there it is
             self.job = Job(waiting.request, waiting.deadline)
+            if isinstance(waiting.request, StatisticsRequest):  # there is no model to wait for
+                self.job.is_ready = True
+                return self._begin_work(self.job, now)
             return (Download(waiting.request),)
         return ()
 
@@ -282,15 +289,17 @@ class Session:
 
             budget = left - min(left / 2, reserve),    reserve = max(1.5 upload_seconds, left / 20)
 
-        Before an upload was measured the reserve is left / 10; an evaluation needs none.
+        Before an upload was measured the reserve is left / 10; an evaluation and statistics need none.
         """
         left = job.deadline - now
-        if isinstance(job.request, EvaluationRequest):
+        if isinstance(job.request, EvaluationRequest | StatisticsRequest):
             return left
         reserve = 0.1 * left if self.upload_seconds is None else max(1.5 * self.upload_seconds, 0.05 * left)
         return max(left - reserve, 0.5 * left)
 
-    def _job_advanced(self, event: ModelReady | Trained | Evaluated | JobFailed, now: float) -> Effects:
+    def _job_advanced(
+        self, event: ModelReady | Trained | Evaluated | StatisticsMade | JobFailed, now: float
+    ) -> Effects:
         job = self.job
         if job is None or job.request.key != event.key:
             return (Discard(event.key, event.digest),) if isinstance(event, Trained) else ()
@@ -309,6 +318,9 @@ class Session:
                 if job.is_released:
                     return ()
                 return (_evaluation_report(job.request, statistics, detail, reason),)
+            case StatisticsMade(key, found):
+                self.job = None
+                return () if job.is_released else (ReportStatistics(key[1], key[2], found),)
             case JobFailed(_, reason, detail):
                 self.job = None
                 return () if job.is_released else self._report(job.request, reason, detail)
@@ -357,6 +369,8 @@ class Session:
     def _report(self, request: Request, reason: FailureReason, detail: str, *, waits: bool = False) -> Effects:
         if isinstance(request, EvaluationRequest):
             return (_evaluation_report(request, None, f"{reason}: {detail}", reason),)
+        if isinstance(request, StatisticsRequest):
+            return (ReportStatistics(request.run_id, request.number, None, f"{reason}: {detail}", reason),)
         return (ReportFailure(request.run_id, request.round_id, reason, detail, waits),)
 
     # ------------------------------------------------------------ uploads

@@ -4,8 +4,9 @@ import logging
 import math
 from collections.abc import Iterable
 
-from atoll.aggregation.codecs.names import FAMILIES, parse_codec
+from atoll.aggregation.codecs.names import FAMILIES, open_codec
 from atoll.aggregation.printable import count_of
+from atoll.client.policy.small_cells import StatisticsTerms, guarded
 from atoll.client.session.events import (
     Asked,
     EvaluationRequest,
@@ -14,13 +15,16 @@ from atoll.client.session.events import (
     Released,
     ReportEvaluation,
     ReportFailure,
+    ReportStatistics,
     RunEnded,
+    StatisticsRequest,
     Sums,
 )
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import strict_json
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.manifest import ID_MAX
+from atoll.protocol.site_statistics import BYTES_MAX, encode
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
 from atoll.protocol.wire.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
@@ -69,6 +73,7 @@ def hello(
         working_on=[pb.Work(run_id=run_id, round_id=round_id) for run_id, round_id in working_on],
         software=software,
         codecs=codecs,
+        gives_statistics=True,
     )
 
 
@@ -84,6 +89,8 @@ def event_of(message: pb.ServerMessage) -> Event | None:
                 return Asked(_invitation(message.invite))
             case "evaluate":
                 return Asked(_evaluation_request(message.evaluate))
+            case "ask_statistics":
+                return Asked(_statistics_request(message.ask_statistics))
             case "release":
                 return _released(message.release)
             case "run_ended":
@@ -143,10 +150,21 @@ def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
     )
 
 
+def _statistics_request(asked: pb.AskStatistics) -> StatisticsRequest:
+    return StatisticsRequest(
+        run_id=_run(asked.run_id),
+        number=strict_json.integer(asked.number, "number", low=0, high=strict_json.INT64_MAX),
+        task=asked.task,
+        time_left=_seconds(asked.time_left_s),
+        local=asked.local or "{}",
+        model_seed=asked.model_seed,
+    )
+
+
 def _codec(name: str) -> str:
     """Return the codec to use; plain, which the coordinator always accepts, when this agent does not know it."""
     try:
-        return parse_codec(name).name if name else ""
+        return open_codec(name).name if name else ""
     except ValueError as error:
         logger.warning("the update will be sent plain: %s", error)
         return ""
@@ -199,6 +217,28 @@ def evaluation(effect: ReportEvaluation, disclosure: Disclosure) -> pb.ClientMes
             reason=effect.reason or "",
             metrics=disclosure.metrics,
             min_sites=disclosure.min_sites,
+        )
+    )
+
+
+def site_statistics(effect: ReportStatistics, terms: StatisticsTerms) -> pb.ClientMessage:
+    """Make the message with the statistics of this site's data that may leave, or the reason for none."""
+    found, error, data = effect.statistics, _plain(effect.detail), b""
+    if found is not None and terms.disclosure.metrics is MetricsLeave.NONE:  # since the policy was asked
+        error = "no statistics leave this site"
+    elif found is not None:
+        data = encode(guarded(found, terms))
+        if len(data) > BYTES_MAX:
+            error, data = f"{count_of(len(data), 'byte')} of statistics; allowed: at most {BYTES_MAX}", b""
+    return pb.ClientMessage(
+        give_statistics=pb.GiveStatistics(
+            run_id=effect.run_id,
+            number=effect.number,
+            statistics=data,
+            error=error,
+            reason=effect.reason or "",
+            leave=terms.disclosure.metrics,
+            min_sites=terms.disclosure.min_sites,
         )
     )
 

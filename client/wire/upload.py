@@ -65,7 +65,7 @@ async def upload(
     is_first_attempt: bool,
     part: EntryPart | None = None,
     disclosure: Disclosure = ANY_SUM,
-    on_progress: Callable[[], None] = lambda: None,
+    on_progress: Callable[[int], None] = lambda position: None,
 ) -> pb.Verdict | None:
     """Send an update and return the receiver's verdict on it; None: it keeps the part, and waits for others.
 
@@ -77,7 +77,7 @@ async def upload(
         is_first_attempt: no byte of the update was ever sent; then one of a single chunk follows its manifest at once,
             without waiting for the position, which can only be 0.
         disclosure: the terms on which the metrics of the training leave the site.
-        on_progress: called whenever the receiver confirms further bytes.
+        on_progress: called with the number of confirmed bytes, whenever there are more.
 
     Raises:
         StreamBroken: the upload was cut or refused before the verdict.
@@ -114,7 +114,7 @@ class _Sending:
     """The state of one upload: bytes sent, bytes confirmed, the receiver's window."""
 
     def __init__(
-        self, stream: UploadStream, fd: int, content: Entry | EntryPart, pace: Pace, on_progress: Callable[[], None]
+        self, stream: UploadStream, fd: int, content: Entry | EntryPart, pace: Pace, on_progress: Callable[[int], None]
     ) -> None:
         self._stream, self._fd, self._content, self._pace, self._on_progress = stream, fd, content, pace, on_progress
         self._sent = self._confirmed = 0
@@ -179,7 +179,7 @@ class _Sending:
             detail = f"the coordinator claims byte {position} of {self._content.num_bytes}, and {self._sent} were sent"
             raise StreamBroken(grpc.StatusCode.FAILED_PRECONDITION, detail)
         if position > self._confirmed:
-            self._on_progress()
+            self._on_progress(position)
         self._confirmed = position
         if is_first:
             self._sent = position

@@ -16,6 +16,7 @@ from atoll.client.session.events import Answered, Event, Key, ReportFailure, Upl
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.coordinator_connection import CoordinatorConnection
 from atoll.client.wire.part_uploads import REFUSED, verdict_on
+from atoll.client.wire.transfer_log import told
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -121,9 +122,12 @@ class Uploads:
         if link is None:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "there is no connection")
         calls = self._calls_of_rank(key, entry.rank, link) if self._connection.ranks.num_ranks else link.calls()
-        logger.info("uploading the update of round %d of %s, %s", key[2], key[1], printable_size(entry.num_bytes))
+        what = f"uploading the update of round {key[2]} of {key[1]}"
+        confirmed: dict[int, int] = {}  # bytes of each part
+        logger.info("%s, %s", what, printable_size(entry.num_bytes))
 
-        def on_progress() -> None:
+        def confirm(part: int, position: int) -> None:
+            confirmed[part] = position
             self._stalled[key] = link, asyncio.get_running_loop().time()
 
         async with calls as stub:
@@ -134,13 +138,15 @@ class Uploads:
                 self._pace,
                 is_first_attempt=is_first_attempt,
                 disclosure=self._disclosure(),
-                on_progress=on_progress,
             )
-            if entry.parts:
-                async with self._one_in_parts:
-                    verdict = await verdict_on([partial(send, part=part) for part in entry.parts])
-            else:
-                verdict = await verdict_on([send])
+            with told(what, entry.num_bytes, lambda: sum(confirmed.values())):
+                if entry.parts:
+                    async with self._one_in_parts:
+                        parts = enumerate(entry.parts)
+                        sends = [partial(send, part=part, on_progress=partial(confirm, i)) for i, part in parts]
+                        verdict = await verdict_on(sends)
+                else:
+                    verdict = await verdict_on([partial(send, on_progress=partial(confirm, 0))])
         self._stalled.pop(key, None)
         return verdict
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.client.session.events import EvaluationRequest, Event, Key, Request
+from atoll.client.session.events import EvaluationRequest, Event, Key, ModelRequest, Request, StatisticsRequest
 from atoll.client.work.jobs import Jobs
 from atoll.client.work.runner import Runner
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """The download, training or evaluation in the slot."""
+    """The job in the slot."""
 
     key: Key
     is_download: bool
@@ -27,7 +27,7 @@ class JobSlot:
     A job begins when the one before it has returned, however late that is: two never share the worker.
 
     Args:
-        jobs: the download, the training and the evaluation.
+        jobs: the download, the training, the evaluation and the statistics.
         runner: does the work of these jobs.
         spawn: runs a coroutine whose failure ends the agent.
         on_event: receives the event of a job, on the event loop.
@@ -45,14 +45,16 @@ class JobSlot:
         self._running: _Running | None = None
         self._newest_task: asyncio.Task[Event] | None = None
 
-    def begin_download(self, request: Request) -> None:
+    def begin_download(self, request: ModelRequest) -> None:
         """Download the version that a request names."""
         self._begin(request.key, lambda: self._jobs.download(request), is_download=True)
 
     def begin_work(self, request: Request, budget: float) -> None:
-        """Train or evaluate within `budget` seconds."""
+        """Train, evaluate or make statistics within `budget` seconds."""
         if isinstance(request, EvaluationRequest):
             self._begin(request.key, lambda: self._jobs.evaluate(request, budget), is_download=False)
+        elif isinstance(request, StatisticsRequest):
+            self._begin(request.key, lambda: self._jobs.make_statistics(request, budget), is_download=False)
         else:
             self._begin(request.key, lambda: self._jobs.train(request, budget), is_download=False)
 

@@ -1,4 +1,4 @@
-"""The jobs of an agent: a download, a training that ends with an update in the spool, an evaluation."""
+"""The jobs of an agent: a download, a training that ends with an update in the spool, an evaluation, statistics."""
 
 import asyncio
 import errno
@@ -19,10 +19,12 @@ from atoll.client.session.events import (
     Invitation,
     JobFailed,
     ModelReady,
-    Request,
+    ModelRequest,
+    StatisticsMade,
+    StatisticsRequest,
     Trained,
 )
-from atoll.client.work.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
+from atoll.client.work.runner import EvaluateOrder, Runner, RunnerFailed, StatisticsOrder, Training, TrainOrder
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
 from atoll.protocol import crash_points
 from atoll.protocol.manifest import UpdateManifest
@@ -57,7 +59,7 @@ class Jobs:
         self._client_state_out = stores.work / "own"
         self._download_seconds = 0.0
 
-    async def download(self, request: Request) -> Event:
+    async def download(self, request: ModelRequest) -> Event:
         """Complete the version of a request; returns ModelReady or JobFailed."""
         began = time.monotonic()
         try:
@@ -193,6 +195,21 @@ class Jobs:
             return Evaluated(request.key, None, f"{reason}: {_text(error)}", reason)
         logger.info("evaluated version %d of %s", request.version, request.run_id)
         return Evaluated(request.key, sums, "" if sums is not None else "this site has no test data")
+
+    async def make_statistics(self, request: StatisticsRequest, budget: float) -> Event:
+        """Make the statistics of the site's data within `budget` seconds; returns StatisticsMade or JobFailed."""
+        try:
+            order = StatisticsOrder(
+                task=request.task, local=_overrides(request.local), model_seed=request.model_seed, budget=budget
+            )
+            found = await self._runner.statistics(order)
+            await on_thread(None, self._save_seen)
+        except RunnerFailed as error:
+            return JobFailed(request.key, error.reason, error.detail)
+        except OSError as error:
+            return JobFailed(request.key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
+        logger.info("made the statistics of request %d of %s", request.number, request.run_id)
+        return StatisticsMade(request.key, found)
 
 
 def _residual_owner(invitation: Invitation) -> Owner:

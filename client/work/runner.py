@@ -1,4 +1,4 @@
-"""The interface of an agent to its worker: orders to train and to evaluate, and their results."""
+"""The interface of an agent to its worker: orders to train, to evaluate and to make statistics, and their results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.session.events import Sums
+from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.protocol.vocabulary import FailureReason
 
 
@@ -70,6 +71,19 @@ class EvaluateOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsOrder:
+    """The order to make statistics of the site's data."""
+
+    task: str
+    local: Mapping[str, Any]
+    """Values of the run for the task (`given`)."""
+    model_seed: int = 0
+    """Seed of the run."""
+    budget: float
+    """Seconds from now after which it ends without a result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """The result of a training."""
 
@@ -117,6 +131,14 @@ class Runner(Protocol):
 
         Raises:
             RunnerFailed: there are no sums.
+        """
+        ...
+
+    async def statistics(self, order: StatisticsOrder) -> SiteStatistics:
+        """Make the statistics of the site's data, as the task gives them.
+
+        Raises:
+            RunnerFailed: there are none.
         """
         ...
 

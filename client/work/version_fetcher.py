@@ -14,11 +14,12 @@ import grpc
 from atoll.aggregation.printable import printable_size
 from atoll.client.disk.model_cache import PartialVersion, PieceDamaged
 from atoll.client.disk.stores import Stores
-from atoll.client.session.events import Invitation, Request
+from atoll.client.session.events import Invitation, ModelRequest
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.coordinator_connection import CoordinatorConnection
 from atoll.client.wire.download import download
 from atoll.client.wire.rotating_channel import RotatingChannel
+from atoll.client.wire.transfer_log import told
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
@@ -72,13 +73,13 @@ class VersionFetcher:
         connection: CoordinatorConnection,
         *,
         wait: Callable[[int], float],
-        admit: Callable[[Request, VersionManifest], None],
+        admit: Callable[[ModelRequest, VersionManifest], None],
     ) -> None:
         self._cache, self._spool = stores.models, stores.spool
         self._connection, self._wait, self._admit = connection, wait, admit
         self._tidying: asyncio.Future[None] | None = None
 
-    async def fetch(self, request: Request) -> None:
+    async def fetch(self, request: ModelRequest) -> None:
         """Complete the version that a request names; on return every piece is on disk and checked.
 
         Raises:
@@ -106,7 +107,7 @@ class VersionFetcher:
         else:
             await self._fetch_from_coordinator(request, manifest)
 
-    async def _fetch_from_coordinator(self, request: Request, manifest: VersionManifest) -> None:
+    async def _fetch_from_coordinator(self, request: ModelRequest, manifest: VersionManifest) -> None:
         """Complete a version from the bytes in the request, if it has all of them, or else by download."""
         digest, is_inline = request.model_digest, len(request.data) == manifest.num_bytes
         partial = self._cache.begin(digest, manifest, reuse=not is_inline)
@@ -124,7 +125,7 @@ class VersionFetcher:
         finally:
             partial.close()
 
-    async def _fetch_from_ranks(self, request: Request, manifest: VersionManifest) -> None:
+    async def _fetch_from_ranks(self, request: ModelRequest, manifest: VersionManifest) -> None:
         """Download each aggregation rank's part of the version, all parts at once, and join them."""
         parts = self._cache.begin_parts(request.model_digest, manifest, self._connection.ranks.num_ranks)
         fetching = [asyncio.ensure_future(self._fetch_part(request, rank, part)) for rank, part in enumerate(parts)]
@@ -139,7 +140,7 @@ class VersionFetcher:
                 part.close()
             self._tidy(manifest)
 
-    async def _fetch_part(self, request: Request, rank: int, part: PartialVersion) -> None:
+    async def _fetch_part(self, request: ModelRequest, rank: int, part: PartialVersion) -> None:
         await off_loop(part.num_bytes, part.resume)
         if not part.is_complete:
             await self._persistently(
@@ -172,7 +173,7 @@ class VersionFetcher:
             await asyncio.sleep(self._wait(num_cuts))
 
 
-async def _get_manifest(link: Link, request: Request) -> bytes:
+async def _get_manifest(link: Link, request: ModelRequest) -> bytes:
     manifest_request = pb.ManifestRequest(run_id=request.run_id, digest=request.model_digest)
     with broken_streams():
         async with link.calls() as stub:
@@ -183,7 +184,7 @@ async def _get_manifest(link: Link, request: Request) -> bytes:
 
 async def _complete(
     channel: RotatingChannel[rpc.CoordinatorStub] | RotatingChannel[rpc.AggregatorStub],
-    request: Request,
+    request: ModelRequest,
     partial: PartialVersion,
 ) -> None:
     """Download every piece that the version lacks; give up at the DAMAGES_MAX-th damaged one."""
@@ -192,7 +193,8 @@ async def _complete(
     logger.info("downloading %s (%s were here already)", printable_size(wanted), printable_size(partial.data_bytes))
     while not partial.is_complete:
         try:
-            await download(channel, request.run_id, request.model_digest, partial)
+            with told(f"downloading the model of {request.run_id}", partial.num_bytes, lambda: partial.data_bytes):
+                await download(channel, request.run_id, request.model_digest, partial)
         except PieceDamaged as error:
             num_damages += 1
             logger.warning("a piece arrived damaged and is fetched again: %s", error)

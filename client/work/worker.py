@@ -15,9 +15,12 @@ from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
-from atoll.client.work.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
+from atoll.client.work.runner import EvaluateOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
+from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.site_statistics import from_plain
+from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import FailureReason
 
@@ -149,6 +152,15 @@ class WorkerRunner:
         }
         answer = await self._run(order.task, "evaluate", order.budget, request)
         return None if answer["statistics"] is None else _sums(answer["statistics"])
+
+    async def statistics(self, order: StatisticsOrder) -> SiteStatistics:
+        """Make statistics in the task's worker; see `Runner`."""
+        request = {"local": dict(order.local), "model_seed": order.model_seed}
+        answer = await self._run(order.task, "statistics", order.budget, request)
+        try:
+            return await on_thread(None, from_plain, answer["statistics"])
+        except ManifestError as error:
+            raise RunnerFailed(FailureReason.TASK_BROKEN, f"the statistics cannot be sent: {error}") from error
 
     def extend(self, budget: float) -> None:
         """Give the running job `budget` seconds from now."""

@@ -5,12 +5,15 @@ the sites by a Dirichlet draw with α = 0.3, and each site holds back a quarter 
 """
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
+
+from atoll import Local, Task
 
 SITES = [f"site-{number}" for number in range(6)]
 
@@ -43,3 +46,18 @@ def make_model() -> nn.Module:
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return the numbers of correct outputs and of all."""
     return (outputs.argmax(dim=1) == targets).sum(), len(targets)
+
+
+def task_of(**fields: Any) -> Task:
+    """Return the task of these sites, with further fields of `Task`."""
+    return Task(
+        **{
+            "model": make_model,
+            "data": load_site,
+            "loss": nn.functional.cross_entropy,
+            "sites": SITES,
+            "metrics": {"accuracy": accuracy},
+            "local": Local(epochs=2, batch_size=32, lr=0.1),
+            **fields,
+        }
+    )

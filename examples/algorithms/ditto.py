@@ -8,10 +8,9 @@ The clients evaluate v_k. Source: Li et al., "Ditto: Fair and Robust Federated L
 2021, Algorithm 1.
 """
 
-from digit_sites import SITES, accuracy, load_site, make_model
-from torch import nn
+from digit_sites import task_of
 
-from atoll import Algorithm, Local, Task
+from atoll import Algorithm
 
 
 class Personal(Algorithm):
@@ -30,13 +29,4 @@ class Personal(Algorithm):
         return client.state
 
 
-task = Task(
-    model=make_model,
-    data=load_site,
-    loss=nn.functional.cross_entropy,
-    sites=SITES,
-    metrics={"accuracy": accuracy},
-    local=Local(epochs=2, batch_size=32, lr=0.1),
-    algorithm=Personal(),
-    options={"weight": 0.5},
-)
+task = task_of(algorithm=Personal(), options={"weight": 0.5})

@@ -10,10 +10,9 @@ Source: Xu et al., "FedCM: Federated Learning with Client-level Momentum", arXiv
 """
 
 import torch
-from digit_sites import SITES, accuracy, load_site, make_model
-from torch import nn
+from digit_sites import task_of
 
-from atoll import Algorithm, Local, Task
+from atoll import Algorithm
 
 
 class ClientMomentum(Algorithm):
@@ -33,13 +32,4 @@ class ClientMomentum(Algorithm):
             client.shared[name] = (client.start[name] - now) / (client.local.lr * client.num_steps)
 
 
-task = Task(
-    model=make_model,
-    data=load_site,
-    loss=nn.functional.cross_entropy,
-    sites=SITES,
-    metrics={"accuracy": accuracy},
-    local=Local(epochs=2, batch_size=32, lr=0.1),
-    algorithm=ClientMomentum(),
-    options={"alpha": 0.1},
-)
+task = task_of(algorithm=ClientMomentum(), options={"alpha": 0.1})

@@ -11,10 +11,9 @@ Source: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 
 """
 
 import torch
-from digit_sites import SITES, accuracy, load_site, make_model
-from torch import nn
+from digit_sites import task_of
 
-from atoll import Algorithm, Local, Task
+from atoll import Algorithm
 
 
 class DynamicRegularization(Algorithm):
@@ -53,13 +52,4 @@ class FedDyn:
         return master + mean - state["h"] / self.alpha
 
 
-task = Task(
-    model=make_model,
-    data=load_site,
-    loss=nn.functional.cross_entropy,
-    sites=SITES,
-    metrics={"accuracy": accuracy},
-    local=Local(epochs=2, batch_size=32, lr=0.1),
-    algorithm=DynamicRegularization(),
-    options={"alpha": 0.1},
-)
+task = task_of(algorithm=DynamicRegularization(), options={"alpha": 0.1})

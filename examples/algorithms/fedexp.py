@@ -7,10 +7,7 @@ p_k = 1/M.
 """
 
 import numpy as np
-from digit_sites import SITES, accuracy, load_site, make_model
-from torch import nn
-
-from atoll import Local, Task
+from digit_sites import task_of
 
 
 class FedExP:
@@ -28,11 +25,4 @@ class FedExP:
         return master + place.prepared * mean
 
 
-task = Task(
-    model=make_model,
-    data=load_site,
-    loss=nn.functional.cross_entropy,
-    sites=SITES,
-    metrics={"accuracy": accuracy},
-    local=Local(epochs=2, batch_size=32, lr=0.1),
-)
+task = task_of()

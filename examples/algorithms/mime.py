@@ -10,10 +10,9 @@ Algorithm 1 (MimeLite) with momentum as the base algorithm.
 """
 
 import torch
-from digit_sites import SITES, accuracy, load_site, make_model
-from torch import nn
+from digit_sites import task_of
 
-from atoll import Algorithm, Local, Task
+from atoll import Algorithm
 
 
 class MimeLite(Algorithm):
@@ -34,13 +33,4 @@ class MimeLite(Algorithm):
         return (1 - beta) * gradient + beta * client.received[name]
 
 
-task = Task(
-    model=make_model,
-    data=load_site,
-    loss=nn.functional.cross_entropy,
-    sites=SITES,
-    metrics={"accuracy": accuracy},
-    local=Local(epochs=2, batch_size=32, lr=0.1),
-    algorithm=MimeLite(),
-    options={"beta": 0.9},
-)
+task = task_of(algorithm=MimeLite(), options={"beta": 0.9})

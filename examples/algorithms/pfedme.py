@@ -9,10 +9,9 @@ The clients evaluate θ_k. Source: Dinh et al., "Personalized Federated Learning
 Algorithm 1.
 """
 
-from digit_sites import SITES, accuracy, load_site, make_model
-from torch import nn
+from digit_sites import task_of
 
-from atoll import Algorithm, Local, Task
+from atoll import Algorithm, Local
 
 
 class MoreauEnvelope(Algorithm):
@@ -34,12 +33,7 @@ class MoreauEnvelope(Algorithm):
         return client.state
 
 
-task = Task(
-    model=make_model,
-    data=load_site,
-    loss=nn.functional.cross_entropy,
-    sites=SITES,
-    metrics={"accuracy": accuracy},
+task = task_of(
     local=Local(epochs=2, batch_size=32, lr=0.02),
     algorithm=MoreauEnvelope(),
     options={"weight": 15.0, "inner_steps": 5, "inner_lr": 0.05},

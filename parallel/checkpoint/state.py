@@ -18,13 +18,17 @@ Adam; so the optimizers' state is taken as it is, and a parameter without state 
 """
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.distributed.checkpoint.state_dict import _get_fqns, get_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from atoll.parallel.checkpoint.reading import Saved
@@ -86,7 +90,9 @@ def local_state(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tie
         raise ValueError(f"one optimizer for each part: got {len(optimizers)} for {len(parts)}")
     local = LocalState(tied=dict(tied))
     for i, part in enumerate(parts):
-        tensors = get_model_state_dict(part) if part.state_dict() else {}
+        tensors = part.state_dict()
+        if tensors and not _is_plain(part):
+            tensors = get_model_state_dict(part)
         names = _names_of_parameters(part, local)
         _add_tensors(local, tensors, set(names.values()))
         for group in optimizers[i].param_groups if optimizers else ():
@@ -106,14 +112,27 @@ def first_names(tied: Iterable[Sequence[str]]) -> dict[str, str]:
 def _names_of_parameters(part: nn.Module, local: LocalState) -> dict[int, str]:
     """Return the name of each parameter by its id; add further names to the tied ones."""
     names: dict[int, str] = {}
+    is_plain = _is_plain(part)
     for wrapped, parameter in part.named_parameters(remove_duplicate=False):
-        (name,) = _get_fqns(part, wrapped)
+        (name,) = (wrapped,) if is_plain else _get_fqns(part, wrapped)
         if id(parameter) not in names:
             names[id(parameter)] = local.tied.get(name, name)
             local.parameters.append((name, parameter))
         elif name != names[id(parameter)]:
             local.tied.setdefault(name, names[id(parameter)])
     return names
+
+
+def _is_plain(part: nn.Module) -> bool:
+    """Return whether no wrapper adds to the names in a part.
+
+    torch takes wrappers off the names by itself, and imports its compiler to know which module is compiled: half a
+    second at the end of each training, though none is compiled before that import.
+    """
+    wrappers = (DistributedDataParallel, FullyShardedDataParallel, ActivationWrapper)
+    return "torch._dynamo" not in sys.modules and not any(
+        isinstance(module, wrappers) or hasattr(module, "_fqn_modifiers") for module in part.modules()
+    )
 
 
 def _add_tensors(local: LocalState, tensors: Mapping[str, Any], parameters: set[str]) -> None:

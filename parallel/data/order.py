@@ -19,16 +19,15 @@ Analysis of Distributed Stochastic Gradient Descent with Shuffling", Neurocomput
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.data.division import Last, Sampling
 from atoll.parallel.data.shards import Take, generator, sharded, shuffled
 
-Sampling = Literal["global", "partition"]
-Last = Literal["uneven", "drop", "wrap"]
 Indices = npt.NDArray[np.int64]
 
 

@@ -14,11 +14,11 @@ from atoll.parallel.engine.admissible import fit, lazy_faults, tensor_faults
 from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.batchnorm import convert
+from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
 from atoll.parallel.engine.passes import Loss, Passes
-from atoll.parallel.engine.pipeline import Pipeline, stages_of
-from atoll.parallel.engine.plan import SPLIT, Plan
+from atoll.parallel.engine.plan import SPLIT, Plan, stages_of
 from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, separable, unmatched
 from atoll.parallel.engine.step import Engine, Executor, LocalModel, trained
 from atoll.parallel.engine.ties import Ties, tied_names
@@ -95,8 +95,8 @@ def assemble(
     """Build the engine of this rank.
 
     Args:
-        model: the whole model, with the same values on every rank; the engine takes it over. On `meta` its parts stay
-            there: the caller materializes them and loads their values.
+        model: the whole model, with the same values on every rank; the engine takes it over. The parameters
+            of a blank one (`blank`) stay on meta where they are sharded: the caller gives them memory, and values.
         plan: the parallelism of the training.
         optimization: its loss, optimizers, learning rate and clipping.
         axes: the mesh on the ranks; may be None if the plan has one rank and wraps nothing.
@@ -110,9 +110,11 @@ def assemble(
     device = torch.device(device)
     check_model(model, plan)
     is_meta = any(parameter.is_meta for parameter in model.parameters())
-    _check_axes(plan, axes, is_meta=is_meta)
+    _check_axes(plan, axes)
     parts = _stages(model, plan, axes)
-    if not is_meta and not plan.offload:
+    if is_meta and plan.mesh.tp == 1 and not plan.is_sharded:
+        give_memory(parts, device)  # nothing cuts its tensors, and wrappers keep them
+    elif not is_meta and not plan.offload:
         parts = [part.to(device) for part in parts]
     parts = [_wrapped(part, plan, axes, borrowed) for part in parts]
     agreements = _agreements(parts, plan, axes)
@@ -135,13 +137,9 @@ def assemble(
     )
 
 
-def _check_axes(plan: Plan, axes: Axes | None, *, is_meta: bool) -> None:
+def _check_axes(plan: Plan, axes: Axes | None) -> None:
     if axes is None and (plan.mesh.size > 1 or plan.is_sharded):
         raise ValueError(f"a plan with {plan.mesh} and zero={plan.zero_stage} needs the axes of its mesh")
-    if is_meta and plan.mesh.tp == 1 and not plan.is_sharded:
-        raise ValueError(
-            "a model on meta must be sharded (dp_shard, tp): materializing a plain one makes other tensors"
-        )
 
 
 def _stages(model: nn.Module, plan: Plan, axes: Axes | None) -> list[nn.Module]:
@@ -182,6 +180,8 @@ def _executor(
     agreements: list[Agreement],
 ) -> Executor:
     if plan.mesh.pp > 1:
+        from atoll.parallel.engine.pipeline import Pipeline  # imports the compiler of torch
+
         assert axes is not None
         return Pipeline(parts, loss, plan, axes, device, rows)
     return Passes(parts[0], loss, plan, device, *agreements)

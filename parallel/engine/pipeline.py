@@ -19,15 +19,8 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.buffers import unchanged
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe, Total, share_of_loss
-from atoll.parallel.engine.plan import SCHEDULES, V_SHAPED, Plan
+from atoll.parallel.engine.plan import SCHEDULES, Plan, stages_of
 from atoll.parallel.engine.sharding import whole
-
-
-def stages_of(rank: int, plan: Plan) -> list[int]:
-    """Return the stages of the pipeline on a rank of the `pp` axis, ascending."""
-    if plan.schedule in V_SHAPED:
-        return [rank, plan.num_stages - 1 - rank]
-    return list(range(rank, plan.num_stages, plan.mesh.pp))
 
 
 class Stage(PipelineStage):

@@ -142,6 +142,13 @@ class Plan:
         return self.mesh.dp * self.microbatches > 1
 
 
+def stages_of(rank: int, plan: Plan) -> list[int]:
+    """Return the stages of the pipeline on a rank of the `pp` axis, ascending."""
+    if plan.schedule in V_SHAPED:
+        return [rank, plan.num_stages - 1 - rank]
+    return list(range(rank, plan.num_stages, plan.mesh.pp))
+
+
 def _faults(plan: Plan) -> Iterator[str]:
     rules = [
         (plan.zero in (None, 0, 1, 2, 3), "zero", "must be 0, 1, 2, 3 or none"),

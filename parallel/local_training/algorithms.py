@@ -6,7 +6,10 @@ from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
 
-ALGORITHMS = ("fedavg", "fednova", "scaffold")
+CONCATENATE = "concatenate"
+"""The algorithm in which an update is not a difference, but the rows that the client appends to each tensor."""
+
+ALGORITHMS = ("fedavg", "fednova", "scaffold", CONCATENATE)
 """The algorithms by their names in an invitation. "fedavg" needs nothing of the client; FedSGD and FedProx are settings
 of `Local`."""
 
@@ -36,6 +39,9 @@ def check_training(task: Task, algorithm: str, local: Local) -> None:
 def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -> Iterator[str]:
     if algorithm not in ALGORITHMS:
         yield f"this version of Atoll supports {', '.join(ALGORITHMS)}"
+    elif algorithm == CONCATENATE:
+        if local is not None or has_fit:
+            yield "the tensors of a PyTorch model have fixed shapes: write an ArrayTask, whose arrays may grow"
     elif algorithm != "fedavg":
         if has_own:
             yield "the task has an algorithm of its own, whose run says fedavg"
@@ -44,10 +50,14 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -
             yield f"it needs the built-in training loop, and the task has {kind}"
         if local is not None:
             yield from (
-                f"local.{name} must be {needed!r} ({reason}), got {getattr(local, name)!r}"
+                f"local.{name} must be {needed!r} ({reason}), got {_shown(local, name)!r}"
                 for name, needed, reason in _NEEDED[algorithm]
                 if getattr(local, name) != needed
             )
+
+
+def _shown(local: Local, name: str) -> object:
+    return local.optimizer_name if name == "optimizer" else getattr(local, name)
 
 
 _PLAIN = "the control variate is the mean of the steps' gradients: each step must be lr times its gradient"

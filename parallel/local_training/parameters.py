@@ -87,6 +87,17 @@ def travel_fault(name: str, tensor: Any) -> str | None:
     return None
 
 
+def forms_of(model: torch.nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and dtype of each tensor that travels, by name, tied parameters once; of a model on meta, too."""
+    travelling = model.state_dict()
+    unique = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    return {
+        name: (tuple(tensor.shape), ALLOWED[travelling_dtype(tensor)])
+        for name, tensor in travelling.items()
+        if name in unique
+    }
+
+
 def travel_faults(model: torch.nn.Module) -> list[str]:
     """Return the reasons why tensors of a model, which may be on the meta device, cannot be in a model's file."""
     state = model.state_dict().items()

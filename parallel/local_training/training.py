@@ -14,6 +14,7 @@ from atoll.parallel.local_training.client import TrainingClient
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.one_loss import one_loss
+from atoll.parallel.local_training.own_optimizer import own_optimizer
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
 from atoll.parallel.local_training.scaffold import ControlVariates
 from atoll.parallel.local_training.unit_check import check_of
@@ -191,7 +192,13 @@ class Step:
 
 
 def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer that `local` names, with a fresh state."""
+    """Return the optimizer that `local` names, with a fresh state.
+
+    Raises:
+        TaskBroken: a user's own does not make one.
+    """
+    if local.has_own_optimizer:
+        return own_optimizer(local, parameters)
     if local.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW

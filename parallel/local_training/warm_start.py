@@ -75,48 +75,103 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def started(initial: Arrays, aliases: Aliases, start: Start) -> Matched:
+def started(initial: Arrays, aliases: Aliases, start: Start, *, grows: bool = False) -> Matched:
     """Return a model's tensors with the values of a file.
 
     Args:
         initial: the task's own tensors, as they travel; SCAFFOLD's control variates stay as they are.
         aliases: the names of its tied tensors.
         start: the file.
+        grows: the model grows by rows, so the file may have any number of them.
 
     Raises:
         StartRefused: the file does not fit, or is no safetensors file.
         OSError: it cannot be read.
     """
-    return matched(initial, aliases, read(start.path), is_strict=start.is_strict, where=str(start.path))
+    given = read(start.path)
+    if grows:
+        initial = {name: _with_rows_of(given.get(name), own) for name, own in initial.items()}
+    return matched(initial, aliases, given, is_strict=start.is_strict, where=str(start.path))
+
+
+def _with_rows_of(given: np.ndarray[Any, Any] | None, own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a model's own tensor, or one that has as many rows as the file's if it differs in nothing else."""
+    if given is None or given.ndim != own.ndim or given.shape[1:] != own.shape[1:]:
+        return own
+    resized = np.empty(given.shape, own.dtype)  # its values are the file's, or it is not used
+    return own if _misfit(given, resized) else resized
 
 
 def matched(initial: Arrays, aliases: Aliases, given: Arrays, *, is_strict: bool, where: str) -> Matched:
     """Return a model's tensors with the values of the given ones; `where` they are from. Raises as `started`."""
-    arrays, own, used, misfits, faults = dict(initial), list[str](), set[str](), list[str](), list[str]()
-    for name in (name for name in initial if not name.startswith(BESIDE)):
-        found = [alias for alias in dict.fromkeys((name, *aliases.get(name, ()))) if alias in given]
-        used.update(found)
+    match = match_names(initial, aliases, given, is_strict=is_strict, where=where)
+    arrays, faults = dict(initial), list[str]()
+    for name, found in match.sources.items():
         if any(not np.array_equal(given[alias], given[found[0]], equal_nan=True) for alias in found[1:]):
-            faults.append(f"{' and '.join(found)} are one tensor of the model, and differ in {where}")
-        elif not found:
-            own.append(name)
-        elif misfit := _misfit(given[found[0]], initial[name]):
-            misfits.append(f"{found[0]} is {misfit}")
-            own.append(name)
-            used.difference_update(found)
-        else:
-            arrays[name] = given[found[0]].astype(initial[name].dtype)
-            if not np.isfinite(arrays[name]).all():
-                faults.append(f"{found[0]} has NaN, infinite values or values beyond float32 in {where}")
+            faults.append(differing(found, where))
+        arrays[name] = given[found[0]].astype(initial[name].dtype)
+        if not np.isfinite(arrays[name]).all():
+            faults.append(not_finite(found[0], where))
+    if faults or match.faults:
+        raise StartRefused("; ".join([*faults, *match.faults]))
+    return Matched(arrays, match.own, match.unused)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The tensors of a file from which those of a model start."""
+
+    sources: Mapping[str, Sequence[str]]
+    """The names in the file of each tensor of the model that starts from it, which has all of them (tied weights)."""
+    own: tuple[str, ...]
+    """The tensors of the model that keep the task's own values."""
+    unused: tuple[str, ...]
+    """The tensors of the file that the model lacks, or has with another shape."""
+    faults: tuple[str, ...]
+    """The reasons that the file is no start, by names, shapes and dtypes."""
+
+
+def match_names(
+    initial: Mapping[str, Any], aliases: Aliases, given: Mapping[str, Any], *, is_strict: bool, where: str
+) -> Match:
+    """Match a model's tensors with those of a file. No value is looked at: only shapes and dtypes.
+
+    Args:
+        initial: arrays, or what has their `shape` and `dtype`, as they travel.
+        aliases: the names of the model's tied tensors.
+        given: those of the file.
+        is_strict: refuse a file that has not all tensors of the model, and no others.
+        where: the file, for the messages.
+    """
+    sources: dict[str, list[str]] = {}
+    own, used, misfits, faults = list[str](), set[str](), list[str](), list[str]()
+    tensors = [name for name in initial if not name.startswith(BESIDE)]
+    for name in tensors:
+        found = [alias for alias in dict.fromkeys((name, *aliases.get(name, ()))) if alias in given]
+        misfit = _misfit(given[found[0]], initial[name]) if found else ""
+        if found and not misfit:
+            sources[name] = found
+            used.update(found)
+            continue
+        own.append(name)
+        misfits += [f"{found[0]} is {misfit}"] if misfit else []
     unused = [name for name in given if name not in used]
-    if len(own) == sum(not name.startswith(BESIDE) for name in initial):
+    if len(own) == len(tensors):
         faults.append(f"no tensor of {where} is one of the model: it has {listed(given)}; the model has {listed(own)}")
     elif is_strict and (own or unused):
         faults += [*misfits, *_differences(own, unused, misfits, where)]
         faults[-1] += f"; {LENIENT}"
-    if faults:
-        raise StartRefused("; ".join(faults))
-    return Matched(arrays, tuple(own), tuple(unused))
+    return Match(sources, tuple(own), tuple(unused), tuple(faults))
+
+
+def differing(found: Sequence[str], where: str) -> str:
+    """Return the fault of a tied tensor whose names have different values."""
+    return f"{' and '.join(found)} are one tensor of the model, and differ in {where}"
+
+
+def not_finite(name: str, where: str) -> str:
+    """Return the fault of a tensor with values that cannot travel."""
+    return f"{name} has NaN, infinite values or values beyond float32 in {where}"
 
 
 def _differences(own: list[str], unused: list[str], misfits: list[str], where: str) -> list[str]:

@@ -86,11 +86,13 @@ class ArrayTask(Protocol):
     - `evaluate(parameters, *, split, site)`: return the statistics of the metrics by name, or None if there is no such
       data. The split is "train" or "test" of a site, or "server", where the site is None.
     - `num_examples(site)`: return the size of a site's training data.
+    - `statistics(site, split)`: return numbers of a site's data by name, as `Task.statistics`, or None if there is no
+      such data; a count named `examples` is the size of the split.
     - `metrics`: a `Metric` by name, for each value that is not total / count.
     - `options` and `settings`: values of a run and of a site by name, with their defaults, as in `Task`.
 
-    `initial`, `evaluate` and `num_examples` may have a further parameter named `context`, in which they get the
-    `Context`.
+    `initial`, `evaluate`, `num_examples` and `statistics` may have a further parameter named `context`, in which they
+    get the `Context`.
     """
 
     def initial(self, seed: int) -> "Arrays":

@@ -45,7 +45,7 @@ class Valued:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.task, name)
-        return contextual(found, context_of(self)) if name in ("evaluate", "num_examples") else found
+        return contextual(found, context_of(self)) if name in ("evaluate", "num_examples", "statistics") else found
 
     def initial(self, seed: int) -> Arrays:
         """Return the task's initial arrays."""

@@ -1,6 +1,7 @@
 """Checks of named numpy arrays that leave a training: layout, agreement with the model, finiteness. No torch."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,35 @@ def check_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout, *, 
     ]
     if faults:
         raise TaskMismatch("; ".join(faults))
+
+
+def check_rows_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout) -> None:
+    """Check that arrays can be appended to those of a model: the same names, dtypes and shapes but for the rows.
+
+    Args:
+        arrays: by name.
+        expected: the model's layout; a tensor has at least one axis.
+
+    Raises:
+        TaskMismatch: with every difference.
+    """
+    rows = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    check_like(arrays, tuple(replace(t, shape=(rows.get(t.name, 0), *t.shape[1:])) for t in expected))
+
+
+def check_grows(layout: Layout) -> None:
+    """Check that the tensors of a model can grow.
+
+    Raises:
+        TaskBroken: there is none, or some have no axis; the message lists them.
+    """
+    if scalars := [tensor.name for tensor in layout if not tensor.shape]:
+        raise TaskBroken(
+            f"{', '.join(scalars)} has no axis along which rule concatenate could append rows: give it one, as "
+            "np.zeros(0, np.float32) has"
+        )
+    if not layout:
+        raise TaskBroken("the initial model has no arrays to which rule concatenate could append rows")
 
 
 def check_finite(arrays: Mapping[str, np.ndarray[Any, Any]], what: str) -> None:

@@ -1,10 +1,11 @@
 """The settings of the local training in one round: the task author's values, and a run's overrides of them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.parallel.task.local_optimizers import is_declared
 from atoll.parallel.task.overrides import overridden, type_faults
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -24,17 +25,19 @@ class Local:
     batch_size: int | None = 32
     """Examples per step (B >= 1); None: the whole data set in one step, as in FedSGD."""
 
-    optimizer: str = "sgd"
-    """The optimizer: sgd, adam or adamw. Its state starts anew in every round."""
+    optimizer: str | Callable[..., Any] = "sgd"
+    """The optimizer: sgd, adam or adamw. Its state starts anew in every round. Or your own: by the name that an
+    installed package declares (see `atoll plugins`), or in the task itself a class or function of (parameters, lr) that
+    makes a `torch.optim.Optimizer`."""
 
     lr: float = 0.1
     """The local learning rate (η_l > 0)."""
 
     momentum: float = 0.0
-    """The momentum of sgd, in [0, 1)."""
+    """The momentum of sgd, in [0, 1); an optimizer of your own gets it if it is not 0."""
 
     weight_decay: float = 0.0
-    """The L2 penalty of sgd and adam, the decoupled decay of adamw (>= 0)."""
+    """The L2 penalty of sgd and adam, the decoupled decay of adamw (>= 0); your own gets it if it is not 0."""
 
     max_steps: int | None = None
     """The largest number of steps in one round (>= 1), even if the epochs have more; None: no limit."""
@@ -56,6 +59,19 @@ class Local:
         if faults := type_faults(self, "local") or _range_faults(self):
             raise ValueError("; ".join(faults))
 
+    @property
+    def has_own_optimizer(self) -> bool:
+        """The answer whether the optimizer is the task's own or a package's."""
+        return callable(self.optimizer) or self.optimizer not in OPTIMIZERS
+
+    @property
+    def optimizer_name(self) -> str:
+        """The optimizer as a person names it."""
+        optimizer = self.optimizer
+        if not callable(optimizer):
+            return optimizer
+        return str(getattr(optimizer, "__qualname__", None) or type(optimizer).__name__)
+
     def with_overrides(self, overrides: Mapping[str, Any]) -> "Local":
         """Return a copy with other values, as from `--set local.lr=0.05`; arguments and errors as in
         `overrides.overridden`.
@@ -65,11 +81,13 @@ class Local:
 
 def _range_faults(local: Local) -> list[str]:
     """List the values out of their ranges, given that the types are right."""
-    sgd_only = local.momentum == 0 or local.optimizer == "sgd"
+    sgd_only = local.momentum == 0 or local.optimizer == "sgd" or local.has_own_optimizer
+    is_known = not local.has_own_optimizer or callable(local.optimizer) or is_declared(local.optimizer)
+    known = f"must be one of {', '.join(OPTIMIZERS)}, or a name that one installed package declares (`atoll plugins`)"
     rules = [
         (local.epochs >= 1, "epochs", "must be at least 1"),
         (local.batch_size is None or local.batch_size >= 1, "batch_size", "must be at least 1, or none"),
-        (local.optimizer in OPTIMIZERS, "optimizer", f"must be one of {', '.join(OPTIMIZERS)}"),
+        (is_known, "optimizer", f"{known}, or in the task a class or function"),
         (0 < local.lr < math.inf, "lr", "must be positive and finite"),
         (0 <= local.momentum < 1, "momentum", "must be in [0, 1)"),
         (sgd_only, "momentum", f"belongs to sgd, not to {local.optimizer}"),

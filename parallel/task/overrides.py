@@ -1,9 +1,10 @@
 """Overrides of a settings dataclass, from TOML or from the text of a command line; all faults at once."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 Settings = TypeVar("Settings")
 
@@ -63,14 +64,20 @@ def type_faults(settings: object, section: str, hidden: Collection[str] = ()) ->
 
 def types_of(kind: type, hidden: Collection[str] = ()) -> dict[str, tuple[type, ...]]:
     """Return the allowed types of each field."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     names = [field.name for field in fields(kind) if field.name not in hidden]
     return {name: get_args(hints[name]) or (hints[name],) for name in names}
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def fits(hint: tuple[type, ...], value: object) -> bool:
     """Return whether the value has one of the types; an int counts as a float, but a bool not as an int."""
-    return type(value) in hint or (type(value) is int and float in hint)
+    is_function = callable(value) and Callable in map(get_origin, hint)
+    return type(value) in hint or (type(value) is int and float in hint) or is_function
 
 
 def words(hint: tuple[type, ...]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from atoll.parallel.loading import loading
 from atoll.parallel.task.algorithm import Algorithm, algorithm_faults
 from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
 from atoll.parallel.task.collated import CollatedData
@@ -49,8 +50,8 @@ class Task:
             test_data=load_test,
         )
 
-    `model`, `data`, `loss`, `test_data`, `fit` and the metrics may have a further parameter named `context`, in which
-    they get the `Context`: site, round, version, seed, deadline, options and settings.
+    `model`, `data`, `loss`, `test_data`, `fit`, `statistics` and the metrics may have a further parameter named
+    `context`, in which they get the `Context`: site, round, version, seed, deadline, options and settings.
 
     Raises:
         ValueError: a field is of a wrong type; the message lists all faults.
@@ -105,6 +106,11 @@ class Task:
     """Values of a site by name, with their defaults, such as the path of its file: the `[task]` table of its
     `agent.toml` may set others of the same types, which never leave the site. They are `context.settings`."""
 
+    statistics: Callable[..., Mapping[str, Any]] | None = None
+    """(data, split) -> numbers of a site's data by name, given before a training (`atoll run statistics`): a number or
+    an array, which is added over the sites, or a `Statistic` with another rule. None: counts, labels and moments of the
+    features alone."""
+
     site_settings: Mapping[str, Mapping[str, Plain | None]] = field(default_factory=dict)
     """Settings of some sites by their names, over `settings`: for a simulation and a centralized training, whose files
     may set them in `[sites.NAME]`."""
@@ -115,7 +121,7 @@ class Task:
             raise ValueError("Task: " + "; ".join(faults))
         object.__setattr__(self, "sites", tuple(self.sites))
         otherwise = context_of(self)
-        for name in ("model", "data", "loss", "test_data", "fit"):
+        for name in ("model", "data", "loss", "test_data", "fit", "statistics"):
             object.__setattr__(self, name, self._wrapped(name, otherwise))
         metrics = {name: _contextual_metric(metric, otherwise) for name, metric in self.metrics.items()}
         object.__setattr__(self, "metrics", metrics)
@@ -155,7 +161,7 @@ def _faults(task: Task) -> Iterator[str]:
     for name in ("model", "data", "loss"):
         if not callable(getattr(task, name)):
             yield f"{name} must be callable, got {getattr(task, name)!r}"
-    for name in ("test_data", "fit", "collate"):
+    for name in ("test_data", "fit", "collate", "statistics"):
         if getattr(task, name) is not None and not callable(getattr(task, name)):
             yield f"{name} must be callable or None, got {getattr(task, name)!r}"
     if not (task.units is None or task.units == "sum" or callable(task.units)):
@@ -200,7 +206,8 @@ def load_task(reference: str) -> Task | ArrayTask:
     """
     try:
         place, attribute = split(reference)
-        module = load_module(reference)
+        with loading():
+            module = load_module(reference)
     except ReferenceNotFound as error:
         raise TaskNotFound(str(error)) from error
     step_without_compiler()

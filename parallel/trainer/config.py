@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from atoll.parallel.data.order import Last, Sampling
+from atoll.parallel.data.division import Last, Sampling
 from atoll.parallel.optimizers.options import OPTIONS
 from atoll.parallel.optimizers.schedule import KINDS, RULES
 from atoll.parallel.task.overrides import overridden, type_faults
@@ -53,9 +53,9 @@ class TrainConfig:
     of `local`, momentum and weight decay are its own defaults."""
 
     start: str | None = None
-    """The safetensors file from which the model starts, such as one that `atoll model export` writes; a tied tensor
-    may have any of its names. A training that continues from its checkpoint does not read it; none: the task's own
-    model."""
+    """The safetensors file from which the model starts, such as one that `atoll model export` writes, or
+    "run:NAME[@VERSION]", a version of a deployed run, which is exported first; a tied tensor may have any of its names.
+    A training that continues from its checkpoint does not read it; none: the task's own model."""
 
     strict: bool = True
     """Refuse a `start` that lacks a tensor of the model, or has others; false: what does not fit keeps the task's own

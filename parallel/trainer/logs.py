@@ -1,4 +1,4 @@
-"""The events of a training and their logs: one JSON object for each event, and TensorBoard's files.
+"""The events of a training and their log: one JSON object for each event.
 
 begin        step (from which it continues), steps, the settings
 step         step, epoch, loss (before the step), grad_norm, lr, examples_per_s, memory_bytes, seconds, ...
@@ -9,7 +9,6 @@ end          step, why (finished, early, interrupted), seconds
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ Event = dict[str, Any]
 """Plain values; `event` is the kind."""
 
 Report = Callable[[Event], None]
-
-NOT_DRAWN = ("event", "step", "epoch")
 
 
 def to_all(*reports: Report) -> Report:
@@ -42,30 +39,6 @@ def json_log(path: Path) -> Report:
     def report(event: Event) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(to_json(event) + "\n")
-
-    return report
-
-
-def has_tensorboard() -> bool:
-    """Return whether the package is installed (the extra `tensorboard`)."""
-    return find_spec("tensorboard") is not None
-
-
-def tensorboard(folder: Path) -> Report:
-    """Return a report that draws every number of steps and evaluations, in TensorBoard's own files."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer: Any = SummaryWriter(str(folder))
-
-    def report(event: Event) -> None:
-        if event["event"] in ("step", "evaluation"):
-            for name, value in event.items():
-                if name not in NOT_DRAWN and value is not None:
-                    writer.add_scalar(name, value, event["step"])
-        if event["event"] in ("evaluation", "end"):
-            writer.flush()
-        if event["event"] == "end":
-            writer.close()
 
     return report
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from atoll.parallel.data.order import Last, Order, Sampling
-from atoll.parallel.optimizers.options import OptimizerConfig
+from atoll.parallel.data.division import Last, Sampling
+from atoll.parallel.data.order import Order
+from atoll.parallel.optimizers.options import OPTIONS, OptimizerConfig
 from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
 from atoll.parallel.task.local import Local
 from atoll.parallel.trainer.config import TrainConfig
@@ -109,13 +110,18 @@ def _steps(local: Local, config: TrainConfig, steps_per_epoch: int) -> int:
 
 
 def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
-    """Return the task's own method exactly as its sites use it (there, biases and norms decay too), or the config's."""
-    if config.optimizer in (None, local.optimizer):
+    """Return the task's method exactly as its sites use it (there, biases and norms decay too), or the config's."""
+    if config.optimizer is None and local.has_own_optimizer:
+        raise ValueError(
+            f"train.optimizer: absent, and local.optimizer is {local.optimizer_name}, which this training does not "
+            f"have; allowed: {', '.join(OPTIONS)}: name the one to use here"
+        )
+    if not local.has_own_optimizer and config.optimizer in (None, local.optimizer):
         momentum = local.momentum if local.optimizer == "sgd" else None
         return OptimizerConfig(
-            name=local.optimizer, lr=lr, momentum=momentum, weight_decay=local.weight_decay, skip_1d=False
+            name=local.optimizer_name, lr=lr, momentum=momentum, weight_decay=local.weight_decay, skip_1d=False
         )
-    return OptimizerConfig(name=config.optimizer or local.optimizer, lr=lr)
+    return OptimizerConfig(name=config.optimizer or local.optimizer_name, lr=lr)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -20,17 +20,15 @@ from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
-from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.local_training.batches import fetcher
-from atoll.parallel.local_training.parameters import value_faults
-from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
-from atoll.parallel.local_training.warm_start import Start, StartRefused, start_model
+from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.randomness import generators_kept
+from atoll.parallel.trainer.building import Built, build, give_values
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import in_order, test_data, training_data
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
@@ -47,7 +45,7 @@ from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.world import World, process_group
 
-CHECKPOINTS, LOG, RESULT, TENSORBOARD = "checkpoints", "log.jsonl", "result.json", "tensorboard"
+CHECKPOINTS, LOG, RESULT = "checkpoints", "log.jsonl", "result.json"
 """The entries in the folder of a training, beside the models."""
 
 SMALL = 1_000_000
@@ -111,29 +109,18 @@ def _train(job: Job, here: Surroundings) -> Result:
     check_job(job, here.world.size)
     data, tests = training_data(job.task), test_data(job.task)
     borrowed = check_forward(job, data)
-    seed_everything(job.config.seed)
-    model = job.task.model()
-    if faults := value_faults(model):
-        raise JobRefused("; ".join(faults))
-    note = _start(job.config, here, model)
-    recipe = _recipe(job, len(data), model)
-    with _threads(threads_for(model, job.config.threads)), _axes(job, here) as axes:
-        return _Builder(job, recipe, here, axes, model, borrowed, note).train(data, tests)
+    built = build(job, _start(job.config, here))
+    recipe = _recipe(job, len(data), built.model)
+    with _threads(threads_for(built.model, job.config.threads)), _axes(job, here) as axes:
+        return _Builder(job, recipe, here, axes, built, borrowed).train(data, tests)
 
 
-def _start(config: TrainConfig, here: Surroundings, model: nn.Module) -> str:
-    """Give a new training's model the values of its start, and return a note on tensors that were left.
-
-    Raises:
-        JobRefused: the file cannot be read, or does not fit the model.
-    """
+def _start(config: TrainConfig, here: Surroundings) -> Start | None:
+    """Return the file from which a new training's model starts; None: there is none, or it has begun."""
     folder = here.folder / CHECKPOINTS
     if config.start is None or (folder.is_dir() and any(folder.iterdir())):
-        return ""
-    try:
-        return start_model(model, Start(Path(config.start), config.strict))
-    except (StartRefused, OSError) as error:
-        raise JobRefused(f"train.start: {error}") from error
+        return None
+    return Start(Path(config.start), config.strict)
 
 
 def threads_for(model: nn.Module, wanted: int | None) -> int:
@@ -185,10 +172,8 @@ class _Builder:
     recipe: Recipe
     here: Surroundings
     axes: Axes | None
-    model: nn.Module
+    built: Built
     borrowed: list[str]
-    note: str
-    """The tensors that have not started from the given file."""
 
     @property
     def device(self) -> torch.device:
@@ -206,8 +191,9 @@ class _Builder:
 
     def train(self, data: Any, tests: Any) -> Result:
         job, here, config = self.job, self.here, self.job.config
-        tied = tied_names(self.model)
+        built = self.built
         engine = self._engine()
+        give_values(built, job, engine.parts, self.axes, self.device)
         seed_generators(config.seed, 0, 0 if self.axes is None else self.axes.draw)
         loader = Loader(
             data,
@@ -221,13 +207,14 @@ class _Builder:
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
         ranks = Ranks()
-        with self._checkpointer(tied) as checkpointer:
+        with self._checkpointer(built.tied) as checkpointer:
             saver = Saver(checkpointer, settings_of(job, self.recipe), engine, carried, config.seed)
             saver.restore()
+            local = {**asdict(job.task.local), "optimizer": job.task.local.optimizer_name}
             here.report(
                 {"event": "begin", "step": engine.steps, "steps": self.recipe.steps, "task": job.name}
-                | {"train": asdict(config), "local": asdict(job.task.local), "plan": asdict(job.plan)}
-                | ({"start": self.note} if self.note else {})
+                | {"train": asdict(config), "local": local, "plan": asdict(job.plan)}
+                | ({"start": built.note} if built.note else {})
                 | ({"unused": "algorithm"} if job.task.algorithm is not None else {})
             )
             training = Training(
@@ -248,7 +235,7 @@ class _Builder:
                 ranks=ranks,
                 report=here.report,
                 folder=here.folder,
-                tied=tied,
+                tied=built.tied,
             )
             why = training.run()
         ranks.close()
@@ -257,7 +244,7 @@ class _Builder:
     def _engine(self) -> Engine:
         order, plan = self.recipe.order, self.job.plan
         return assemble(
-            self.model,
+            self.built.model,
             plan,
             Optimization(
                 loss=self._unit_check,

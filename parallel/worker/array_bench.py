@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.aggregation.tensors.layout import BESIDE
-from atoll.parallel.local_training.algorithms import check_algorithm
+from atoll.parallel.local_training.algorithms import CONCATENATE, check_algorithm
 from atoll.parallel.local_training.warm_start import Aliases
+from atoll.parallel.statistics.own import cannot_give, of_array_task
+from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
 from atoll.parallel.task.array_values import valued
-from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_of
+from atoll.parallel.task.arrays import Arrays, check_finite, check_grows, check_like, check_rows_like, layout_of
 from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
-from atoll.parallel.task.randomness import seed_everything, seeded
+from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
 from atoll.parallel.worker.bench import Measures, Outcome, Received, only_declared
 
 
@@ -30,13 +32,16 @@ class ArrayBench:
         given.overrides(1)  # every schedule has a start
         self._local = given.local
         check_algorithm(request.get("algorithm") or "fedavg", None)
+        self.grows = request.get("algorithm") == CONCATENATE
 
     def initial(self, seed: int) -> Arrays:
         """Return the task's initial arrays, checked."""
         context = context_of(self._task, seed=seed)
         with seeded(seed), within(context):  # seeded for libraries that draw from a global generator
             arrays = self._task.initial(seed)
-        layout_of(arrays)
+        layout = layout_of(arrays)
+        if self.grows:
+            check_grows(layout)
         if reserved := [name for name in arrays if name.startswith(BESIDE)]:
             raise TaskBroken(
                 f"{', '.join(reserved)}: the prefixes {' and '.join(BESIDE)} are reserved for the tensors of an "
@@ -82,7 +87,10 @@ class ArrayBench:
         instructions = Instructions(self._site, seed, round_id, deadline, local, context)
         seed_everything(instructions.seed)
         trained = checked(self._task.train(parameters, instructions))
-        check_like(trained.update, layout, may_omit=True)  # the coordinator decides about partial updates
+        if request.get("algorithm") == CONCATENATE:
+            check_rows_like(trained.update, layout)
+        else:
+            check_like(trained.update, layout, may_omit=True)  # the coordinator decides about partial updates
         check_finite(trained.update, "update")
         return Outcome(trained, {"steps": 0})
 
@@ -97,6 +105,19 @@ class ArrayBench:
         with seeded(seed), within(context_of(self._task, site=site, version=version, seed=seed)):
             statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
         return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)
+
+    def statistics(self, request: dict[str, Any], deadline: Deadline) -> SiteStatistics:
+        """Return what the task's own `statistics` and `num_examples` give; they observe no deadline."""
+        self._given(request)
+        if self._site is None:
+            raise TaskBroken("this worker was started without a site, so it has no data")
+        seed = request.get("model_seed") or 0
+        with seeded(DATA_SEED), within(context_of(self._task, site=self._site, seed=seed)):
+            return of_array_task(self._task, self._site)
+
+    def no_statistics(self) -> str:
+        """Return the reason that the task gives none; empty: it does."""
+        return cannot_give(self._task)
 
     def _given(self, request: dict[str, Any]) -> Given:
         """Return the values of the request's run, and take its options."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from atoll.parallel.local_training.warm_start import Aliases
+from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.deadline import Deadline
@@ -52,6 +53,11 @@ class Bench(Protocol):
         """The metrics, which turn statistics into values."""
         ...
 
+    @property
+    def grows(self) -> bool:
+        """Return whether the tensors of the run's model grow by rows: a file to start from may have any number."""
+        ...
+
     def initial(self, seed: int) -> Arrays:
         """Return the tensors of version 0."""
         ...
@@ -82,6 +88,14 @@ class Bench(Protocol):
 
     def measures(self) -> Measures:
         """Return what an evaluation measures."""
+        ...
+
+    def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
+        """Return the statistics of the site's data, which no model takes part in."""
+        ...
+
+    def no_statistics(self) -> str:
+        """Return the reason that no site has statistics of its data; empty: there may be some."""
         ...
 
 

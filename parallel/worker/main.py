@@ -16,6 +16,7 @@ Requests, and the fields of their answers (`?`: optional):
                                                             has_own, normalizer?, effective_steps? (FedNova's)
     evaluate  model, own?, model_seed?, local?, split: train | test | server
                                                          -> statistics (null, with a reason, if there are none)
+    statistics  local?, model_seed?, only_whether?       -> statistics (of the site's data), or why_not
     values    statistics                                 -> values (null: undefined), by the task's metrics
     quit                                                 -> (none), then the process ends
 
@@ -49,6 +50,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.parallel.loading import keep_modules
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.worker.operations import Operations
@@ -127,6 +129,7 @@ def private_pipes() -> tuple[int, int]:
 
 def main() -> None:
     """Answer requests until `quit` or the end of stdin."""
+    keep_modules()
     requests_fd, replies_fd = private_pipes()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

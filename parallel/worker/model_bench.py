@@ -24,6 +24,8 @@ from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
 from atoll.parallel.local_training.warm_start import Aliases
+from atoll.parallel.statistics.of_data import of_task
+from atoll.parallel.statistics.parts import SPLITS, SiteStatistics
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.parallel.task.context import Context, context_of, within
@@ -40,6 +42,8 @@ from atoll.parallel.worker.bench import Json, Measures, Outcome, Received, only_
 class ModelBench:
     """The bench of a `Task`; see `bench.Bench`."""
 
+    grows = False
+
     def __init__(self, task: Task, request: dict[str, Any]) -> None:
         if request.get("threads"):
             torch.set_num_threads(request["threads"])
@@ -54,7 +58,10 @@ class ModelBench:
         check_training(task, self._algorithm, self._local)
         self._model: torch.nn.Module | None = None
         self._seed = 0
-        if self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
+        if self._local.has_own_optimizer:  # its faults are told before a round
+            with within(context_of(self._task)):
+                make_optimizer(self._local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
+        elif self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
         self._datasets: dict[str, Any] = {}
 
@@ -172,6 +179,19 @@ class ModelBench:
     def measures(self) -> Measures:
         """Return the names of the loss and the task's metrics, and whether the server has data for them."""
         return Measures(tuple(sorted({"loss", *self._task.metrics})), self._why_not("server", self._local))
+
+    def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
+        """Return the statistics of the rows of both splits, with those of the task's own function."""
+        self._local_of(request, 0)  # takes the options of the request
+        if self._site is None:
+            raise TaskBroken("this worker was started without a site, so it has no data")
+        datasets = {split: self._dataset(split) for split in SPLITS}
+        with within(self._context(request)):
+            return of_task(self._task, datasets, deadline)
+
+    def no_statistics(self) -> str:
+        """Return no reason: rows have statistics."""
+        return ""
 
     def _why_not(self, where: str, local: Local) -> str:
         """Return the reason that nothing can be measured on a split; empty: it can."""

@@ -39,6 +39,7 @@ class Operations:
             "values": self._values,
             "values_of": self._values_of,
             "measures": self._measures,
+            "statistics": self._statistics,
         }
 
     def answer(self, request: Json, deadline: Deadline) -> Json:
@@ -118,6 +119,11 @@ class Operations:
         own = sorted(name for name, metric in self._loaded().metrics.items() if isinstance(metric, Metric))
         return {"names": measures.names, "why_not_here": measures.why_not_here, "own": own}
 
+    def _statistics(self, request: Json, deadline: Deadline) -> Json:
+        if request.get("only_whether"):  # the coordinator, which has no site's data
+            return {"why_not": self._loaded().no_statistics()}
+        return {"statistics": self._loaded().statistics(request, deadline).plain()}
+
     def _loaded(self) -> Bench:
         assert self._bench is not None, "load comes first"
         return self._bench
@@ -153,7 +159,7 @@ def kind_of(error: BaseException, op: str) -> str:
         return "out_of_time"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
-    return "training_failed" if op in ("train", "evaluate") else "task_broken"
+    return "training_failed" if op in ("train", "evaluate", "statistics") else "task_broken"
 
 
 def detail_of(error: BaseException) -> str:

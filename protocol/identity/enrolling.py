@@ -45,7 +45,7 @@ from atoll.protocol.identity.credential import (
     write_private,
 )
 from atoll.protocol.identity.join_code import JoinCode, is_address
-from atoll.protocol.identity.names import ANYBODY, COORDINATOR, Role, Wanted
+from atoll.protocol.identity.names import ANYBODY, COORDINATOR, PLACE, Role, Wanted
 from atoll.protocol.identity.proxy import HttpProxy
 from atoll.protocol.identity.shown_certificate import certificate_at
 from atoll.protocol.settings import ConfigError
@@ -54,8 +54,8 @@ from atoll.protocol.wire.channel import client_options
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
-ENROLLING, PLACE = "enrolling.pem", "place.json"
-"""Files in the credential's folder: the key until there is a certificate for it; the coordinator's addresses."""
+ENROLLING = "enrolling.pem"
+"""The file in the credential's folder that has the key until there is a certificate for it."""
 
 PATIENCE_S, BUSY_WAIT_S = 120.0, (1.0, 5.0)
 """Time for attempts while too many others enrol [s], and the bounds of the random wait between two of them [s]."""

@@ -12,6 +12,9 @@ NAME_ALLOWED = "1 to 64 letters, digits, '.', '_' or '-', beginning with a lette
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _SCHEME = "atoll://"
 
+PLACE = "place.json"
+"""The file beside a member's credential that has the addresses of its coordinator."""
+
 
 class Role(StrEnum):
     """The role of a member; `server/identity/rules` lists the rights of each."""

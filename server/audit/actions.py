@@ -32,6 +32,7 @@ class Action(StrEnum):
     CALL = "call"
     CALL_REFUSE = "call.refuse"
     MODEL_EXPORT = "model.export"
+    STATISTICS_COLLECT = "statistics.collect"
     STATE_BACKUP = "state.backup"
     STATE_RESTORE = "state.restore"
     AUDIT_REPAIR = "audit.repair"

@@ -1,7 +1,7 @@
 """The reading of audit logs: one that is being written, a copy of one, or some of its files alone."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,8 @@ class Source:
     """The files are claimed to be the whole log."""
     cut: tuple[Path, ...] = ()
     """The files with bytes that were cut off after crashes."""
+    on_bytes: Callable[[int], None] = lambda more: None
+    """Called with the number of bytes of each line."""
 
     @classmethod
     def of_state(cls, state: Path) -> "Source":
@@ -56,6 +58,7 @@ class Source:
         """Yield each line, with its end, and its place: file and line number, counted from 1."""
         for path, num_bytes in self.files:
             for number, line in enumerate(read_lines(path, num_bytes=num_bytes), 1):
+                self.on_bytes(len(line))
                 yield f"{path.name}:{number}", line
 
 

@@ -19,7 +19,7 @@ import shutil
 import sqlite3
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from atoll import __version__
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import printable
 from atoll.protocol.file_lock import Locked, lock_file
+from atoll.protocol.progress import OnBytes, not_told
 from atoll.server.backup.contents import BackupFailed, Contents, Part, belongs, is_immutable, is_key
 from atoll.server.backup.required_files import Need, RunFiles, lacking, needs_of
 from atoll.server.journal.binding import binding_of
@@ -48,6 +49,10 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
+def _ignore(_more: int) -> None:
+    """Tell nothing of the last file, which lists the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backup:
     """The result of a backup or a restoration."""
@@ -64,13 +69,14 @@ class Backup:
 # ---------------------------------------------------------------- making one
 
 
-def back_up(state: Path, out: Path, *, keys: bool = True) -> Backup:
+def back_up(state: Path, out: Path, *, keys: bool = True, on_bytes: OnBytes = not_told) -> Backup:
     """Copy a state directory, also one in use.
 
     Args:
         state: the directory.
         out: a new folder, or a file if it ends in .tar, readable for its owner alone.
         keys: include the coordinator's certificates and keys.
+        on_bytes: called with the number of bytes that were copied since the last call, and of all.
 
     Raises:
         BackupFailed: the journal is in PostgreSQL, is damaged, or has no room for its copy, which is first made beside
@@ -93,7 +99,7 @@ def back_up(state: Path, out: Path, *, keys: bool = True) -> Backup:
         with _staging(state) as staging:
             made_at, needs = _stage(state, staging, keys=keys)
             with naming(out):
-                num_bytes = _write(staging, part, made_at, has_keys=keys, is_tar=is_tar)
+                num_bytes = _write(staging, part, made_at, on_bytes, has_keys=keys, is_tar=is_tar)
     strangers = tuple(printable(path) for path in _paths(state) if not belongs(path))
     return Backup(made_at, keys, num_bytes, needs, strangers)
 
@@ -314,16 +320,18 @@ def _drop_unreferenced(staging: Path, needs: list[Need]) -> None:
 # ---------------------------------------------------------------- onto the disk
 
 
-def _write(staging: Path, part: Path, made_at: float, *, has_keys: bool, is_tar: bool) -> int:
+def _write(staging: Path, part: Path, made_at: float, on_bytes: OnBytes, *, has_keys: bool, is_tar: bool) -> int:
     """Copy the staged files, and return their size [bytes]."""
     with (_Archive if is_tar else _Folder)(part) as target:
         paths = sorted(path for path in staging.rglob("*") if path.is_file())
-        parts = [target.add(path, path.relative_to(staging).as_posix()) for path in paths]
+        total, parts = sum(path.stat().st_size for path in paths), list[Part]()
+        for path in paths:
+            parts.append(target.add(path, path.relative_to(staging).as_posix(), lambda more: on_bytes(more, total)))
         contents = Contents(atoll=__version__, made_at=made_at, has_keys=has_keys, files=parts)
         written = staging / CONTENTS
         written.write_text(contents.model_dump_json(indent=1))
         written.chmod(0o600)
-        target.add(written, CONTENTS)
+        target.add(written, CONTENTS, _ignore)
     return contents.num_bytes
 
 
@@ -339,11 +347,11 @@ class _Folder:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def add(self, path: Path, name: str) -> Part:
+    def add(self, path: Path, name: str, on_block: Callable[[int], None]) -> Part:
         """Copy a file, and return its line of the contents."""
         mode = path.stat().st_mode & 0o700
         with path.open("rb") as file:
-            num_bytes, sha256 = copy_durably(file, self._path / name, mode)
+            num_bytes, sha256 = copy_durably(file, self._path / name, mode, on_block)
         return Part(path=name, num_bytes=num_bytes, mode=mode, sha256=sha256)
 
 
@@ -364,12 +372,12 @@ class _Archive:
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
-    def add(self, path: Path, name: str) -> Part:
+    def add(self, path: Path, name: str, on_block: Callable[[int], None]) -> Part:
         """Copy a file, and return its line of the contents."""
         stat, info = path.stat(), tarfile.TarInfo(name)
         info.size, info.mode, info.mtime = stat.st_size, stat.st_mode & 0o700, int(stat.st_mtime)
         with path.open("rb") as file:
-            reader = _Hashing(file)
+            reader = _Hashing(file, on_block)
             self._tar.addfile(info, reader)
         return Part(path=name, num_bytes=info.size, mode=info.mode, sha256=reader.sha256.hexdigest())
 
@@ -377,20 +385,21 @@ class _Archive:
 class _Hashing:
     """A file that is being read, with the digest of the bytes so far."""
 
-    def __init__(self, file: Any) -> None:
-        self._file, self.sha256 = file, hashlib.sha256()
+    def __init__(self, file: Any, on_block: Callable[[int], None]) -> None:
+        self._file, self._on_block, self.sha256 = file, on_block, hashlib.sha256()
 
     def read(self, size: int = BLOCK_BYTES) -> bytes:
         """Return the next block; empty at the end."""
         block: bytes = self._file.read(size)
         self.sha256.update(block)
+        self._on_block(len(block))
         return block
 
 
-def copy_durably(source: Any, path: Path, mode: int) -> tuple[int, str]:
+def copy_durably(source: Any, path: Path, mode: int, on_block: Callable[[int], None]) -> tuple[int, str]:
     """Copy an open file to a new, durable one, and return its size [bytes] and its SHA-256."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    reader = _Hashing(source)
+    reader = _Hashing(source, on_block)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         while block := reader.read():
             file.write(block)

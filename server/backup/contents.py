@@ -15,12 +15,13 @@ _UPDATE = r"updates/[0-9a-f]{64}(?:\.bin|\.\d{4}\.(?:bin|json))"
 _IMMUTABLE = rf"runs/\w[\w.-]*/(?:{_VERSION}|{_UPDATE})"
 _RUNS = rf"{_IMMUTABLE}|runs/\w[\w.-]*/(?:ranks|worker\.log)"
 _AUDIT = r"audit/(?:audit-\d+\.jsonl|cut-\d+\.bin|key\.pem|public\.pem)"
+_STATISTICS = r"statistics/\d{6,}\.json"
 _RANK = r"(?:aggregators/\d+of\d+/)?"
 
 _BELONGS = re.compile(
-    rf"state\.db|alive|restored\.json|{_AUDIT}|{_RANK}(?:rank\.json|address|{_IDENTITY}|{_RUNS})", re.A
+    rf"state\.db|alive|restored\.json|{_STATISTICS}|{_AUDIT}|{_RANK}(?:rank\.json|address|{_IDENTITY}|{_RUNS})", re.A
 )
-_IS_IMMUTABLE = re.compile(rf"{_RANK}{_IMMUTABLE}", re.A)
+_IS_IMMUTABLE = re.compile(rf"{_RANK}{_IMMUTABLE}|{_STATISTICS}", re.A)
 _IS_KEY = re.compile(rf"{_RANK}{_IDENTITY}|audit/key\.pem", re.A)
 
 
@@ -40,7 +41,7 @@ def belongs(path: str) -> bool:
 
 
 def is_immutable(path: str) -> bool:
-    """Return whether the file of this path never changes: it is of a version or an update."""
+    """Return whether the file of this path never changes: it is of a version, an update or statistics."""
     return _IS_IMMUTABLE.fullmatch(path) is not None
 
 

@@ -19,14 +19,14 @@ from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, RunState, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.part_files import PartFiles, file_stem
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
+from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import RunRow, run_rows
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import UPDATES, VERSIONS, check_version
 from atoll.server.journal.sqlite import SqliteDatabase
-from atoll.server.journal.state_directory import run_folder
 
 
 @dataclass(frozen=True, slots=True)

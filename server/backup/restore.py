@@ -3,11 +3,13 @@
 import json
 import os
 import tarfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import IO
 
 from atoll.protocol.durable import write_atomically
+from atoll.protocol.progress import OnBytes, not_told
 from atoll.server.backup.backup import CONTENTS, Backup, beside, copy_durably, naming
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.backup.required_files import damaged, needs_of
@@ -16,7 +18,7 @@ NO_TAR = (tarfile.TarError, ValueError, OverflowError)
 """Errors of reading a damaged tar file; the last two come from impossible sizes in a header."""
 
 
-def restore(source: Path, state: Path) -> Backup:
+def restore(source: Path, state: Path, *, on_bytes: OnBytes = not_told) -> Backup:
     """Restore a state directory from a backup; the directory appears after all of its files were checked.
 
     Raises:
@@ -32,7 +34,7 @@ def restore(source: Path, state: Path) -> Backup:
         )
     with beside(target) as part:
         with naming(state):
-            contents = _unpack(source, part)
+            contents = _unpack(source, part, on_bytes)
         (part / "runs").mkdir(exist_ok=True)
         needs = needs_of(part)
         if faults := list(damaged(part, needs)):
@@ -40,13 +42,13 @@ def restore(source: Path, state: Path) -> Backup:
     return Backup(contents.made_at, contents.has_keys, contents.num_bytes, needs)
 
 
-def _unpack(source: Path, target: Path) -> Contents:
+def _unpack(source: Path, target: Path, on_bytes: OnBytes) -> Contents:
     """Copy exactly the files that the backup's contents list, and check the digest of each."""
     with closing(_opened(source)) as opened:
         try:
             contents = _contents_of(opened)
             for part in contents.files:
-                _copy(opened, part, target)
+                _copy(opened, part, target, lambda more: on_bytes(more, contents.num_bytes))
         except (BackupFailed, *NO_TAR) as error:
             raise BackupFailed(f"{source} is no complete backup: {error}") from error
     write_atomically(target / "restored.json", json.dumps({"from": str(source), "made_at": contents.made_at}).encode())
@@ -61,9 +63,9 @@ def _contents_of(opened: "_Folder | _Archive") -> Contents:
     return contents
 
 
-def _copy(opened: "_Folder | _Archive", part: Part, target: Path) -> None:
+def _copy(opened: "_Folder | _Archive", part: Part, target: Path, on_block: Callable[[int], None]) -> None:
     with opened.open(part.path) as file:
-        found = copy_durably(file, target / part.path, part.mode & 0o700)
+        found = copy_durably(file, target / part.path, part.mode & 0o700, on_block)
     if found != (part.num_bytes, part.sha256):
         raise BackupFailed(f"{part.path} is damaged: its size and SHA-256 differ from those in {CONTENTS}")
 

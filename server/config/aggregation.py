@@ -1,25 +1,44 @@
 """The settings that turn a run's updates into the next version: algorithm, rule, norm bound, codec, optimizer."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.aggregation.fold.device import Device
-from atoll.aggregation.optimizers import Optimizer
-from atoll.aggregation.rules.geometric import NearestNeighbourMixing
-from atoll.aggregation.rules.rule import Rule, check_count
+from atoll.aggregation.codecs.installed import name_for
+from atoll.aggregation.printable import count_of
+from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.settings import STRICT, ConfigError, Plain
-from atoll.server.config.extensions import OPTIMIZER_EXTENSION, RULE_EXTENSION, load_optimizer, load_rule
-from atoll.server.config.kinds import CODECS, RULES, SERVER_OPTIMIZERS, CodecKind, OptimizerKind, RuleKind
+from atoll.server.config.extensions import (
+    CODEC_EXTENSION,
+    OPTIMIZER_EXTENSION,
+    RULE_EXTENSION,
+    load_optimizer,
+    load_rule,
+    open_codec,
+)
+from atoll.server.config.kinds import (
+    CODECS,
+    RULES,
+    SERVER_OPTIMIZERS,
+    CodecKind,
+    ConcatenateKind,
+    OptimizerKind,
+    RuleKind,
+)
 from atoll.server.rounds.policy import StragglerPolicy
+
+if TYPE_CHECKING:
+    from atoll.aggregation.fold.device import Device
+    from atoll.aggregation.optimizers import Optimizer
+    from atoll.aggregation.rules.rule import Rule
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
-RULE_FIELDS = ("malicious", "num_selected", "num_steps", "radius")
+RULE_FIELDS = ("malicious", "num_selected", "num_steps", "radius", "append_max")
 """The options of the rules, among the settings of `AggregationConfig`."""
 
 
@@ -44,8 +63,10 @@ class AggregationConfig(BaseModel):
     rule: str = "mean"
     """Aggregation rule. "mean": exact, weighted. Robust against arbitrary updates, all with the same weight: "median"
     and "trimmed_mean", element by element; "multi_krum", "geometric_median" and "centered_clipping", by the distances
-    of whole updates. Or your own, an object with a method `reduce`: by the name that an installed package declares (see
-    `atoll plugins`), or as `module:object` or `path/to/file.py:object`."""
+    of whole updates. "concatenate": no mean, the rows of each update are appended to the model's in the order of the
+    clients' names, for models that grow, such as ensembles of trees. Or your own, an object with a method `reduce`: by
+    the name that an installed package declares (see `atoll plugins`), or as `module:object` or
+    `path/to/file.py:object`."""
 
     malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=0.5)] | None = None
     """Number of a round's updates that may be arbitrary, for "trimmed_mean", "multi_krum" and `mix_neighbours`: a whole
@@ -60,6 +81,9 @@ class AggregationConfig(BaseModel):
     radius: Positive | None = None
     """Radius of "centered_clipping", about the distance of an honest update from the mean; absent: refused by the rule,
     because there is no default."""
+
+    append_max: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Most bytes that one update may append with "concatenate"; a larger one is refused; absent: 16777216 (16 MiB)."""
 
     mix_neighbours: bool = False
     """Nearest-neighbour mixing before a rule (not "mean"): each update becomes the mean of its nearest updates, all but
@@ -77,15 +101,24 @@ class AggregationConfig(BaseModel):
     """Device on which "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. Each
     aggregation rank uses this device of its own machine."""
 
-    codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
+    codec: str = "none"
     """Compression of the updates for the upload; clients without it send plain updates. Size relative to float32:
     "bf16" and "fp16" 1/2, "qsgd8" (8 bits, unbiased random rounding) 0.252, "sign" (1 bit) 1/32, "topk" (only the
     largest elements) 1.5 times `topk_fraction`. With "topk" and "sign" the client adds the rest to its next update
-    (error feedback). Integers and buffers stay plain."""
+    (error feedback). Integers and buffers stay plain. Or your own, by the name that an installed package declares (see
+    `atoll plugins`): on the coordinator's machine and on each agent's, in the same version."""
 
     topk_fraction: Annotated[float, Field(ge=0.000001, le=1)] | None = None
     """Share of each 65,536 elements that "topk" sends, such as 0.01; rounded to millionths; absent: refused by
     the codec, because there is no default."""
+
+    codec_options: dict[str, Plain] = {}
+    """Arguments of a codec of your own by name, such as `codec_options.levels = 4`: for a class or a function."""
+
+    @field_validator("codec")
+    @classmethod
+    def _known_or_installed(cls, codec: str, info: ValidationInfo) -> str:
+        return CODEC_EXTENSION.check(codec, info)
 
     @field_validator("rule")
     @classmethod
@@ -113,6 +146,22 @@ class AggregationConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _rows_stay_as_they_are(self) -> "AggregationConfig":
+        given = {
+            "mix_neighbours": self.mix_neighbours,
+            f"weighting {self.weighting!r}": self.weighting != "examples",
+            "norm_bound": self.norm_bound is not None,
+            "partial": self.partial,
+            f"codec {self.codec!r}": self.codec != "none",
+        }
+        if self.grows and (wrong := [name for name, is_given in given.items() if is_given]):
+            raise ValueError(
+                f"rule concatenate appends the rows of an update as they are, and does not go with {', '.join(wrong)}: "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _only_what_the_rule_has(self) -> "AggregationConfig":
         if self.rule != "mean" and self.device != "cpu":
             raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
@@ -125,7 +174,8 @@ class AggregationConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_codec_has(self) -> "AggregationConfig":
-        self._codec_kind()
+        if self._codec_kind() and self.codec_options:
+            raise ValueError(f"codec_options are for a codec of your own, and codec is {self.codec}")
         return self
 
     def _rule_kind(self) -> RuleKind | None:
@@ -133,23 +183,61 @@ class AggregationConfig(BaseModel):
         given = {name: getattr(self, name) for name in RULE_FIELDS}
         return RULES.pick(self.rule, given, also={"malicious"} if self.mix_neighbours else frozenset())
 
-    def _codec_kind(self) -> CodecKind:
-        kind = CODECS.pick(self.codec, {"topk_fraction": self.topk_fraction}, label=f"codec {self.codec}")
-        assert kind is not None
-        return kind
+    def _codec_kind(self) -> CodecKind | None:
+        """Return the codec with its options; None: an installed package's."""
+        return CODECS.pick(self.codec, {"topk_fraction": self.topk_fraction}, label=f"codec {self.codec}")
 
     @property
     def codec_name(self) -> str:
-        """The name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec."""
-        return self._codec_kind().name
+        """The name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec.
+
+        That of a package has the package's version (`installed`), and stands for nothing until `open_codec`.
+        """
+        kind = self._codec_kind()
+        return name_for(self.codec, self.codec_options) if kind is None else kind.name
+
+    def open_codec(self) -> None:
+        """Open an installed package's codec in this process; any other needs nothing.
+
+        Raises:
+            ConfigError: it does not exist here, or breaks its contract.
+        """
+        if self._codec_kind() is None:
+            open_codec(self.codec, self.codec_options)
+
+    @property
+    def grows(self) -> bool:
+        """The model's kind: it grows by the rows of the updates, and is no mean of models."""
+        return self.rule == CONCATENATE
+
+    @property
+    def training(self) -> str:
+        """The algorithm of the clients, as their invitations name it: with "concatenate" an update has rows."""
+        return CONCATENATE if self.grows else self.algorithm
+
+    @property
+    def most_appended(self) -> int | None:
+        """The most bytes that one update may append; None: the model does not grow."""
+        kind = self._rule_kind()
+        return kind.append_max if isinstance(kind, ConcatenateKind) else None
+
+    def fault_of_rows(self, num_bytes: int) -> str:
+        """Return the reason why a run whose model grows refuses an update of this size; empty: it takes it."""
+        if (most := self.most_appended) is None or num_bytes <= most:
+            return ""
+        return f"the update would append {count_of(num_bytes, 'byte')}; allowed by aggregation.append_max: {most}"
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
         """Yield the faults of a straggler policy that this rule or algorithm cannot work with. Loads no user code."""
         if (kind := self._rule_kind()) is not None and (rule := kind.build()) is not None:
+            from atoll.aggregation.rules.rule import check_count
+
             try:
                 check_count(self._mixed(rule), policy.quorum_count)
             except ValueError as fault:
                 yield f"aggregation: a round may end with its quorum, and {fault}"
+        if self.grows:
+            yield from _faults_of_growth(policy)
         if self.num_clients is None:
             return
         whole = "does not go with scaffold, whose control variates must count whole and at once"
@@ -161,7 +249,7 @@ class AggregationConfig(BaseModel):
         if policy.late != "discard":
             yield f'round: late {policy.late!r} {whole}: only "discard" does'
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return the rule of these settings; None: the exact weighted mean.
 
         Raises:
@@ -171,22 +259,37 @@ class AggregationConfig(BaseModel):
         rule = load_rule(self.rule) if kind is None else kind.build()
         return None if rule is None else self._mixed(rule)
 
-    def open_device(self) -> Device | None:
+    def open_device(self) -> "Device | None":
         """Return the device of the sums; None: this process's CPU.
 
         Raises:
             ConfigError: there is no such device.
         """
+        if self.device == "cpu":
+            return None
+        from atoll.aggregation.fold.device import Device
+
         try:
-            return None if self.device == "cpu" else Device(self.device)
+            return Device(self.device)
         except ValueError as fault:
             raise ConfigError([f"aggregation: {fault}; allowed here: cpu"]) from None
 
-    def _mixed(self, rule: Rule) -> Rule:
+    def _mixed(self, rule: "Rule") -> "Rule":
         if not self.mix_neighbours:
             return rule
+        from atoll.aggregation.rules.geometric import NearestNeighbourMixing
+
         assert self.malicious is not None
         return NearestNeighbourMixing(self.malicious, rule)
+
+
+def _faults_of_growth(policy: StragglerPolicy) -> Iterator[str]:
+    """Yield the settings of a policy that weigh updates: rows are appended, or not."""
+    whole = "does not go with rule concatenate, whose rows have no weight"
+    if policy.takes_stale and policy.mode != "fedasync" and policy.staleness != "constant":
+        yield f'round: staleness {policy.staleness!r} {whole}: only "constant" does'
+    if policy.partial_work == "scaled":
+        yield f'round: partial_work "scaled" {whole}: "accept" and "refuse" do'
 
 
 class OptimizerConfig(BaseModel):
@@ -263,7 +366,7 @@ class OptimizerConfig(BaseModel):
         given = {option: value for option, value in self if option not in ("name", "options")}
         return SERVER_OPTIMIZERS.pick(self.name, given)
 
-    def build(self) -> Optimizer:
+    def build(self) -> "Optimizer":
         """Return the optimizer of these settings.
 
         Raises:

@@ -1,19 +1,29 @@
-"""The rules, server optimizers and samplers of a user's own, by an installed package's name or a reference."""
+"""The rules, codecs, server optimizers and samplers of a user's own, by an installed package's name or a reference."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from atoll.aggregation.own_optimizer import OwnOptimizer
-from atoll.aggregation.rules.rule import Rule
+from atoll.aggregation.codecs.installed import GROUP, open_for
+from atoll.aggregation.codecs.own_object import is_codec
 from atoll.protocol.plugins import ExtensionKind
 from atoll.protocol.settings import ConfigError
-from atoll.server.config.kinds import COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
+from atoll.server.config.kinds import CODECS, COHORT_SAMPLERS, RULES, SERVER_OPTIMIZERS
 from atoll.server.selection.sampling import Sampler
+
+if TYPE_CHECKING:
+    from atoll.aggregation.own_optimizer import OwnOptimizer
+    from atoll.aggregation.rules.rule import Rule
 
 
 def callable_or_optimizer(found: object) -> bool:
     """Return whether an object is a server optimizer, or may make one."""
     return callable(found) or callable(getattr(found, "apply", None))
+
+
+def _codec_faults(found: object) -> list[str]:
+    from atoll.aggregation.codecs.contract import faults_without_options
+
+    return faults_without_options(found)
 
 
 RULE_EXTENSION = ExtensionKind(
@@ -36,6 +46,18 @@ OPTIMIZER_EXTENSION = ExtensionKind(
     fits=callable_or_optimizer,
 )
 
+CODEC_EXTENSION = ExtensionKind(
+    name="codec",
+    group=GROUP,
+    setting="aggregation.codec",
+    allowed="an object with the methods `num_bytes`, `encode` and `decode`, or a class or function that makes one of "
+    "`aggregation.codec_options`",
+    form="",
+    built_in=tuple(CODECS.variants),
+    fits=lambda found: callable(found) or is_codec(found),
+    faults=_codec_faults,
+)
+
 SAMPLER_EXTENSION = ExtensionKind(
     name="sampler",
     group="atoll.samplers",
@@ -47,13 +69,13 @@ SAMPLER_EXTENSION = ExtensionKind(
 )
 
 
-def load_rule(name: str) -> Rule:
+def load_rule(name: str) -> "Rule":
     """Return a user's own rule, by the name of a package or by a reference.
 
     Raises:
         ConfigError: there is no such object, or it has no method `reduce`.
     """
-    return cast(Rule, RULE_EXTENSION.load(name))
+    return cast("Rule", RULE_EXTENSION.load(name))
 
 
 def load_sampler(name: str) -> Sampler:
@@ -65,7 +87,7 @@ def load_sampler(name: str) -> Sampler:
     return cast(Sampler, SAMPLER_EXTENSION.load(name))
 
 
-def load_optimizer(name: str, options: Mapping[str, Any]) -> OwnOptimizer:
+def load_optimizer(name: str, options: Mapping[str, Any]) -> "OwnOptimizer":
     """Return a user's own server optimizer, by the name of a package or by a reference.
 
     Args:
@@ -75,6 +97,8 @@ def load_optimizer(name: str, options: Mapping[str, Any]) -> OwnOptimizer:
     Raises:
         ConfigError: there is no such object, it refuses the options, or it makes no server optimizer.
     """
+    from atoll.aggregation.own_optimizer import OwnOptimizer
+
     found: Any = OPTIMIZER_EXTENSION.load(name)
     is_made = isinstance(found, type) or not callable(getattr(found, "apply", None))
     if not is_made and options:
@@ -84,3 +108,20 @@ def load_optimizer(name: str, options: Mapping[str, Any]) -> OwnOptimizer:
     except Exception as error:  # the user's code runs here and may raise anything
         what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise ConfigError([f"optimizer: {name}: {what}"]) from error
+
+
+def open_codec(name: str, options: Mapping[str, Any]) -> None:
+    """Open an installed package's codec in this process, and check it against its contract.
+
+    Raises:
+        ConfigError: there is no such codec, it does not load, it refuses the options, or it breaks the contract.
+    """
+    from atoll.aggregation.codecs.contract import codec_faults
+
+    CODEC_EXTENSION.load(name)
+    try:
+        faults = codec_faults(open_for(name, options))
+    except ValueError as fault:
+        faults = [str(fault)]
+    if faults:
+        raise ConfigError([f"aggregation.codec: {name}: {fault}" for fault in faults])

@@ -1,19 +1,20 @@
 """The kinds of rules, codecs, server optimizers and samplers as discriminated unions: each with its own options.
 
 The tables of a run's TOML stay flat: `aggregation.py` and `run.py` declare and document the options, and pick here.
+Settings are read without numpy: a rule and an optimizer are imported when they are built.
 """
 
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from atoll.aggregation.codecs.names import codec_name
-from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
-from atoll.aggregation.rules.coordinate import Median, TrimmedMean
-from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum
-from atoll.aggregation.rules.rule import Rule
 from atoll.protocol.variants import Choice, Variant
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import SAMPLERS, Sampler, power_of_choice
+
+if TYPE_CHECKING:
+    from atoll.aggregation.optimizers import Optimizer
+    from atoll.aggregation.rules.rule import Rule
 
 # ------------------------------------------------------------ rules
 
@@ -23,7 +24,7 @@ class MeanKind(Variant):
 
     rule: Literal["mean"]
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return None: the fold itself."""
         return None
 
@@ -33,8 +34,10 @@ class MedianKind(Variant):
 
     rule: Literal["median"]
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return the rule."""
+        from atoll.aggregation.rules.coordinate import Median
+
         return Median()
 
 
@@ -44,8 +47,10 @@ class TrimmedMeanKind(Variant):
     rule: Literal["trimmed_mean"]
     malicious: int | float
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return the rule."""
+        from atoll.aggregation.rules.coordinate import TrimmedMean
+
         return TrimmedMean(self.malicious)
 
 
@@ -56,8 +61,10 @@ class MultiKrumKind(Variant):
     malicious: int | float
     num_selected: int | None = None
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return the rule."""
+        from atoll.aggregation.rules.geometric import MultiKrum
+
         return MultiKrum(**self.options("rule"))
 
 
@@ -67,8 +74,10 @@ class GeometricMedianKind(Variant):
     rule: Literal["geometric_median"]
     num_steps: int | None = None
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return the rule."""
+        from atoll.aggregation.rules.geometric import GeometricMedian
+
         return GeometricMedian(**self.options("rule"))
 
 
@@ -79,12 +88,33 @@ class CenteredClippingKind(Variant):
     radius: float
     num_steps: int | None = None
 
-    def build(self) -> Rule | None:
+    def build(self) -> "Rule | None":
         """Return the rule."""
+        from atoll.aggregation.rules.geometric import CenteredClipping
+
         return CenteredClipping(**self.options("rule"))
 
 
-RuleKind = MeanKind | MedianKind | TrimmedMeanKind | MultiKrumKind | GeometricMedianKind | CenteredClippingKind
+class ConcatenateKind(Variant):
+    """The rows of all updates, appended to the model's."""
+
+    rule: Literal["concatenate"]
+    append_max: int = 1 << 24
+
+    def build(self) -> "Rule | None":
+        """Return None: nothing is reduced (`fold.concatenation`)."""
+        return None
+
+
+RuleKind = (
+    MeanKind
+    | MedianKind
+    | TrimmedMeanKind
+    | MultiKrumKind
+    | GeometricMedianKind
+    | CenteredClippingKind
+    | ConcatenateKind
+)
 RULES: Choice[RuleKind] = Choice(RuleKind, "rule")
 
 # ------------------------------------------------------------ codecs
@@ -136,8 +166,10 @@ class ServerOptimizer(Variant):
     name: str
     lr: float | None = None
 
-    def build(self) -> Optimizer:
+    def build(self) -> "Optimizer":
         """Return the optimizer."""
+        from atoll.aggregation.optimizers import OPTIMIZERS
+
         optimizer: Optimizer = OPTIMIZERS[self.name](**self.options("name"))
         return optimizer
 

@@ -1,13 +1,15 @@
 """The settings of a run's versions: their start, those that stay, the best one, the metric that ends the run early."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.parallel.worker.bench import Measures
 from atoll.protocol.settings import STRICT
 from atoll.server.rounds.run_rules import EarlyStop, Source, WatchedMetric
+
+if TYPE_CHECKING:
+    from atoll.parallel.worker.bench import Measures
 
 Mode = Literal["max", "min"]
 MetricName = Annotated[str, Field(max_length=100)]
@@ -41,8 +43,9 @@ class ModelConfig(BaseModel):
 
     start: str = ""
     """Start of the model: a safetensors file, such as "model.safetensors" of `atoll model export` or `atoll train`, or
-    "run:NAME[@VERSION]", a version of another run of the same coordinator, by default its newest one, or "best". Names
-    and shapes are checked; a tied tensor may have any of its names. Empty: the task's own model."""
+    "run:NAME[@VERSION]", a version of another run of the same coordinator, by default its newest one, or "best" (in a
+    simulation of the state directory here, or of the joined coordinator). Names and shapes are checked; a tied tensor
+    may have any of its names. Empty: the task's own model."""
 
     strict: bool | None = None
     """Refuse a `start` that lacks a tensor of the model, or has others. false: what does not fit keeps the task's own
@@ -131,7 +134,7 @@ class StopConfig(BaseModel):
         return EarlyStop(metric, self.patience or 0, self.min_delta or 0.0, self.target)
 
 
-def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: Measures) -> Iterator[str]:
+def faults_of_metrics(model: ModelConfig, stop: StopConfig, measures: "Measures") -> Iterator[str]:
     """Yield the fault of each metric that the task does not measure.
 
     Args:

@@ -222,6 +222,7 @@ class RunConfig(BaseModel):
     def _tables_fit_together(self) -> "RunConfig":
         faults = [*self._faults_of_fedasync()] if self.round.mode == "fedasync" else []
         faults += [*self.aggregation.faults_of_rounds(self.round), *self.cohort.faults_of_rounds(self.round)]
+        faults += [*self._faults_of_growth()] if self.aggregation.grows else []
         evaluation = self.evaluation
         every: dict[Source, int] = {"server": evaluation.server_every, "clients": evaluation.clients_every}
         faults += faults_of_watching(self.model, self.stop, every=every)
@@ -239,6 +240,13 @@ class RunConfig(BaseModel):
                 yield f"schedule: local.{key}: has {name}, and local.{key} is set too: leave one out"
         if self.schedule.optimizer and self.round.mode == "fedasync":
             yield "schedule: optimizer: mode fedasync has none but its alpha, which is round.alpha"
+
+    def _faults_of_growth(self) -> Iterator[str]:
+        """Yield the settings of an optimizer, which a model that grows does not have."""
+        if self.optimizer != OptimizerConfig():
+            yield "optimizer: rule concatenate appends rows, and takes no step: leave it out"
+        if self.schedule.optimizer:
+            yield "schedule: optimizer: rule concatenate appends rows, and takes no step: leave it out"
 
     def _faults_of_fedasync(self) -> Iterator[str]:
         """Yield the settings that mode fedasync excludes: its step is one update, mixed in by alpha."""

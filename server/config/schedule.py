@@ -108,6 +108,8 @@ def optimizer_at(
 
 def faults_of_optimizer(config: OptimizerConfig, schedules: Mapping[str, OneSchedule], rounds: int) -> Iterator[str]:
     """Yield the faults of the server optimizer's schedules in the rounds of a run."""
+    if not schedules:
+        return
     numbers = config.scheduled
     for key, schedule in schedules.items():
         if key not in numbers:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, inspect
@@ -32,6 +33,7 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.incoming import Incoming
 from atoll.server.files.part_files import PartFiles, file_stem
+from atoll.server.files.version_folder import VersionFolder
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
 
 INCOMING_AGE_MAX_S = 86400.0
@@ -43,7 +45,6 @@ GONE = ".gone"
 DIGEST_CHARACTERS = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UPDATE_FILE = re.compile(r"([0-9a-f]{64})(?:\.\d{4})?\.(?:bin|json)(\.part|\.gone)?")
-_MANIFEST = re.compile(r"(\d{6,})\.manifest\.json")
 _VERSION_FILE = re.compile(r"(\d{6,})(?:\.[a-z_]+)?\.(safetensors|manifest\.json)(\.part|\.gone)?")
 
 
@@ -57,7 +58,7 @@ class KeptUpdate:
     """All bytes of a small update; None: they are in a file."""
 
 
-class RunStore:
+class RunStore(VersionFolder):
     """The files of one run, for several threads.
 
     Args:
@@ -76,8 +77,8 @@ class RunStore:
         is_durable: bool = True,
     ) -> None:
         self.is_durable = is_durable
-        self._versions, self._updates = folder / "versions", folder / "updates"
-        self._incoming = folder / "incoming"
+        super().__init__(folder)
+        self._updates, self._incoming = folder / "updates", folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
         self._open: dict[Incoming, int | None] = {}  # of a part: the size of the whole update
         self._lock = threading.Lock()  # protects the mapping, and an upload that opens from garbage collection
@@ -90,30 +91,9 @@ class RunStore:
 
     # ------------------------------------------------------------ versions
 
-    def version_path(self, version: Version, slot: str = "") -> Path:
-        """Return the path of a version's tensors, or of a slot of the server optimizer beside it."""
-        return self._versions / f"{_stem(version, slot)}.safetensors"
-
-    def manifest_path(self, version: Version, slot: str = "") -> Path:
-        """Return the path of the manifest of `version_path`."""
-        return self._versions / f"{_stem(version, slot)}.manifest.json"
-
     def write_manifest(self, version: Version, manifest: bytes, slot: str = "") -> None:
         """Write the manifest that makes a version exist, after its durable tensors and its slots."""
         write_atomically(self.manifest_path(version, slot), manifest, is_durable=self.is_durable)
-
-    def read_manifest(self, version: Version, slot: str = "") -> bytes:
-        """Return the bytes of a manifest.
-
-        Raises:
-            FileNotFoundError: the version was never made, or was deleted.
-        """
-        return self.manifest_path(version, slot).read_bytes()
-
-    def versions(self) -> list[Version]:
-        """Return the versions on disk, oldest first."""
-        names = map(_MANIFEST.fullmatch, os.listdir(self._versions))
-        return sorted(Version(int(name[1])) for name in names if name)
 
     def drop_versions_after(self, newest: Version) -> None:
         """Delete all versions newer than this one, and files of theirs without a manifest."""
@@ -262,6 +242,7 @@ class RunStore:
 
         Raises:
             StoreCorrupted: its file is missing, damaged, or of another size.
+            ValueError: its codec, which was admitted, is no longer installed here as it was.
         """
         path = self.update_path(digest)
         if digest_of(meta.manifest) != digest:
@@ -278,6 +259,8 @@ class RunStore:
             raise StoreCorrupted(f"{path}: has {count_of(num_bytes, 'byte')}, its manifest {manifest.num_bytes}")
         if data is not None and inspect(path, manifest.pieces, data=data).wrong_digests:
             raise StoreCorrupted(f"{path}: its bytes are not those of its manifest")
+        for codec in manifest.codecs:
+            open_codec(codec)
         return StoredUpdate(path, manifest.pieces, meta.magnitudes, data=data)
 
     # ------------------------------------------------------------ disk space
@@ -333,10 +316,6 @@ class RunStore:
 
 def _meta(manifest: UpdateManifest, inspection: Inspection) -> str:
     return encode_meta(StoredUpdateMeta(manifest.encode(), inspection.magnitudes, inspection.squared_norms))
-
-
-def _stem(version: Version, slot: str) -> str:
-    return f"{version:06d}.{slot}" if slot else f"{version:06d}"
 
 
 def _checked(digest: Digest) -> Digest:

@@ -98,6 +98,10 @@ class Evaluator:
         answer = await self._ask("measures")
         return Measures(None if answer["names"] is None else tuple(answer["names"]), answer["why_not_here"])
 
+    async def no_statistics(self) -> str:
+        """Return the reason that the task has no statistics of a site's data; empty: it may have some."""
+        return str((await self._ask("statistics", only_whether=True))["why_not"])
+
     async def values(self, sums: Sums) -> dict[str, float | None]:
         """Return the values of the task's own metrics for sums of sufficient statistics."""
         values: dict[str, float | None] = (await self._ask("values", statistics=dict(sums)))["values"]

@@ -44,6 +44,8 @@ class Method:
     weighting: Literal["examples", "uniform"] = "examples"
     num_clients: int | None = None
     device: Device | None = None
+    grows: bool = False
+    """The rows of the updates are appended to the model's, and all else here has no effect."""
 
     @classmethod
     def of(
@@ -91,6 +93,7 @@ class Method:
             aggregation.weighting,
             aggregation.num_clients,
             device,
+            aggregation.grows,
         )
 
     @property

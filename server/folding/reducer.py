@@ -12,7 +12,9 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from atoll.aggregation.fold.concatenation import concatenate
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
@@ -37,8 +39,10 @@ from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import FoldPlan, plan_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
-from atoll.server.journal.journal import UpdateRow
 from atoll.server.rounds.events import Aggregate
+
+if TYPE_CHECKING:
+    from atoll.server.journal.journal import UpdateRow
 
 
 class Reducer(Versions):
@@ -59,7 +63,7 @@ class Reducer(Versions):
         self,
         folder: Path,
         folding: Executor,
-        accepted: Callable[[Sequence[Digest]], dict[Digest, UpdateRow]],
+        accepted: Callable[[Sequence[Digest]], "dict[Digest, UpdateRow]"],
         *,
         settings: RunConfig,
         is_over: bool,
@@ -115,7 +119,7 @@ class Reducer(Versions):
         return fold_version(self, plan, updates, self.method, threads=os.cpu_count() or 1, between=self._between_tiles)
 
     def _plan(
-        self, effect: Aggregate, rows: Mapping[Digest, UpdateRow]
+        self, effect: Aggregate, rows: "Mapping[Digest, UpdateRow]"
     ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
         metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
         base = self.version(effect.base_version)
@@ -225,15 +229,14 @@ def fold_version(
     store, base, version = versions.store, versions.version(plan.base_version), Version(plan.base_version + 1)
     out = store.version_path(version)
     with naming_full_disk(out):
-        step = step_of(plan, base.manifest.layout, method, store)
-        folded = fold(
-            base.path,
-            updates,
-            out,
-            step=step,
-            execution=Execution(threads=threads, between=between, device=method.device),
-            durable=store.is_durable,
-        )
+        if method.grows:
+            rows = [item.update for item in updates]
+            folded = concatenate(base.path, rows, out, between=between, durable=store.is_durable)
+            check_model_travels(VersionManifest.of(folded.pieces))
+        else:
+            step = step_of(plan, base.manifest.layout, method, store)
+            execution = Execution(threads=threads, between=between, device=method.device)
+            folded = fold(base.path, updates, out, step=step, execution=execution, durable=store.is_durable)
     crash_points.reached("aggregate.after_fold")
     for slot, pieces in folded.slots.items():
         of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)

@@ -7,7 +7,7 @@ an event when the client joins, disconnects or is lost.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import TERMINAL, ClientId, FailureReason, LossReason, RoundId, RunId, RunState
@@ -24,6 +24,18 @@ from atoll.server.rounds.events import ClientDisconnected, ClientJoined, ClientL
 from atoll.server.rounds.leases import Leases
 
 logger = logging.getLogger(__name__)
+
+
+class AttendanceListener(Protocol):
+    """A part of the coordinator, beside the runs, that waits for clients."""
+
+    def joined(self, connection: Connection) -> None:
+        """Take note of a client's new control stream."""
+        ...
+
+    def lost(self, client_id: ClientId, why: str) -> None:
+        """Take note that a client is given up."""
+        ...
 
 
 class Attendance:
@@ -53,6 +65,8 @@ class Attendance:
         self._config, self._runs, self._clock, self._ranks, self._spawn = config, runs, clock, ranks, spawn
         self._leases = Leases(config.lease)
         self._audit, self._places = audit, places
+        self.listeners: list[AttendanceListener] = []
+        """Others than runs that learn of clients which join or are lost."""
 
     # ------------------------------------------------------------ joining
 
@@ -82,6 +96,8 @@ class Attendance:
             if run.machine.ledger.is_open and run.task in connection.tasks:
                 rounds = tuple(working_on.get(run_id, ()))
                 run.post(_joined(connection, rounds))
+        for listener in self.listeners:
+            listener.joined(connection)
         for run_id in self._ended_for(connection, working_on):
             self._spawn(self._send_past_end(connection, self._runs[run_id]))
         if tasks and not connection.tasks & set(tasks):
@@ -166,6 +182,8 @@ class Attendance:
             why = f" ({failure}: {detail})" if failure is not None else ""
             logger.info("%s is lost: %s%s", client_id, reason, why)
             self._record(Action.CLIENT_LOST, client_id, reason)
+            for listener in self.listeners:
+                listener.lost(client_id, reason)
             for run in self._open_with(client_id):
                 run.post(ClientLost(client_id, reason, failure, detail))
             if reason is LossReason.LEASE_EXPIRED:  # if it lives it must reconnect, or it is never invited again

@@ -28,6 +28,7 @@ class Connection:
     codecs: frozenset[str] = frozenset()  # those that the client supports
     software: str = ""  # of its agent
     claimant: Claimant = UNKNOWN  # its process, with the address
+    gives_statistics: bool = False  # its agent answers AskStatistics
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""

@@ -32,11 +32,12 @@ from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.attendance import Attendance
 from atoll.server.hosting.fair_executor import FairExecutor
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.hosting.start_version import start_of
+from atoll.server.hosting.statistics_requests import StatisticsRequests
 from atoll.server.hosting.update_judge import Judge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
@@ -104,6 +105,7 @@ class Coordinator:
         ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places)
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
+        self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
         self.uploads = Uploads(
             self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute.of, floor=config.upload_floor
         )
@@ -124,6 +126,7 @@ class Coordinator:
             crash=self._crash,
             is_in_flight=self.uploads.is_in_flight,
             assign_rank=self.ranks.assign if self.ranks is not None else lambda: 0,
+            codecs_of_rank=None if self.ranks is None else self.ranks.codecs_of,
             announce_end=self.attendance.announce_end,
         )
 
@@ -377,6 +380,7 @@ class Coordinator:
             self._factory.check_can_go_on(row.run_id, row.config)
         reducer = self._factory.reducer(row.config, row.run_id, is_over=machine.ledger.state in TERMINAL)
         if machine.ledger.state not in TERMINAL:
+            self._factory.check_has_codecs(row, machine)
             await self._recover_version(row.run_id, reducer, machine.ledger.version)
         evaluator = self._factory.evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)
@@ -419,8 +423,7 @@ class Coordinator:
         self, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
     ) -> Judge | pb.Verdict:
         """Return the judge of an announced update, or at once the verdict when its run is not hosted here."""
-        run = self.runs.get(manifest.run_id)
-        if run is None:
+        if (run := self.runs.get(manifest.run_id)) is None:
             return refused(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
         return Judge.of(run, manifest, opened, part)
 

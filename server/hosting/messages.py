@@ -49,7 +49,7 @@ class RunTerms:
     def of(cls, run_id: RunId, task: str, config: RunConfig) -> "RunTerms":
         """Collect the terms of a run from its settings."""
         local = json.dumps(config.given, sort_keys=True)
-        return cls(run_id, task, local, config.aggregation.algorithm, config.seed, config.round.grace)
+        return cls(run_id, task, local, config.aggregation.training, config.seed, config.round.grace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ collection starts only from the end of a round that is written.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,13 +14,11 @@ from functools import partial
 from typing import Any
 
 from atoll.protocol.threads import on_thread
-from atoll.protocol.vocabulary import TERMINAL, Digest, RunId, Version
+from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.folding.reducer import Reducer
+from atoll.server.hosting.keep import Keep
 from atoll.server.journal.journal import Journal
 from atoll.server.journal.pruning import Stay
-from atoll.server.rounds.ledger import Ledger
-from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.run_machine import RunMachine
 
 logger = logging.getLogger(__name__)
 
@@ -29,48 +27,6 @@ INTERVAL_S = 1.0
 
 FOLLOWED_S = 60.0
 """The time for which a run can be followed from any of its entries [s]: a follower may be away for as long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """The files that must stay, taken from the state after the event that ended a round."""
-
-    seq: int  # the sequence number of that event
-    at: float  # its time [s since the epoch]
-    version: Version
-    updates: frozenset[Digest]
-    versions: frozenset[Version]
-    oldest_base: Version  # the oldest base version of an update that may still count
-    is_over: bool  # the run has ended: partial uploads will not be completed
-    sites: int  # number of newest versions whose metrics of single sites stay
-
-    @classmethod
-    def after(cls, seq: int, machine: RunMachine, policy: StragglerPolicy) -> "Keep":
-        """Collect what the machine still refers to, and the versions that a late update may name as its base.
-
-        The same event may have ended one round and opened the next.
-        """
-        ledger = machine.ledger
-        updates = [*ledger.carried.values(), *ledger.waiting, *(machine.round.held if machine.round else ())]
-        stalest = max(0, ledger.version - policy.max_staleness)
-        return cls(
-            seq,
-            ledger.now,
-            ledger.version,
-            frozenset(update.digest for update in updates),
-            frozenset((*_wanted(ledger), *map(Version, range(stalest, ledger.version)))),
-            Version(stalest) if policy.takes_stale else ledger.version,
-            ledger.state in TERMINAL,
-            machine.rules.keep_sites,
-        )
-
-
-def _wanted(ledger: Ledger) -> Iterator[Version]:
-    """Yield the best version, and those that may become it."""
-    yield from ledger.unevaluated
-    yield from (effect.version for effect in ledger.computing)
-    if ledger.best is not None:
-        yield ledger.best.version
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from atoll.aggregation.codecs.names import family_of
 from atoll.parallel.task.metrics import finite, why_refused
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
@@ -25,7 +24,9 @@ from atoll.server.files.run_store import KeptUpdate
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
 from atoll.server.hosting import messages
 from atoll.server.hosting.event_rows import Decided, add_rows
-from atoll.server.hosting.retention import Keep, Retention
+from atoll.server.hosting.keep import Keep
+from atoll.server.hosting.offered_codec import OfferedCodec
+from atoll.server.hosting.retention import Retention
 from atoll.server.hosting.run_parts import RunParts, SharedParts
 from atoll.server.journal.journal import Batch, EvaluationRow, SettingsChange
 from atoll.server.rounds.events import (
@@ -106,6 +107,7 @@ class RunDriver:
         self._journal, self._journal_thread = shared.journal, shared.journal_thread
         self._hub, self._clock, self._crash = shared.hub, shared.clock, shared.crash
         self._assign_rank, self._announce_end = shared.assign_rank, shared.announce_end
+        self._offered = OfferedCodec(parts.run_id, shared.hub.codecs_of, shared.codecs_of_rank)
         self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config)
         self._posted: list[_Posted] = []
         self._rows = Batch()  # those of the events in `_posted`
@@ -308,13 +310,10 @@ class RunDriver:
         version = self.reducer.version(effect.base_version)
         model = messages.OfferedModel(version.digest, version.manifest_bytes, version.small_data)
         seed = messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
-        client = messages.ClientTerms(seed, self._codec_for(effect.client_id), self._assign_rank())
+        rank = self._assign_rank()
+        codec = self._offered.of(self.config.aggregation.codec_name, effect.client_id, rank)
+        client = messages.ClientTerms(seed, codec, rank)
         return messages.invitation(effect, self._terms, model, client, now=self._clock.now())
-
-    def _codec_for(self, client_id: ClientId) -> str:
-        """Return the run's codec when the client supports it, otherwise "": its update comes as plain values."""
-        name = self.config.aggregation.codec_name
-        return name if family_of(name) in self._hub.codecs_of(client_id) else ""
 
     def _evaluation_request(self, effect: AskEvaluation) -> ServerMessage:
         version = self.reducer.version(effect.version)

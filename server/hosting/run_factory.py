@@ -5,11 +5,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
+from atoll.aggregation.codecs.installed import is_installed
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
-from atoll.protocol.manifest import parse_version
+from atoll.protocol.manifest import parse_update, parse_version
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RunId, Version
@@ -22,11 +23,14 @@ from atoll.server.files.run_store import RunStore
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.fair_executor import FairExecutor
+from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_parts import RunParts, SharedParts
+from atoll.server.journal.codec import decode_meta
+from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import RunRow
 from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
-from atoll.server.journal.state_directory import StateDirectory, run_folder
+from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.ranks.registry import Ranks
 from atoll.server.ranks.sharded_reducer import ShardedReducer
 from atoll.server.rounds.run_machine import RunMachine
@@ -100,7 +104,7 @@ class RunFactory:
 
     def evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         """Make the evaluator of a run; its worker process starts with the first request."""
-        reference = Reference(config.task, config.given, config.aggregation.algorithm, config.seed, config.rounds)
+        reference = Reference(config.task, config.given, config.aggregation.training, config.seed, config.rounds)
         return Evaluator(
             reference,
             self._state.run(run_id) / "worker.log",
@@ -128,7 +132,7 @@ class RunFactory:
         """Check that this coordinator can go on with a run of an earlier process.
 
         Raises:
-            OperatorError: all faults: it has another number of ranks, or the run's own rule or sampler does not load.
+            OperatorError: all faults: it has another number of ranks, or the run's own code does not load.
         """
         had, has = num_ranks_of(self._state.run(run_id)), self._config.aggregators
         faults = [f"run {run_id}: {fault}" for fault in _faults_of_own_code(config)]
@@ -137,6 +141,25 @@ class RunFactory:
             faults.append(f"{what}; this coordinator has {has}: start it with --aggregators {had}")
         if faults:
             raise OperatorError("\n".join(faults))
+
+    def check_has_codecs(self, row: RunRow, machine: RunMachine) -> None:
+        """Check that the updates that wait for a fold here are of the codec that this process has.
+
+        Raises:
+            OperatorError: they are of another version of its package.
+        """
+        waiting = Keep.after(0, machine, row.config.round).updates
+        if self._ranks is not None or not is_installed(row.config.aggregation.codec_name):
+            return  # a rank that lacks a codec is named in the record of the round
+        rows = self._shared.journal.updates(row.run_id, sorted(waiting))
+        metas = [decode_meta(found.meta, where=f"update {digest}") for digest, found in rows.items()]
+        codecs = frozenset(name for meta in metas for name in parse_update(meta.manifest).codecs)
+        if other := sorted(codecs - {row.config.aggregation.codec_name}):
+            raise OperatorError(
+                f"run {row.run_id}: aggregation.codec: updates that wait for their fold are encoded with "
+                f"{', '.join(other)}, and {row.config.aggregation.codec_name} is installed here: install the package "
+                "as it was, at least until this round has ended"
+            )
 
     async def first_version(
         self, config: RunConfig, run_id: RunId, evaluator: Evaluator, start: Start | None
@@ -148,7 +171,7 @@ class RunFactory:
             OSError: a file cannot be written.
         """
         try:
-            if faults := _faults_of_own_code(config):
+            if faults := [*_faults_of_own_code(config), *self._faults_of_ranks(config)]:
                 raise ConfigError(faults)
             write_num_ranks(self._state.run(run_id), self._config.aggregators)
             reducer = self.reducer(config, run_id)
@@ -163,6 +186,13 @@ class RunFactory:
                 raise
             raise OperatorError(str(error)) from error
         return reducer
+
+    def _faults_of_ranks(self, config: RunConfig) -> list[str]:
+        """Return the reason why the aggregation ranks cannot fold this run; empty: they can, or there are none."""
+        if self._ranks is None or not config.aggregation.grows:
+            return []
+        what = "aggregation.rule: got 'concatenate', and each rank has a fixed part of a model of fixed size"
+        return [f"{what}; allowed: a coordinator without --aggregators"]
 
     async def _check_watched(self, config: RunConfig, evaluator: Evaluator) -> None:
         """Check that the task measures the metrics that decide about the run.
@@ -182,8 +212,9 @@ class RunFactory:
             ValueError: a tensor's name or shape differs.
         """
         before = parse_version(RunStore(self._state.run(run_id)).read_manifest(Version(0))).layout
-        here = {tensor.name: tensor.shape for tensor in before}
-        there = await evaluator.shapes()
+        rows = 1 if old.aggregation.grows else 0  # axes of any length
+        here = {tensor.name: tensor.shape[rows:] for tensor in before}
+        there = {name: shape[rows:] for name, shape in (await evaluator.shapes()).items()}
         if differing := sorted(name for name in here | there if here.get(name) != there.get(name)):
             changed = {**old.options, **new.options}.items() - old.options.items()
             values = ", ".join(f"task.{name} = {value!r}" for name, value in sorted(changed)) or "these settings"
@@ -191,21 +222,30 @@ class RunFactory:
             raise ValueError(f"--set: {values}: {what}; a new run may have it")
 
     def _check_quota(self, config: RunConfig, reducer: Reducer) -> None:
-        """Check that an update fits into the quota: a plain one is as large as a version, and would never be received.
+        """Check that an update fits into the quota: a larger one would never be received.
+
+        A plain one is as large as a version; in a run whose model grows it has at most `append_max` bytes.
 
         Raises:
             ValueError: it does not fit.
         """
-        most, num_bytes = self._config.incoming_max, reducer.num_bytes(Version(0))
+        most, appended = self._config.incoming_max, config.aggregation.most_appended
+        num_bytes = reducer.num_bytes(Version(0)) if appended is None else appended
         if most and config.aggregation.codec == "none" and self._ranks is None and num_bytes > most:
-            what = f"coordinator.incoming_max is {most}: an update of this model has {count_of(num_bytes, 'byte')}"
+            has = "of this model has" if appended is None else "may append aggregation.append_max ="
+            what = f"coordinator.incoming_max is {most}: an update {has} {count_of(num_bytes, 'byte')}"
             raise ValueError(f"{what}; allowed: 0 (no limit), or at least that")
 
 
 def _faults_of_own_code(config: RunConfig) -> list[str]:
-    """Return the reasons that a run's own rule and its own sampler do not load; empty: they do."""
+    """Return the reasons that a run's own rule, codec and sampler do not load; empty: they do."""
     faults: list[str] = []
-    for build in (config.aggregation.build, config.cohort.build):
+    builds: tuple[Callable[[], object], ...] = (
+        config.aggregation.build,
+        config.aggregation.open_codec,
+        config.cohort.build,
+    )
+    for build in builds:
         or_faults(build, faults)
     return faults
 

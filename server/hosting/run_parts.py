@@ -49,5 +49,7 @@ class SharedParts:
     """Returns True while an update of the run is being received or judged."""
     assign_rank: Callable[[], int]
     """Returns the aggregation rank that receives the update of the next invited client."""
+    codecs_of_rank: Callable[[int], frozenset[str] | None] | None
+    """Returns the codecs that an aggregation rank has, None while it is away; None: there are no ranks."""
     announce_end: Callable[[RunId, Collection[ClientId], RunState, str], None]
     """Sends the end of a run, with its state and cause, to those of its members that are connected."""

@@ -9,7 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.aggregation.tensors.layout import BESIDE
+from atoll.aggregation.codecs.chunks import encoded_bytes
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.printable import count_of
+from atoll.aggregation.tensors.layout import BESIDE, Layout
 from atoll.parallel.task.metrics import only_finite
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
@@ -64,19 +67,31 @@ class Judge:
             return await self.refuse(
                 RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
             )
-        layout, content = base.manifest.layout, self.part or self.manifest
-        if self.part is None:
-            may_omit = self.may_omit and len(self.manifest.pieces) > 0
-            check = partial(check_against, layout, self.manifest, may_omit=may_omit)
-        else:
-            check = partial(check_part, layout, self.part)
-        if faults := await off_loop(100 * len(content.pieces), check):
+        layout, num_pieces = base.manifest.layout, len((self.part or self.manifest).pieces)
+        if fault := self._fault_of_rows():
+            return await self.refuse(RejectReason.WRONG_LAYOUT, fault)
+        if faults := await off_loop(100 * num_pieces, partial(self._faults_of_pieces, layout)):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
-        if fault := codec_fault(content, run.config.aggregation.codec_name):
+        judge_codec = partial(codec_fault, self.part or self.manifest, run.config.aggregation.codec_name)
+        if fault := await off_loop(100 * num_pieces, judge_codec):
             return await self.refuse(RejectReason.WRONG_CODEC, fault)
         if is_first_upload(run.machine, update):
             run.post(UploadBegun(update.client_id, update.round_id))
         return None
+
+    def _fault_of_rows(self) -> str:
+        """Return why an update is none to append to the model; "" if it may be, or nothing is appended."""
+        aggregation = self.run.config.aggregation
+        if aggregation.grows and self.part is not None:
+            return "an update of rows to append comes whole, not in parts"
+        return aggregation.fault_of_rows(self.manifest.num_bytes)
+
+    def _faults_of_pieces(self, layout: Layout) -> list[str]:
+        """List the faults of the pieces that are announced: of the whole update, or of a part without the others."""
+        if self.part is not None:
+            return check_part(layout, self.part)
+        may_omit = self.may_omit and len(self.manifest.pieces) > 0
+        return check_against(layout, self.manifest, may_omit=may_omit, grows=self.run.config.aggregation.grows)
 
     async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
         """Return the refusal of an update whose parts together do not cover the model, each element once."""
@@ -126,6 +141,9 @@ def codec_fault(manifest: UpdateManifest | PartManifest, allowed: str) -> str:
     for piece in manifest.pieces:  # server and client must add the same values to their control variates
         if piece.codec and piece.tensor.startswith(BESIDE):
             return f"{piece.tensor!r} is encoded with {piece.codec}; allowed of control variates: plain values"
+        if piece.codec and (size := encoded_bytes(parse_codec(allowed), piece.num_elements)) != piece.num_bytes:
+            got = count_of(piece.num_bytes, "byte")
+            return f"{piece.tensor!r} is encoded with {allowed} in {got}; allowed of its elements: {size}"
     return ""
 
 

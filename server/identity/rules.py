@@ -60,6 +60,7 @@ RULES: Mapping[str, Rule] = {
     _AGGREGATION + "GetUpdates": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
     _AGGREGATION + "FindUnused": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
     _ADMIN + "StartRun": Rule(_OPERATORS),
+    _ADMIN + "CollectStatistics": Rule(_OPERATORS),
     _ADMIN + "StopRun": Rule(_OPERATORS),
     _ADMIN + "PauseRun": Rule(_OPERATORS),
     _ADMIN + "ResumeRun": Rule(_OPERATORS),

@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, SchemaSerializer
 
-from atoll.protocol.manifest import parse_update
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.errors import StoreCorrupted
@@ -137,6 +136,8 @@ class StoredUpdateMeta:
     @property
     def steps(self) -> tuple[float, float]:
         """FedNova's normalizer and effective steps, as the manifest claims them."""
+        from atoll.protocol.manifest import parse_update
+
         manifest = parse_update(self.manifest)
         return manifest.normalizer, manifest.effective_steps
 

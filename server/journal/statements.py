@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any, Literal
 
 from sqlalchemy import Executable, Table, bindparam, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
 
@@ -32,7 +31,11 @@ class Statements:
 @cache
 def statements(dialect: Literal["sqlite", "postgresql"]) -> Statements:
     """Return the statements in a dialect."""
-    insert: Any = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    if dialect == "sqlite":
+        from sqlalchemy.dialects import sqlite as module
+    else:
+        from sqlalchemy.dialects import postgresql as module  # type: ignore[no-redef]
+    insert: Any = module.insert
     return Statements(
         insert_entry=_insert_entry(dialect),  # no upsert: to write an entry twice is a bug of ours
         insert_update=insert(UPDATES).on_conflict_do_nothing(),  # the same digest means the same bytes

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from atoll.aggregation.codecs.names import supported
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.displaced import Displaced
@@ -30,8 +31,8 @@ from atoll.server.config.process import AggregatorConfig
 from atoll.server.errors import OperatorError
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.setup import identity_folder
+from atoll.server.journal.holder import lock_directory
 from atoll.server.journal.placement import take_place
-from atoll.server.journal.state_directory import lock_directory
 from atoll.server.process_tuning import allow_open_files
 from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.ranks.rank_service import AggregatorService
@@ -227,6 +228,7 @@ async def _follow_orders(rank: Rank, address: str) -> None:
         store_address=rank.meeting_point.address,
         process=place.process,
         folder=place.folder_id,
+        codecs=supported(),
     )
     orders = _Orders(rank, stream)
     try:

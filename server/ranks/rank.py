@@ -40,7 +40,7 @@ from atoll.server.folding.plan import FoldPlan
 from atoll.server.folding.reducer import step_of
 from atoll.server.identity.admission import AskedAdmission
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta, encode_meta
-from atoll.server.journal.state_directory import run_folder
+from atoll.server.journal.holder import run_folder
 from atoll.server.ranks.fetch import NotFetched, fetch_manifest
 from atoll.server.ranks.gloo import Gloo, MeetingPoint
 from atoll.server.ranks.rank_store import RankRun

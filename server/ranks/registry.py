@@ -44,6 +44,7 @@ class RankConnection:
     outbox: "asyncio.Queue[pb.RankOrder | None]" = field(default_factory=asyncio.Queue)
     done: pb.RankStatus = field(default_factory=pb.RankStatus)
     claimant: Claimant = UNKNOWN  # its process
+    codecs: frozenset[str] = frozenset()  # those that it has
     heard_at: float = 0.0  # its last message [s since the epoch]
     why: str = ""  # its end, if that is the coordinator's doing
 
@@ -106,6 +107,10 @@ class Ranks:
         rank = next((rank for rank in in_turn if rank in self._present), in_turn[0])
         self._next_rank = (rank + 1) % self.num_ranks
         return rank
+
+    def codecs_of(self, rank: int) -> frozenset[str] | None:
+        """Return the codecs that a rank has; None while it is away."""
+        return self._present[rank].codecs if rank in self._present else None
 
     def refusal_of(self, connection: RankConnection) -> str:
         """Return the reason for which a process does not have the place of its rank; empty: it may `join`."""

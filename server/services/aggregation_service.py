@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import grpc
 
+from atoll.aggregation.codecs.names import known_codecs
 from atoll.aggregation.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -56,6 +57,7 @@ class AggregationService(rpc.AggregationServicer):
         hello = first.hello
         claimant = Claimant(address_of(context.peer()), hello.process[:NAME_MAX], hello.folder[:NAME_MAX])
         connection = RankConnection(hello.rank, hello.address, hello.store_address, claimant=claimant)
+        connection.codecs = known_codecs(hello.codecs)
         if refusal := self._ranks.refusal_of(connection):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
         self._ranks.join(connection)

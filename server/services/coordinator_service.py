@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
-from atoll.aggregation.codecs.names import FAMILIES
+from atoll.aggregation.codecs.names import known_codecs
 from atoll.aggregation.printable import count_of, printable
 from atoll.parallel.task.metrics import only_finite, why_refused
 from atoll.protocol import atoll_pb2 as pb
@@ -47,6 +47,9 @@ TASKS_MAX = 100
 SOFTWARE_MAX = 80
 WORKING_ON_MAX = 1000
 DETAIL_MAX = 2000
+
+STATISTICS_S_MAX = 86_400.0
+"""Longest time for the answers to one request for statistics [s]."""
 
 TAKERS = (Role.OWNER, Role.OPERATOR)
 """The roles whose downloads are exports of a model; a client trains on it, and an aggregation rank keeps a part of
@@ -108,24 +111,30 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 if connection.is_closing:
                     return  # a newer stream of this client has replaced this one
                 attendance.heard(client_id)
-                match message.WhichOneof("message"):
-                    case "failed":
-                        self._failed(client_id, message.failed)
-                    case "evaluated":
-                        self._evaluated(client_id, message.evaluated)
-                    case "ready":
-                        attendance.introduce_again(connection)
-                    case "goodbye":
-                        named, _, detail = printable(message.goodbye.why[:DETAIL_MAX]).partition(": ")
-                        failure = FailureReason(named) if named in set(FailureReason) else None
-                        attendance.lost([client_id], LossReason.LEFT, failure, detail)
-                    case _:
-                        pass
+                await self._take(message, connection)
         except (grpc.aio.AioRpcError, grpc.aio.AbortError) as error:
             logger.debug("the stream of %s broke: %s", client_id, error)
         except Exception:
             logger.exception("a message of %s could not be handled", client_id)
         connection.close("the client ended its stream")
+
+    async def _take(self, message: pb.ClientMessage, connection: Connection) -> None:
+        attendance, client_id = self._coordinator.attendance, connection.client_id
+        match message.WhichOneof("message"):
+            case "failed":
+                self._failed(client_id, message.failed)
+            case "evaluated":
+                self._evaluated(client_id, message.evaluated)
+            case "give_statistics":
+                await self._coordinator.statistics.answered(client_id, message.give_statistics)
+            case "ready":
+                attendance.introduce_again(connection)
+            case "goodbye":
+                named, _, detail = printable(message.goodbye.why[:DETAIL_MAX]).partition(": ")
+                failure = FailureReason(named) if named in set(FailureReason) else None
+                attendance.lost([client_id], LossReason.LEFT, failure, detail)
+            case _:
+                pass
 
     def _failed(self, client_id: ClientId, failed: pb.Failed) -> None:
         run = self._coordinator.runs.get(RunId(failed.run_id))
@@ -227,6 +236,25 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
         message = self._coordinator.namesake_of(run_id)
         return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(run_id), message=message)
 
+    async def CollectStatistics(
+        self, request: pb.CollectStatisticsRequest, context: Context
+    ) -> pb.CollectStatisticsReply:
+        """Ask the connected sites of a planned run's task for statistics; the answer comes with the last of theirs."""
+        try:
+            config = load_text(RunFile, request.config_toml, list(request.overrides), name="the run")
+            if not 0 < request.deadline_s <= STATISTICS_S_MAX:
+                raise OperatorError(
+                    f"deadline {request.deadline_s:g} s; allowed: above 0, at most {STATISTICS_S_MAX:g}"
+                )
+            number = await self._coordinator.statistics.collect(config.run, request.deadline_s)
+        except ConfigError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except OperatorError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except OSError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error}")
+        return pb.CollectStatisticsReply(number=number)
+
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.RunReply:
         """End a run; a round that is being aggregated is committed first."""
         reason = printable(request.reason[:DETAIL_MAX]) or "stopped by the operator"
@@ -296,8 +324,8 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
 
 def _connection(hello: pb.Hello, address: str) -> Connection:
     profile = Profile(min(hello.num_examples, 2**53), hello.label)
-    codecs = frozenset(hello.codecs).intersection(FAMILIES)
+    codecs = known_codecs(hello.codecs)
     software = printable(hello.software[:SOFTWARE_MAX])
     name, tasks = ClientId(hello.client_id), frozenset(hello.tasks)
     claimant = Claimant(address, hello.process, hello.folder)
-    return Connection(name, hello.session, tasks, profile, codecs, software, claimant)
+    return Connection(name, hello.session, tasks, profile, codecs, software, claimant, hello.gives_statistics)

@@ -13,6 +13,8 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
+from atoll.aggregation.codecs.installed import is_installed
+from atoll.aggregation.codecs.names import fault_of_opening
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
@@ -161,6 +163,9 @@ class Uploads:
             if (verdict := await judge.old_verdict()) is not None:
                 yield _reply(verdict)
                 return
+            if (verdict := await upload.refusal_of_codecs()) is not None:
+                yield _reply(verdict)
+                return
             async for reply in replies:
                 yield reply
 
@@ -298,6 +303,13 @@ class _Upload:
         self.refusal: pb.Verdict | None = None
         """The verdict on an update that is not sound."""
 
+    async def refusal_of_codecs(self) -> pb.Verdict | None:
+        """Open the codecs of installed packages; return the refusal where one is not here, or not of this version."""
+        codecs = self.content.codecs
+        if any(map(is_installed, codecs)) and (fault := await on_thread(None, fault_of_opening, codecs)):
+            return await self.judge.refuse(RejectReason.WRONG_CODEC, f"here {fault}; plain values are taken")
+        return None
+
     async def was_kept_before(self) -> bool:
         """Look for bytes that were found sound before: then only the decision, or its answer, was lost."""
         if self.store.has_file(self.digest):
@@ -382,7 +394,8 @@ class _Upload:
         content = self.content
         crash_points.reached("upload.before_check")
         inspector = self._inspector or file.inspector(content.pieces)
-        is_quick = content.plain_bytes <= SMALL_BYTES  # few encoded bytes may decode to many
+        is_own = any(map(is_installed, content.codecs))  # code of a user, which may take its time
+        is_quick = content.plain_bytes <= SMALL_BYTES and not is_own  # few encoded bytes may decode to many
         if file.is_small and is_quick and len(content.pieces) <= PIECES_AT_ONCE:
             inspection = self._keep_if_sound(file, inspector)
         else:

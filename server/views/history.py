@@ -16,11 +16,11 @@ from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.journal.binding import has_state, open_database
 from atoll.server.journal.codec import decode_record
+from atoll.server.journal.holder import RunningCoordinator, is_held, running_coordinator
 from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow, run_rows, settings_of
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.journal.sources import WHOLE
-from atoll.server.journal.state_directory import RunningCoordinator, is_held, running_coordinator
 from atoll.server.names.places import conflicts_shown
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord

@@ -6,22 +6,23 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
-from atoll.aggregation.tensors.safetensors_file import read_metadata
+from atoll.aggregation.tensors.safetensors_header import read_header
 from atoll.parallel.task.metrics import NOT_FINITE, values
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, RunState, Version
 from atoll.server.config.run_changes import changes_of
-from atoll.server.files.run_store import RunStore
+from atoll.server.files.version_folder import VersionFolder
+from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow
 from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.sources import SITE, TRAINING
-from atoll.server.journal.state_directory import run_folder
 from atoll.server.names.places import CLIENT
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import what_a_pause_waits_for, what_a_run_waits_for, why_not
+from atoll.server.statistics import results
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
 from atoll.server.views.sites import measurements, sites
@@ -42,6 +43,7 @@ class View(StrEnum):
     CLIENTS = "clients"
     VERSIONS = "versions"
     SITES = "sites"
+    STATISTICS = "statistics"
 
 
 def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
@@ -51,16 +53,19 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         history: the history of the state directory.
         view: the kind of view.
         run: id or name of the run; empty: the newest run, except for RUN, which needs one.
-        number: the round; 0: the newest.
+        number: the round, or the statistics; 0: the newest.
 
     Returns:
         For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
         record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
-        in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`.
+        in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`; for
+        STATISTICS a result of `server.statistics`.
 
     Raises:
         LookupError: there is no such run or round; the message names the known runs.
     """
+    if view is View.STATISTICS:
+        return results.read(history.path, number)
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
     row = history.run(run) if view is View.RUN else run_of(history, run)
@@ -268,14 +273,14 @@ def _versions(history: History, run_id: RunId) -> list[Document]:
 
 
 def _metadata(history: History, run_id: RunId) -> dict[str, str]:
-    path = RunStore(run_folder(history.path, run_id)).version_path(Version(0))
-    return read_metadata(path) if path.exists() else {}
+    path = VersionFolder(run_folder(history.path, run_id)).version_path(Version(0))
+    return read_header(path)[1] if path.exists() else {}
 
 
 def _parts(history: History, run_id: RunId) -> dict[int, int]:
     """Return the versions on disk, each with the number of parts that it is stored in."""
     folder = run_folder(history.path, run_id)
-    store, num_ranks = RunStore(folder), num_ranks_of(folder)
+    store, num_ranks = VersionFolder(folder), num_ranks_of(folder)
     return {v: 1 if store.version_path(v).exists() else max(1, num_ranks) for v in store.versions()}
 
 

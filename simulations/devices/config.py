@@ -2,19 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from atoll.protocol.settings import STRICT, ConfigError, Plain, or_faults
-from atoll.simulations.devices.availability import Availability
-from atoll.simulations.devices.client_draws import Draws, client_draws
-from atoll.simulations.devices.fleet import Fleet, Speeds
 from atoll.simulations.devices.own_model import DEVICE_EXTENSION, replaced
 from atoll.simulations.devices.spread import Lognormal, Spread, Uniform, quantiles
-from atoll.simulations.devices.traces import read_availability, read_speeds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from atoll.simulations.devices.availability import Availability
+    from atoll.simulations.devices.client_draws import Draws
+    from atoll.simulations.devices.fleet import Fleet, Speeds
 
 File = Annotated[Path, Field(strict=False)]
 Hours = Annotated[float, Field(ge=0, le=24)]
@@ -124,7 +126,7 @@ class DeviceConfig(BaseModel):
         if self.availability == "trace" and self.awake_trace is None:
             yield "availability trace needs awake_trace"
 
-    def of(self, names: Sequence[str], *, seed: int) -> Fleet:
+    def of(self, names: Sequence[str], *, seed: int) -> "Fleet":
         """Return the device of each client.
 
         A device depends on (seed, client name) alone, except that the choice of stragglers depends on all names.
@@ -136,6 +138,11 @@ class DeviceConfig(BaseModel):
         Raises:
             ConfigError: all faults of the traces, and the clients that a trace lacks.
         """
+        import numpy as np
+
+        from atoll.simulations.devices.client_draws import client_draws
+        from atoll.simulations.devices.fleet import Fleet
+
         draws = client_draws(names, seed)
         stragglers = _smallest(draws["straggler"], round(self.stragglers * len(names)))
         faults: list[str] = []
@@ -145,7 +152,10 @@ class DeviceConfig(BaseModel):
             raise ConfigError(faults)
         return Fleet(names, speeds.slowed(np.where(stragglers, self.slowdown, 1.0)), availability, stragglers)
 
-    def _speeds(self, names: Sequence[str], draws: Draws, seed: int) -> Speeds:
+    def _speeds(self, names: Sequence[str], draws: "Draws", seed: int) -> "Speeds":
+        from atoll.simulations.devices.fleet import Speeds
+        from atoll.simulations.devices.traces import read_speeds
+
         if self.trace is not None:
             return read_speeds(self.trace, names, draws["kind"])
         round_s = self.seconds_per_round
@@ -158,7 +168,10 @@ class DeviceConfig(BaseModel):
         )
         return speeds if self.model is None else replaced(speeds, self.model, self.options, names, seed)
 
-    def _availability(self, names: Sequence[str], draws: Draws) -> Availability:
+    def _availability(self, names: Sequence[str], draws: "Draws") -> "Availability":
+        from atoll.simulations.devices.availability import Availability
+        from atoll.simulations.devices.traces import read_availability
+
         if self.availability == "trace":
             assert self.awake_trace is not None
             return read_availability(self.awake_trace, names)
@@ -170,8 +183,10 @@ class DeviceConfig(BaseModel):
         return Availability.daily(wakes, self.awake_hours * HOUR_S, 24 * HOUR_S, ~sleepless)
 
 
-def _smallest(numbers: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+def _smallest(numbers: "NDArray[np.float64]", count: int) -> "NDArray[np.bool_]":
     """Return a mask of the `count` smallest of the numbers (clients,)."""
+    import numpy as np
+
     mask = np.zeros(len(numbers), np.bool_)
     mask[np.argsort(numbers, kind="stable")[:count]] = True
     return mask

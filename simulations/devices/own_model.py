@@ -4,14 +4,16 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, cast
 
 from atoll.protocol.plugins import ExtensionKind
 from atoll.protocol.settings import ConfigError, Plain
-from atoll.simulations.devices.fleet import Speeds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from atoll.simulations.devices.fleet import Speeds
 
 DEVICE_EXTENSION = ExtensionKind(
     name="device model",
@@ -36,7 +38,7 @@ DeviceModel = Callable[..., Any]
 """(client, rng, **options) -> the values of the client's device by their names in `FIELDS`."""
 
 
-def replaced(speeds: Speeds, model: str, options: Mapping[str, Plain], names: Sequence[str], seed: int) -> Speeds:
+def replaced(speeds: "Speeds", model: str, options: Mapping[str, Plain], names: Sequence[str], seed: int) -> "Speeds":
     """Return the speeds with those columns replaced that a user's function returns.
 
     It is asked for one client at a time, with a generator that follows from the seed and the client's name: a device
@@ -52,6 +54,8 @@ def replaced(speeds: Speeds, model: str, options: Mapping[str, Plain], names: Se
     Raises:
         ConfigError: there is no such function, it raised, or its answer is no device.
     """
+    import numpy as np
+
     function = cast(DeviceModel, DEVICE_EXTENSION.load(model))
     found: list[Mapping[str, float]] = []
     for name in names:
@@ -72,6 +76,8 @@ def replaced(speeds: Speeds, model: str, options: Mapping[str, Plain], names: Se
 
 def _checked(answer: Any, model: str, name: str) -> Mapping[str, float]:
     """Return the values of a device; raise ConfigError if they are none."""
+    import numpy as np
+
     if not isinstance(answer, Mapping) or not answer or not answer.keys() <= FIELDS.keys():
         gave = _listed(answer) if isinstance(answer, Mapping) else type(answer).__name__
         raise _fault(model, name, f"gave {gave}; allowed: a table with one or more of {', '.join(FIELDS)}")
@@ -93,6 +99,8 @@ def _listed(answer: Mapping[str, Any]) -> str:
     return ", ".join(map(str, answer)) or "an empty table"
 
 
-def _generator(name: str, seed: int) -> np.random.Generator:
+def _generator(name: str, seed: int) -> "np.random.Generator":
+    import numpy as np
+
     digest = hashlib.blake2b(name.encode(), key=seed.to_bytes(8, "little"), person=b"atoll own model", digest_size=16)
     return np.random.default_rng(int.from_bytes(digest.digest(), "little"))

@@ -9,13 +9,15 @@ links are about lognormal: the fastest tenth is many times as fast as the slowes
 
 import math
 from statistics import NormalDist
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -53,8 +55,10 @@ class Uniform(BaseModel):
 Spread = Positive | Lognormal | Uniform
 
 
-def quantiles(spread: Spread, u: NDArray[np.float64]) -> NDArray[np.float64]:
+def quantiles(spread: Spread, u: "NDArray[np.float64]") -> "NDArray[np.float64]":
     """Compute the value of each client (clients,) from its draw u in (0, 1): the inverse distribution function."""
+    import numpy as np
+
     match spread:
         case Lognormal(median=median, sigma=sigma):
             z = np.fromiter(map(NormalDist().inv_cdf, u.tolist()), np.float64, len(u))

@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from atoll.parallel.local_training.algorithms import CONCATENATE
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import TaskBroken
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import ClientFailed, Engine, Failed, Job, Training
@@ -35,6 +37,9 @@ PASS_S = 0.1
 
 PASSES = 3
 """Measured passes of each engine, after a first one; the fastest counts."""
+
+WORTH_S = 2.0
+"""Seconds of a run in one process from which several are started, and measured: they begin in half a second."""
 
 SHARE_OF_PROCESSES = 0.75
 """Share of the measured speed of several processes that remains in a run, where the coordinator needs a processor, too:
@@ -96,6 +101,7 @@ def choose(
     name: str = "auto",
     resources: Resources = Resources(),
     cohort: int = COHORT,
+    trainings: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
     """Return the engine of a name; in place of "batched", if that is impossible, another one with the reason.
@@ -107,18 +113,22 @@ def choose(
         name: one of `NAMES`.
         resources: the processors and machines to use.
         cohort: the number of clients of a round.
+        trainings: the number of trainings of the run, as far as is known; None: many.
         clock: the real time [s].
 
     Raises:
         ValueError: the name is not one of `NAMES`.
         RayMissing: "ray" is chosen, and Ray is not installed.
         ClientFailed: the task's code failed.
+        TaskBroken: the engine shares memory between processes, and the run's updates have rows of any number.
     """
     if name not in NAMES:
         raise ValueError(f"engine must be one of {', '.join(NAMES)}, got {name!r}")
     count, threads = resources.num_workers, resources.threads
+    if training.algorithm == CONCATENATE:
+        return _for_rows(training, name, threads)
     if name == "auto":
-        return _measured(training, version, client_ids[: min(cohort, COHORT)], count, threads, clock)
+        return _measured(training, version, client_ids[: min(cohort, COHORT)], resources, trainings, clock)
     if name == "ray":
         return Choice(OverRay(training, workers=resources.workers, address=resources.address))
     if name == "sequential":
@@ -129,6 +139,16 @@ def choose(
         except CannotBatch as error:
             return Choice(_unbatched(training, count, threads), reasons=(_reason(error),))
     return Choice(Processes(training, workers=count, threads=threads))
+
+
+def _for_rows(training: Training, name: str, threads: int) -> Choice:
+    if name in ("processes", "ray"):
+        why = (
+            "it shares memory for tensors of fixed shapes, and an update under rule concatenate has rows of any number"
+        )
+        raise TaskBroken(f"simulation.engine: got {name!r}: {why}; allowed: auto, sequential")
+    reasons = ("not batched: an update has rows of any number",) if name == "batched" else ()
+    return Choice(Sequential(training, threads=threads), reasons=reasons)
 
 
 def _unbatched(training: Training, workers: int, threads: int) -> Engine:
@@ -147,26 +167,34 @@ def _measured(
     training: Training,
     version: Arrays,
     client_ids: Sequence[str],
-    workers: int,
-    threads: int,
+    resources: Resources,
+    trainings: int | None,
     clock: Callable[[], float],
 ) -> Choice:
     """Return the engine that will be fastest in a run, and close the others.
 
-    The engines take turns, so that a busy moment of the machine affects all of them.
+    The engines take turns, so that a busy moment of the machine affects all of them. Those of several processes are
+    left out where one process ends the run within `WORTH_S`.
     """
-    numbers = sorted({1, workers})
-    engines = [_unbatched(training, number, threads) for number in numbers]
+    workers, threads = resources.num_workers, resources.threads
+    engines: list[Engine] = [_unbatched(training, 1, threads)]
     reasons: tuple[str, ...] = ()
     try:
-        at_once = 1
+        at_once = 0
         try:
-            products, at_once = _products(training, numbers, threads)
-            engines += products
+            batched = _product(training, threads)
+            at_once = batched.at_once
+            engines.append(batched)
         except CannotBatch as error:
             reasons = (_reason(error),)
-        jobs = _jobs(engines[0], version, client_ids, clock, together=at_once * workers)
-        reasons += _first_pass(engines, version, jobs, clock)
+        jobs = _jobs(engines[0], version, client_ids, clock, together=max(1, at_once) * workers)
+        reasons += _first_pass(engines, engines, version, jobs, clock)
+        fastest = max(_speed(engine, version, jobs, clock) for engine in engines)
+        if workers > 1 and (trainings is None or trainings > WORTH_S * fastest):
+            several = [_unbatched(training, workers, threads)]
+            several += [_batched(training, workers, threads)] if at_once else []
+            engines += several
+            reasons += _first_pass(several, engines, version, jobs, clock)
         best = dict.fromkeys(engines, 0.0)
         for _ in range(PASSES):
             for engine in engines:
@@ -181,8 +209,8 @@ def _measured(
     return Choice(chosen, tuple(Figure(engine.name, best[engine]) for engine in ranking), reasons)
 
 
-def _products(training: Training, numbers: Sequence[int], threads: int) -> tuple[list[Engine], int]:
-    """Return a batched engine for each number of processes, and the number of clients in a product.
+def _product(training: Training, threads: int) -> Batched:
+    """Return a batched engine in one process.
 
     Raises:
         CannotBatch: the task cannot be batched, or a product would have one client; the net by hand is faster even so.
@@ -190,15 +218,23 @@ def _products(training: Training, numbers: Sequence[int], threads: int) -> tuple
     batched = Batched(training, threads=threads)
     if batched.at_once == 1 and batched.kind != "by hand":
         raise CannotBatch("the weights of one client fill the cache")
-    return [_batched(training, number, threads) for number in numbers], batched.at_once
+    return batched
 
 
 def _first_pass(
-    engines: list[Engine], version: Arrays, jobs: Sequence[Job], clock: Callable[[], float]
+    new: Sequence[Engine],
+    engines: list[Engine],
+    version: Arrays,
+    jobs: Sequence[Job],
+    clock: Callable[[], float],
 ) -> tuple[str, ...]:
-    """Make a first pass, which starts the workers; remove engines that fail unlike the first one, and return why."""
+    """Make a first pass of the new engines, which starts their workers; remove those that fail, and return why.
+
+    Raises:
+        ClientFailed: the first of all engines fails, so the task's code does.
+    """
     reasons = []
-    for engine in list(engines):
+    for engine in list(new):
         try:
             _speed(engine, version, jobs, clock)
         except (ClientFailed, WorkerDied) as error:

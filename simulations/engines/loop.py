@@ -1,9 +1,7 @@
 """The built-in training loop: one client after another in one model, with the bits of `ModelBench.train`."""
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -20,6 +18,7 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import Context, context_of, depends_on_context, within
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.metrics import Statistics, add, of_batch
+from atoll.parallel.task.randomness import seed_everything
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
@@ -41,7 +40,7 @@ class Loop:
 
     def __init__(self, training: Training) -> None:
         assert isinstance(training.task, Task)
-        self._task, self._has_context = training.task, depends_on_context(training.task)
+        self._task = training.task
         self.examples = ExamplesOf(training.task, training.device)
         self.model = build_model(training.task, training.model_seed).to(training.device).train()
         speed_up_pooling(self.model)
@@ -54,7 +53,9 @@ class Loop:
     def _follow(self, training: Training) -> None:
         """Train with the settings of a round."""
         self._training, self._local = training, training.local
-        self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
+        self._has_context = depends_on_context(self._task) or self._local.has_own_optimizer
+        with within(context_of(self._task)):
+            self._steps = Steps(self._local, [p for p in self.model.parameters() if p.requires_grad])
         self.exchange.lr = self._local.lr
 
     def begin(self, version: Arrays, number: int = 0) -> None:
@@ -78,12 +79,12 @@ class Loop:
         """Train one client into a row, on its own examples or on given ones."""
         examples = examples or self.examples(job.client_id)
         control = self.exchange.load(job)
-        self._steps.begin(self.exchange.corrections(control))
         seed_everything(job.seed)
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self.model)
         requested = requested_steps(self._local, len(sizes))
         done = min(requested, job.steps or requested)
         with within(self._context(job)) if self._has_context else nullcontext():
+            self._steps.begin(self.exchange.corrections(control))
             statistics, units = self._run(examples, sizes, done, job.seed)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -140,21 +141,6 @@ def orders(count: int, epochs: int, generator: torch.Generator | None) -> Iterat
         generator.manual_seed(int(torch.randint(2**62, ())))
     for _ in range(epochs):
         yield torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed all generators as local training does; without a GPU in a twentieth of the time."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if _has_accelerator():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
-
-
-@cache
-def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()
 
 
 def requested_steps(local: Any, steps_of_epoch: int) -> int:

@@ -35,7 +35,9 @@ class Steps:
             corrections: SCAFFOLD's c - c_i of each parameter, None for a parameter without one; empty: no SCAFFOLD.
         """
         self._momenta.clear()
-        if self._optimizer is not None:
+        if self._local.has_own_optimizer:  # its state may be anywhere
+            self._optimizer = make_optimizer(self._local, self._parameters)
+        elif self._optimizer is not None:
             self._optimizer.state.clear()
         if self._local.prox_mu:
             self._start = [p.clone() for p in self._plain]
@@ -46,7 +48,8 @@ class Steps:
         if self._start or self._corrections or self._local.clip_norm is not None:
             self._adjust_gradients()
         if self._optimizer is not None:
-            self._optimizer.step()
+            with torch.no_grad():
+                self._optimizer.step()
         else:
             self._descend()
         for parameter in self._parameters:

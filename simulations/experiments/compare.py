@@ -33,17 +33,19 @@ class Point:
     value: float
     count: int
     """Number of rounds or steps until then."""
-    passes: float
-    bytes: int
+    passes: float | None
+    """Passes over the pooled data until then; None: unknown."""
+    bytes: int | None
     virtual_s: float | None
     real_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The measurements of one of the two trainings."""
+    """The measurements of one of the trainings."""
 
-    kind: Literal["federated", "centralized"]
+    kind: str
+    """Its name, such as `federated` or `centralized`."""
     unit: Literal["rounds", "steps"]
     metric: str
     points: tuple[Point, ...]
@@ -79,19 +81,23 @@ def epochs_of(local: Local, num_examples: int, num_clients: int) -> float:
     return min(local.epochs, local.max_steps * local.batch_size * num_clients / num_examples)
 
 
-def federated(report: RunReport, metric: str, *, epochs: Callable[[int], float]) -> Side:
+def federated(
+    report: RunReport, metric: str, *, epochs: Callable[[int], float] | None, kind: str = "federated"
+) -> Side:
     """Return the measurements of the federated training.
 
     Args:
         report: the report on the simulated run.
         metric: the name of the metric, WHO/METRIC.
-        epochs: `epochs_of` each round.
+        epochs: `epochs_of` each round; None: unknown, as are the passes then.
+        kind: the name of this side.
     """
-    passes = 0.0
+    passes = None if epochs is None else 0.0
     points = []
     group, _, name = metric.partition("/")
     for line in report.rounds:
-        passes += epochs(line["round"]) * line["counted"] / report.num_clients
+        if epochs is not None and passes is not None:
+            passes += epochs(line["round"]) * line["counted"] / report.num_clients
         if (value := (line.get(group) or {}).get(name)) is not None:
             points.append(
                 Point(
@@ -103,16 +109,17 @@ def federated(report: RunReport, metric: str, *, epochs: Callable[[int], float])
                     line["real_s"],
                 )
             )
-    return Side("federated", "rounds", metric, tuple(points))
+    return Side(kind, "rounds", metric, tuple(points))
 
 
-def centralized(log: Path, metric: str, *, data_bytes: int) -> Side:
+def centralized(log: Path, metric: str, *, data_bytes: int | None, kind: str = "centralized") -> Side:
     """Return the measurements of the centralized training; the time of each is that of the last logged step before.
 
     Args:
         log: the `log.jsonl` of `atoll train`.
         metric: the name of the metric in a federation, WHO/METRIC.
-        data_bytes: the size of the pooled training data.
+        data_bytes: the size of the pooled training data; None: unknown.
+        kind: the name of this side.
     """
     group, _, name = metric.partition("/")
     steps = read_log(log, "step")
@@ -122,7 +129,7 @@ def centralized(log: Path, metric: str, *, data_bytes: int) -> Side:
             logged = [at for at in steps if at <= step]
             seconds = steps[max(logged)]["seconds"] if logged else 0.0
             points.append(Point(value, step, event["epoch"], data_bytes, None, seconds))
-    return Side("centralized", "steps", metric, tuple(points))
+    return Side(kind, "steps", metric, tuple(points))
 
 
 def passes_of(report: RunReport, *, epochs: Callable[[int], float]) -> int:
@@ -176,34 +183,47 @@ def _row(side: Side, label: str, point: Point | None) -> dict[str, Any]:
     return dict(zip(COLUMNS, (*values, point.virtual_s, point.real_s), strict=True))
 
 
-def plot(sides: Sequence[Side], path: Path) -> Path:
-    """Draw the metric over passes and over real seconds as a PNG.
+def figure_of(sides: Sequence[Side]) -> Any:
+    """Return a figure of matplotlib with the metric over passes and over real seconds.
 
     Raises:
         NoMatplotlib: matplotlib is not installed.
     """
-    from atoll.simulations.experiments.plots import DPI, SIZE, figure_type
+    from atoll.simulations.experiments.plots import SIZE, figure_type
 
     figure = figure_type()(figsize=(2 * SIZE[0], SIZE[1]), layout="constrained")
     left, right = figure.subplots(1, 2)
     for side in sides:
-        ys = [point.value for point in side.points]
-        left.plot([point.passes for point in side.points], ys, label=side.kind, marker=".")
-        right.plot([point.real_s for point in side.points], ys, label=side.kind, marker=".")
+        known = [point for point in side.points if point.passes is not None]
+        left.plot([point.passes for point in known], [point.value for point in known], label=side.kind, marker=".")
+        seconds, values = [point.real_s for point in side.points], [point.value for point in side.points]
+        right.plot(seconds, values, label=side.kind, marker=".")
     _dress(left, "passes over the pooled data", sides[0].metric)
     _dress(right, "real time [s]", sides[0].metric)
-    figure.savefig(path, dpi=DPI)
+    return figure
+
+
+def plot(sides: Sequence[Side], path: Path) -> Path:
+    """Draw `figure_of` the sides as a PNG; errors as there."""
+    from atoll.simulations.experiments.plots import DPI
+
+    figure_of(sides).savefig(path, dpi=DPI)
     return path
 
 
 def _dress(axes: "Axes", label: str, metric: str) -> None:
     axes.set(xlabel=label, ylabel=metric)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    if axes.lines:
+        axes.legend(frameon=False)
+
+
+def document_of(sides: Sequence[Side], target: float | None) -> dict[str, Any]:
+    """Return the metric, the target and the rows in JSON types, as `atoll compare --json` prints them."""
+    return {"metric": sides[0].metric, "target": target, "rows": rows(sides, target)}
 
 
 def write(sides: Sequence[Side], target: float | None, path: Path) -> None:
     """Write table and curves as JSON."""
     curves = {side.kind: [[point.passes, point.real_s, point.value] for point in side.points] for side in sides}
-    document = {"metric": sides[0].metric, "target": target, "rows": rows(sides, target), "curves": curves}
-    path.write_text(to_json(document, indent=2) + "\n", "utf-8")
+    path.write_text(to_json(document_of(sides, target) | {"curves": curves}, indent=2) + "\n", "utf-8")

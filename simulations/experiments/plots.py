@@ -1,15 +1,19 @@
 """PNG plots of one run, or of several together. They need matplotlib (the extra `sim`), imported when they draw.
 
-Each plot is a function that draws on one pair of axes; `plots` writes a file of each, and one of all of them.
+Each plot is a function that draws on one pair of axes; `plots` writes a file of each, and one of all of them. Runs that
+differ in the seed alone are drawn as their mean, with a band of one standard deviation on each side (`bands`).
 """
 
+import io
 import math
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.simulations.experiments.report import RunReport
+from atoll.simulations.experiments.bands import AXES, Band, Curve, Repeats, band_of, each, largest_common
+from atoll.simulations.experiments.report import Axis, RunReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +28,9 @@ FATES = {
 }
 """Fates of invited clients and their colours; released clients were stopped, because enough others had reported."""
 
+Drawn = Sequence[RunReport | Repeats]
+"""Runs to draw together: single ones, or the repeats of one."""
+
 SIZE = (6.4, 4.0)
 DPI = 120
 """Dots per inch, for a width of 768 pixels, at which a README shows a plot in full."""
@@ -33,7 +40,7 @@ class NoMatplotlib(RuntimeError):
     """The extra `sim` is not installed."""
 
 
-def plots(reports: Sequence[RunReport], folder: Path, *, metric: str | None = None) -> list[Path]:
+def plots(reports: Drawn, folder: Path, *, metric: str | None = None) -> list[Path]:
     """Draw the plots of some runs.
 
     Args:
@@ -49,23 +56,60 @@ def plots(reports: Sequence[RunReport], folder: Path, *, metric: str | None = No
     """
     make = figure_type()
     folder.mkdir(parents=True, exist_ok=True)
-    metric = metric or main_metric(reports)
+    metric = metric or main_metric([run for one in each(reports) for run in one.runs])
     files, shown = [], []
     for name, draw in PLOTS.items():
         figure = make(figsize=SIZE, layout="constrained")
         axes = figure.subplots()
         draw(axes, reports, metric)
         if axes.has_data():
-            shown.append(draw)
+            shown.append(partial(draw, reports=reports, metric=metric))
             files.append(_saved(figure, folder / f"{name}.png"))
-    rows = max(1, math.ceil(len(shown) / 2))
-    figure = make(figsize=(SIZE[0] * 2, SIZE[1] * rows), layout="constrained")
-    for axes, draw in zip_longest(figure.subplots(rows, 2, squeeze=False).flat, shown):
+    return [*files, _tiled(shown, 2, folder / "overview.png")]
+
+
+def metrics_plot(reports: Drawn, path: Path) -> Path:
+    """Draw every metric over rounds, updates, virtual time and bytes, a row for each metric.
+
+    Raises:
+        NoMatplotlib: matplotlib is not installed.
+    """
+    over = (metric_per_round, metric_per_update, metric_per_time, metric_per_byte)
+    names = dict.fromkeys(name for one in each(reports) for run in one.runs for name in run.metrics)
+    return _tiled([partial(draw, reports=reports, metric=name) for name in names for draw in over], len(over), path)
+
+
+def comparison_plot(reports: Drawn, metric: str, by: str, path: Path) -> Path:
+    """Draw the metric over the axis of a comparison, with a line at the last place at which every run has a value.
+
+    Args:
+        reports: the runs.
+        metric: the name of the metric.
+        by: the axis, one of `bands.AXES`.
+        path: the file.
+
+    Raises:
+        NoMatplotlib: matplotlib is not installed.
+    """
+    figure = figure_type()(figsize=SIZE, layout="constrained")
+    axes, axis = figure.subplots(), AXES[by].axis
+    _curves(axes, reports, metric, axis, axis, AXES[by].label, 1.0)
+    axes.set_title(f"{metric} by {by}")
+    runs = [run for one in each(reports) for run in one.runs]
+    if (common := largest_common(Curve(*run.curve(metric, axis)) for run in runs)) is not None:
+        axes.axvline(common, color="#9aa0a6", linewidth=0.8, linestyle=":")
+    return _saved(figure, path)
+
+
+def _tiled(draws: Sequence[Callable[["Axes"], None]], columns: int, path: Path) -> Path:
+    rows = max(1, math.ceil(len(draws) / columns))
+    figure = figure_type()(figsize=(SIZE[0] * columns, SIZE[1] * rows), layout="constrained")
+    for axes, draw in zip_longest(figure.subplots(rows, columns, squeeze=False).flat, draws):
         if draw is None:
             axes.axis("off")
         else:
-            draw(axes, reports, metric)
-    return [*files, _saved(figure, folder / "overview.png")]
+            draw(axes)
+    return _saved(figure, path)
 
 
 def main_metric(reports: Sequence[RunReport]) -> str:
@@ -74,40 +118,45 @@ def main_metric(reports: Sequence[RunReport]) -> str:
     return next((name for name in names if not name.endswith("/loss")), next(iter(names), "server/loss"))
 
 
-def metric_per_round(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
+def metric_per_round(axes: "Axes", reports: Drawn, metric: str) -> None:
     """Draw the metric over the rounds."""
     _curves(axes, reports, metric, "round", "round", "round", 1.0)
     _over_rounds(axes)
 
 
-def metric_per_time(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
+def metric_per_update(axes: "Axes", reports: Drawn, metric: str) -> None:
+    """Draw the metric over the updates that the versions count, by which runs of all modes are comparable."""
+    _curves(axes, reports, metric, "updates", "update", "updates counted", 1.0)
+
+
+def metric_per_second(axes: "Axes", reports: Drawn, metric: str) -> None:
+    """Draw the metric over the real seconds of the simulation."""
+    _curves(axes, reports, metric, "real_s", "real second", "real time [s]", 1.0)
+
+
+def metric_per_time(axes: "Axes", reports: Drawn, metric: str) -> None:
     """Draw the metric over the virtual seconds, minutes or hours."""
-    scale, unit = _time_unit(max((line["virtual_s"] for report in reports for line in report.rounds), default=0.0))
+    scale, unit = _time_unit(
+        max((line["virtual_s"] for one in each(reports) for run in one.runs for line in run.rounds), default=0.0)
+    )
     _curves(axes, reports, metric, "virtual_s", "virtual time", f"virtual time [{unit}]", scale)
 
 
-def metric_per_byte(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
+def metric_per_byte(axes: "Axes", reports: Drawn, metric: str) -> None:
     """Draw the metric over the bytes that clients and server have moved."""
     _curves(axes, reports, metric, "bytes", "byte moved", "moved, both ways [MB]", 1e6)
 
 
-def participation(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> None:
+def participation(axes: "Axes", reports: Drawn, metric: str) -> None:
     """Draw the fates of invited clients: of one run for each round, of several runs on average."""
-    if len(reports) == 1:
-        numbers = [line["round"] for line in reports[0].rounds]
-        bottom = [0] * len(numbers)
-        for fate, colour in FATES.items():
-            counts = reports[0].participation(fate)
-            if any(counts):
-                axes.bar(numbers, counts, bottom=bottom, width=1.0, color=colour, label=fate)
-                bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
-        _over_rounds(axes)
-        axes.set(ylabel="clients")
+    repeats = each(reports)
+    if len(repeats) == len(repeats[0].runs) == 1:
+        _fates_by_round(axes, repeats[0].runs[0])
     else:
-        names = [report.name for report in reports]
-        left = [0.0] * len(reports)
+        names = [one.name for one in repeats]
+        left = [0.0] * len(repeats)
         for fate, colour in FATES.items():
-            means = [sum(report.participation(fate)) / max(1, len(report.rounds)) for report in reports]
+            means = [_clients_in_a_round(one, fate) for one in repeats]
             if any(means):
                 axes.barh(names, means, left=left, color=colour, label=fate)
                 left = [low + mean for low, mean in zip(left, means, strict=True)]
@@ -117,38 +166,72 @@ def participation(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> N
     _legend(axes)
 
 
-def bytes_per_round(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> None:
+def _fates_by_round(axes: "Axes", report: RunReport) -> None:
+    numbers = [line["round"] for line in report.rounds]
+    bottom = [0] * len(numbers)
+    for fate, colour in FATES.items():
+        counts = report.participation(fate)
+        if any(counts):
+            axes.bar(numbers, counts, bottom=bottom, width=1.0, color=colour, label=fate)
+            bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
+    _over_rounds(axes)
+    axes.set(ylabel="clients")
+
+
+def _clients_in_a_round(one: Repeats, fate: str) -> float:
+    """Return the clients of a fate in a round, the mean over the rounds of a run and then over the runs."""
+    means = [sum(run.participation(fate)) / max(1, len(run.rounds)) for run in one.runs]
+    return sum(means) / len(means)
+
+
+def bytes_per_round(axes: "Axes", reports: Drawn, metric: str) -> None:
     """Draw the bytes moved up and down so far, and the bytes of an upload without codec."""
-    for report, style in zip(reports, _styles(len(reports)), strict=True):
-        numbers = [line["round"] for line in report.rounds]
-        name = "" if len(reports) == 1 else f"{report.name}, "
-        axes.plot(numbers, _megabytes(report, "bytes_up"), label=f"{name}up", **style)
-        axes.plot(numbers, _megabytes(report, "bytes_down"), label=f"{name}down", **style | {"linestyle": "--"})
-        if any(line.get("bytes_up_plain") not in (None, line["bytes_up"]) for line in report.rounds):
-            plain = _megabytes(report, "bytes_up_plain")
-            axes.plot(numbers, plain, label=f"{name}up without codec", **style | {"linestyle": ":"})
+    repeats = each(reports)
+    for one, style in zip(repeats, _styles(len(repeats)), strict=True):
+        name = "" if len(repeats) == 1 else f"{one.name}, "
+        _band(axes, _bytes(one, "bytes_up"), f"{name}up", style)
+        _band(axes, _bytes(one, "bytes_down"), f"{name}down", style | {"linestyle": "--"})
+        lines = [line for run in one.runs for line in run.rounds]
+        if any(line.get("bytes_up_plain") not in (None, line["bytes_up"]) for line in lines):
+            _band(axes, _bytes(one, "bytes_up_plain"), f"{name}up without codec", style | {"linestyle": ":"})
     _over_rounds(axes)
     axes.set(ylabel="so far [MB]", title="bytes moved")
     _legend(axes)
 
 
-def fairness(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
-    """Draw the metric of each client on its own data, worst first, with the tenth percentile and the variance."""
-    name = metric.partition("/")[2]
-    for report, style in zip(reports, _styles(len(reports)), strict=True):
-        if (fair := report.fairness(name)) is None:
+def _bytes(one: Repeats, name: str) -> Band:
+    """Return the band of bytes over the rounds [MB]."""
+    return band_of(
+        [Curve([line["round"] for line in run.rounds], [line[name] / 1e6 for line in run.rounds]) for run in one.runs]
+    )
+
+
+def fairness(axes: "Axes", reports: Drawn, metric: str) -> None:
+    """Draw the metric of each client on its own data, worst first, with the tenth percentile and the variance.
+
+    Of repeats it is the mean of the values of one rank, as far as all have as many clients.
+    """
+    name, repeats = metric.partition("/")[2], each(reports)
+    for one, style in zip(repeats, _styles(len(repeats)), strict=True):
+        found = [fair for run in one.runs if (fair := run.fairness(name)) is not None]
+        if not found:
             continue
-        share = [100 * (rank + 0.5) / len(fair.values) for rank in range(len(fair.values))]
-        label = f"{report.name}: 10th percentile {fair.percentile(0.1):.3g}, variance {fair.variance:.2g}"
-        axes.plot(share, fair.values, label=label, **style)
-        axes.plot([10], [fair.percentile(0.1)], marker="o", color=style["color"])
+        same = [fair for fair in found if len(fair.values) == len(found[0].values)]
+        share = [100 * (rank + 0.5) / len(found[0].values) for rank in range(len(found[0].values))]
+        lowest = band_of([Curve([10.0], [fair.percentile(0.1)]) for fair in same]).means[0]
+        variance = sum(fair.variance for fair in same) / len(same)
+        label = f"{one.name}: 10th percentile {lowest:.3g}, variance {variance:.2g}"
+        _band(axes, band_of([Curve(share, fair.values) for fair in same]), label, style)
+        axes.plot([10], [lowest], marker="o", color=style["color"])
     axes.set(xlabel="clients, the worst first [%]", ylabel=name, title=f"{name} of each client on its own data")
     _legend(axes)
 
 
-PLOTS: dict[str, Callable[["Axes", Sequence[RunReport], str], None]] = {
+PLOTS: dict[str, Callable[..., None]] = {
     "metric_per_round": metric_per_round,
+    "metric_per_update": metric_per_update,
     "metric_per_time": metric_per_time,
+    "metric_per_second": metric_per_second,
     "metric_per_byte": metric_per_byte,
     "participation": participation,
     "bytes": bytes_per_round,
@@ -157,15 +240,26 @@ PLOTS: dict[str, Callable[["Axes", Sequence[RunReport], str], None]] = {
 """Plots by the names of their files."""
 
 
-def _curves(
-    axes: "Axes", reports: Sequence[RunReport], metric: str, over: Any, per: str, label: str, scale: float
-) -> None:
-    for report, style in zip(reports, _styles(len(reports)), strict=True):
-        xs, ys = report.curve(metric, over)
-        if xs:
-            axes.plot([x / scale for x in xs], ys, label=report.name, **style)
+def _curves(axes: "Axes", reports: Drawn, metric: str, over: Axis, per: str, label: str, scale: float) -> None:
+    repeats = each(reports)
+    for one, style in zip(repeats, _styles(len(repeats)), strict=True):
+        _band(axes, one.band(metric, over), one.name, style, scale)
     axes.set(xlabel=label, ylabel=metric, title=f"{metric} per {per}")
     _legend(axes)
+
+
+def _band(axes: "Axes", band: Band, label: str, style: dict[str, Any], scale: float = 1.0) -> None:
+    """Draw a mean and its deviation; steps where the curves were measured at different places."""
+    if not band.xs:
+        return
+    xs = [x / scale for x in band.xs]
+    name = label if band.n == 1 else f"{label} (n = {band.n})"
+    axes.plot(xs, band.means, label=name, drawstyle="default" if band.are_aligned else "steps-post", **style)
+    if band.stds is not None:
+        low = [mean - std for mean, std in zip(band.means, band.stds, strict=True)]
+        high = [mean + std for mean, std in zip(band.means, band.stds, strict=True)]
+        step: Any = None if band.are_aligned else "post"
+        axes.fill_between(xs, low, high, step=step, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def _over_rounds(axes: "Axes") -> None:
@@ -189,10 +283,6 @@ def _legend(axes: "Axes") -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=columns, fontsize=8, frameon=False)
 
 
-def _megabytes(report: RunReport, name: str) -> list[float]:
-    return [line[name] / 1e6 for line in report.rounds]
-
-
 def _time_unit(longest: float) -> tuple[float, str]:
     if longest < 600:
         return 1.0, "s"
@@ -205,7 +295,7 @@ def _saved(figure: Any, path: Path) -> Path:
 
 
 def figure_type() -> Any:
-    """Return matplotlib's `Figure`, which draws files and opens no window on any screen.
+    """Return matplotlib's `Figure`, which draws files and opens no window on any screen, and which a notebook shows.
 
     Raises:
         NoMatplotlib: matplotlib is not installed.
@@ -214,4 +304,18 @@ def figure_type() -> Any:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise NoMatplotlib("plots need matplotlib, which is not installed: pip install 'atoll[sim]'") from error
-    return Figure
+    return _shown(Figure)
+
+
+@cache
+def _shown(figure: Any) -> Any:
+    """Return the type of figures that a notebook shows without pyplot."""
+
+    class Shown(figure):  # type: ignore[misc]
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", dpi=100, metadata={"Software": None})
+            return picture.getvalue()
+
+    Shown.__name__ = Shown.__qualname__ = figure.__name__
+    return Shown

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from atoll.parallel.task.metrics import is_loss
 
-Axis = Literal["round", "virtual_s", "real_s", "bytes", "bytes_up"]
-"""Horizontal axis of a curve: rounds, seconds of virtual or real time, bytes moved so far (both ways, or up)."""
+Axis = Literal["round", "updates", "virtual_s", "real_s", "bytes", "bytes_up"]
+"""Horizontal axis of a curve: rounds, updates counted so far, seconds of virtual or real time, bytes moved so far (both
+ways, or up)."""
 
 ROUNDS, RESULT, SETTINGS, POPULATION = "rounds.jsonl", "result.json", "run.toml", "population.json"
 GROUPS = ("server", "clients", "train")
@@ -36,6 +37,8 @@ class Reached:
     bytes: int
     """Bytes moved both ways."""
     bytes_up: int
+    updates: int
+    """Updates counted in versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,11 @@ class RunReport:
         return int(self.rounds[-1]["bytes_up"] + self.rounds[-1]["bytes_down"]) if self.rounds else 0
 
     @property
+    def updates(self) -> int:
+        """The number of updates that the versions of the run count."""
+        return sum(self.participation("counted"))
+
+    @property
     def num_clients(self) -> int:
         """The number of clients in the population; without one, in the largest round."""
         if self.population:
@@ -144,10 +152,12 @@ class RunReport:
 
     def _measured(self, metric: str) -> Iterator[tuple[dict[str, Any], float]]:
         group, _, name = metric.partition("/")
+        updates = 0
         for line in self.rounds:
+            updates += line.get("counted") or 0
             if (value := (line.get(group) or {}).get(name)) is not None:
                 at = {axis: line[axis] for axis in ("round", "virtual_s", "real_s", "bytes_up")}
-                yield at | {"bytes": line["bytes_up"] + line["bytes_down"]}, value
+                yield at | {"bytes": line["bytes_up"] + line["bytes_down"], "updates": updates}, value
 
 
 def read_run(folder: Path, name: str | None = None) -> RunReport:

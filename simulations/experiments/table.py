@@ -1,11 +1,13 @@
 """The table of a sweep: a row for each cell, or the mean ± deviation of all cells that differ in the seed alone."""
 
-import math
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.protocol.settings import ConfigError
+from atoll.simulations.experiments.bands import AXES, Curve, Mean, largest_common, mean_of
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RunReport
 
@@ -17,6 +19,10 @@ class Objective:
     metric: str
     """Name of the metric, WHO/METRIC."""
     target: float | None = None
+    by: str | None = None
+    """Axis of a comparison, one of `bands.AXES`."""
+    common: float | None = None
+    """Last place on this axis at which every run has a value."""
 
 
 Measure = Callable[[RunReport, Objective], float | None]
@@ -52,15 +58,24 @@ def _total(name: str) -> Measure:
     return measure
 
 
+def _at_common(report: RunReport, objective: Objective) -> float | None:
+    if objective.by is None or objective.common is None:
+        return None
+    return Curve(*report.curve(objective.metric, AXES[objective.by].axis)).at(objective.common)
+
+
 COLUMNS: Mapping[str, Measure] = {
     "final": lambda report, objective: report.last(objective.metric),
     "best": lambda report, objective: report.best(objective.metric),
+    "at_common": _at_common,
     "rounds": lambda report, _: float(len(report.rounds)),
+    "updates": lambda report, _: float(report.updates),
     "virtual_s": _total("virtual_s"),
     "real_s": _total("real_s"),
     "bytes": lambda report, _: float(report.bytes),
     "bytes_up": _total("bytes_up"),
     "rounds_to_target": _to_target("round"),
+    "updates_to_target": _to_target("updates"),
     "virtual_s_to_target": _to_target("virtual_s"),
     "real_s_to_target": _to_target("real_s"),
     "bytes_to_target": _to_target("bytes"),
@@ -73,39 +88,11 @@ COLUMNS: Mapping[str, Measure] = {
 }
 """Functions that compute a column's value of a run: clients per round on average; the last two on the clients' data."""
 
+OF_A_METRIC = ("final", "best", "worst_tenth", "variance")
+"""The columns that may be of another metric than the table's."""
+
 PLAIN = ("final", "best", "rounds", "virtual_s", "bytes")
 WITH_TARGET = ("final", "best", "rounds_to_target", "virtual_s_to_target", "bytes_to_target")
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """The mean of a value over several runs."""
-
-    mean: float | None
-    """Mean over the runs that have the value; None: no run has it."""
-    std: float | None
-    """Sample standard deviation, with n - 1; None for fewer than two."""
-    n: int
-    """Number of runs that have the value."""
-    of: int
-    """Number of all runs."""
-
-    def __str__(self) -> str:
-        if self.mean is None:
-            return "-"
-        spread = "" if self.std is None else f" ± {number(self.std)}"
-        return f"{number(self.mean)}{spread}" + (f" ({self.n} of {self.of})" if self.n < self.of else "")
-
-
-def mean_of(values: Sequence[float | None]) -> Mean:
-    """Compute mean and sample deviation of the values that are not None."""
-    present = [value for value in values if value is not None]
-    if not present:
-        return Mean(None, None, 0, len(values))
-    mean = math.fsum(present) / len(present)
-    squares = math.fsum((value - mean) ** 2 for value in present)
-    std = math.sqrt(squares / (len(present) - 1)) if len(present) > 1 else None
-    return Mean(mean, std, len(present), len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +103,51 @@ class Row:
     values: Mapping[str, Mean]
     state: str
     """State of the first cell that is not finished, or "finished"."""
+    over: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Labels of the varied settings that are averaged over, such as the seeds, of the runs that have a report."""
 
 
-def chosen(columns: Sequence[str] | None, target: float | None) -> tuple[str, ...]:
+def chosen(columns: Sequence[str] | None, target: float | None, by: str | None = None) -> tuple[str, ...]:
     """Return the given columns, or the default ones.
 
+    Args:
+        columns: names of `COLUMNS`, each perhaps with @GROUP/NAME, a metric of its own; None: the default ones.
+        target: the target of the table's metric.
+        by: the axis of a comparison, one of `bands.AXES`.
+
     Raises:
-        ConfigError: a column is unknown (the message lists all), or needs a target.
+        ConfigError: a column is unknown (the message lists all), or needs a target or an axis.
     """
+    if columns is None and by is not None:
+        return ("at_common", *([] if target is None else [AXES[by].to_target]), "final", "best")
     if columns is None:
         return PLAIN if target is None else WITH_TARGET
-    if wrong := [name for name in columns if name not in COLUMNS]:
-        raise ConfigError([f"column {name}: unknown (known: {', '.join(COLUMNS)})" for name in wrong])
-    if target is None and (wrong := [name for name in columns if name.endswith("_to_target")]):
-        raise ConfigError([f"column {name}: needs a target; set sweep.target" for name in wrong])
+    if faults := [fault for column in columns if (fault := _fault_of(column, target, by))]:
+        raise ConfigError(faults)
     return tuple(columns)
+
+
+def _fault_of(column: str, target: float | None, by: str | None) -> str:
+    """Return what is wrong with a column; empty: nothing."""
+    name, at, metric = column.partition("@")
+    if name not in COLUMNS:
+        return f"column {name}: unknown (known: {', '.join(COLUMNS)})"
+    if at and (name not in OF_A_METRIC or "/" not in metric):
+        return f"column {column}: allowed: COLUMN@GROUP/NAME, where COLUMN is one of {', '.join(OF_A_METRIC)}"
+    if target is None and name.endswith("_to_target"):
+        return f"column {name}: needs a target; set sweep.target"
+    if by is None and name == "at_common":
+        return f"column {name}: needs an axis; add --by, one of {', '.join(AXES)}"
+    return ""
+
+
+def compared(objective: Objective, reports: Iterable[RunReport]) -> Objective:
+    """Return the objective with the last place of its axis at which every run has a value."""
+    if objective.by is None:
+        return objective
+    axis = AXES[objective.by].axis
+    common = largest_common(Curve(*report.curve(objective.metric, axis)) for report in reports)
+    return replace(objective, common=common)
 
 
 def rows(
@@ -140,33 +157,52 @@ def rows(
 
     Args:
         runs: each cell with its report, if there is one, and its state.
-        objective: the metric and the target.
-        columns: names of `COLUMNS`.
+        objective: the metric, the target and the axis.
+        columns: names of `COLUMNS`, as of `chosen`.
         over: the varied settings to average over, such as the seed.
     """
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[RunReport | None, str]]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Cell, RunReport | None, str]]] = {}
     for cell, report, state in runs:
-        groups.setdefault(cell.without(over), []).append((report, state))
+        groups.setdefault(cell.without(over), []).append((cell, report, state))
     return [
         Row(
             dict(varied),
-            {name: mean_of([_value(COLUMNS[name], report, objective) for report, _ in members]) for name in columns},
-            next((state for _, state in members if state != "finished"), "finished"),
+            {name: mean_of([_value(name, report, objective) for _, report, _ in members]) for name in columns},
+            next((state for *_, state in members if state != "finished"), "finished"),
+            _labels([cell for cell, report, _ in members if report is not None], over),
         )
         for varied, members in groups.items()
     ]
 
 
-def _value(measure: Measure, report: RunReport | None, objective: Objective) -> float | None:
-    return None if report is None else measure(report, objective)
+def _labels(cells: Sequence[Cell], over: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    names = [name for name in over if any(name in cell.varied for cell in cells)]
+    return {name: tuple(dict.fromkeys(cell.varied[name] for cell in cells)) for name in names}
+
+
+def _value(column: str, report: RunReport | None, objective: Objective) -> float | None:
+    name, _, metric = column.partition("@")
+    if metric:
+        objective = Objective(metric)
+    return None if report is None else COLUMNS[name](report, objective)
+
+
+def as_csv(lines: Sequence[Row]) -> str:
+    """Return rows as CSV: of each column the mean, the deviation, the number of runs that have it, and of all runs."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    first = lines[0]
+    columns = [f"{name}{part}" for name in first.values for part in ("", "_std", "_n", "_of")]
+    over = dict.fromkeys(name for line in lines for name in line.over)
+    writer.writerow([*first.varied, *over, *columns, "state"])
+    for line in lines:
+        numbers = [part for value in line.values.values() for part in (value.mean, value.std, value.n, value.of)]
+        labels = [" ".join(line.over.get(name, ())) for name in over]
+        writer.writerow([*line.varied.values(), *labels, *numbers, line.state])
+    return text.getvalue()
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """Return a table in Markdown."""
     body = [[str(cell).replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in [list(header), ["---"] * len(header), *body])
-
-
-def number(value: float) -> str:
-    """Format a number with four significant digits; whole numbers in full."""
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 10_000 else f"{value:.4g}"

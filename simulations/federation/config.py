@@ -5,7 +5,6 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT, Plain
-from atoll.server.config.model import run_and_version
 from atoll.server.config.run import RunFile
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.devices.config import DeviceConfig
@@ -67,12 +66,3 @@ class SimulationFile(RunFile):
 
     simulation: SimulationConfig = SimulationConfig()
     """Computation of the clients' training on this machine."""
-
-    @model_validator(mode="after")
-    def _start_is_a_file(self) -> Self:
-        if run_and_version(self.model.start) is not None:
-            way_out = "`atoll model export --run NAME --out start.safetensors` writes one of a run's version"
-            raise ValueError(
-                f"model.start: got {self.model.start!r}; a simulation has no coordinator, allowed: a file: {way_out}"
-            )
-        return self

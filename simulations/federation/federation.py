@@ -24,7 +24,7 @@ from atoll.parallel.worker.process import RunTerms
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, RunState, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -117,7 +117,7 @@ class Federation:
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
-        run = RunTerms(config.given, config.aggregation.algorithm, config.rounds)
+        run = RunTerms(config.given, config.aggregation.training, config.rounds)
         request = {**asdict(run), "threads": threads, "model_seed": config.seed}
         keep = Keep.after(0, self.machine, config.round) if saved else None
         self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
@@ -132,6 +132,7 @@ class Federation:
             self.versions.arrays(self.versions.version(self.machine.ledger.version).digest),
             list(numbers),
             cohort=config.round.num_wanted,
+            trainings=(config.rounds - self.machine.ledger.version) * config.round.num_wanted,
             before=saved.engine if saved else "",
             tell=tell,
         )

@@ -25,9 +25,10 @@ from atoll.parallel.worker.bench import Bench
 from atoll.parallel.worker.model_files import write_initial
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.manifest_limits import check_model_travels
-from atoll.protocol.settings import ConfigError
+from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
+from atoll.server.config.model import run_and_version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
@@ -35,7 +36,7 @@ from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import plan_of, shares_of, trained_of, weights_and_factors
 from atoll.server.folding.reducer import fold_version
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.rounds.events import Aggregate
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
 
@@ -75,7 +76,12 @@ class Models(Versions):
     def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int, keep: Keep | None = None) -> None:
         super().__init__(RunStore(folder, is_durable=False))
         self._config, self._threads = config, threads
-        self.method = Method.of(config.aggregation, config.optimizer)
+        faults: list[str] = []
+        or_faults(config.aggregation.open_codec, faults)
+        method = or_faults(lambda: Method.of(config.aggregation, config.optimizer), faults)
+        if method is None or faults:
+            raise ConfigError(faults)
+        self.method = method
         self._arrays: dict[Digest, Arrays] = {}
         self._slots: dict[Version, Arrays] = {}
         self._unwritten: dict[Version, _Unwritten] = {}  # oldest first
@@ -92,6 +98,7 @@ class Models(Versions):
     def _first(self, bench: Bench) -> tuple[tuple[Piece, ...], str]:
         """Write version 0; return its pieces, and a note on tensors that have not started from the given file."""
         model = self._config.model
+        assert run_and_version(model.start) is None, "a command exports the version of a run first"
         start = Start(Path(model.start), model.is_strict) if model.start else None
         try:
             pieces, note = write_initial(self.store.version_path(Version(0)), bench, self._config.seed, start)
@@ -126,7 +133,8 @@ class Models(Versions):
     def row_layout(self) -> Layout | None:
         """The layout of the model if updates are stored as rows; None: they are not."""
         layout, aggregation = self.version(Version(0)).manifest.layout, self._config.aggregation
-        is_plain = not aggregation.codec_name and not aggregation.partial and aggregation.norm_bound is None
+        is_plain = not (aggregation.codec_name or aggregation.partial or aggregation.grows)
+        is_plain = is_plain and aggregation.norm_bound is None
         has_step = self._config.round.mode != "fedasync" and self.method.device is None
         is_small = self._config.round.num_invited * self.num_bytes(Version(0)) <= IN_MEMORY_MAX
         can = can_stack(layout, Step(self.method.optimizer, rule=self.method.rule))

@@ -14,7 +14,7 @@ from atoll.parallel.task.task import Task
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError, effective, load_text
-from atoll.server.journal.state_directory import lock_directory
+from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.report import Json

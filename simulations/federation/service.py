@@ -9,7 +9,7 @@ import json
 from atoll.client.session import events as client
 from atoll.parallel.task.metrics import finite, values, why_refused
 from atoll.parallel.task.task import task_name
-from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.hosting.messages import training_seed
 from atoll.server.rounds.events import (
@@ -46,6 +46,7 @@ from atoll.server.rounds.events import (
     TimePassed,
     Update,
     UpdateReceived,
+    UpdateRefused,
     UploadBegun,
 )
 from atoll.server.rounds.relevance import is_asked, is_failure_news, is_first_upload
@@ -179,7 +180,7 @@ class Service:
             seed=seed,
             local=self._local,
             codec=self.config.aggregation.codec_name,
-            algorithm=self.config.aggregation.algorithm,
+            algorithm=self.config.aggregation.training,
             counted_round=effect.counted_round,
             model_seed=self.config.seed,
         )
@@ -287,6 +288,9 @@ class Service:
             return client.Answered(_key(self.run_id, update), False, *refusal)
         if machine.is_accepted(update) or machine.is_hopeless(update):
             return self._decide(update)
+        if fault := self.config.aggregation.fault_of_rows(update.num_bytes):
+            self.post(UpdateRefused(update.client_id, update.round_id, RejectReason.WRONG_LAYOUT, fault))
+            return client.Answered(_key(self.run_id, update), False, RejectReason.WRONG_LAYOUT, fault)
         if is_first_upload(machine, update):
             self.post(UploadBegun(update.client_id, update.round_id))
         return None

@@ -123,8 +123,15 @@ def _size_of(task: ArrayTask, site: str, count: Callable[[str], int]) -> int:
 
 
 def _attacked(file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]) -> tuple[Adversary, Task | ArrayTask]:
-    """Return the adversary, and the task as its clients train it."""
+    """Return the adversary, and the task as its clients train it.
+
+    Raises:
+        ConfigError: the attack is impossible.
+    """
     adversary = adversary_of(file.attack, names, file.seed)
+    if adversary.forges and file.aggregation.grows:
+        what = f"attack.kind: got {file.attack.kind!r}, which forges differences between models"
+        raise ConfigError([f"{what}, and under rule concatenate an update has rows to append; allowed: none"])
     return adversary, adversary.task(task) if isinstance(task, Task) else task
 
 

@@ -26,9 +26,9 @@ from atoll.client.session.events import (
     Key,
     KillWorker,
     ModelReady,
+    ModelRequest,
     ReportEvaluation,
     ReportFailure,
-    Request,
     StopWork,
     TimePassed,
     Trained,
@@ -230,7 +230,7 @@ class Site:
 
     # ------------------------------------------------------------ the model
 
-    def _fetch(self, request: Request) -> None:
+    def _fetch(self, request: ModelRequest) -> None:
         is_cached = self.model_digest == request.model_digest
         num_bytes = 0 if is_cached else self.env.service.bytes_of(request.model_digest)
         self.env.service.bytes_down += num_bytes
@@ -238,7 +238,7 @@ class Site:
         self._download_s = self.device.download_seconds(num_bytes) if num_bytes else 0.0
         self._after(self._download_s, self._fetched, request)
 
-    def _fetched(self, request: Request) -> None:
+    def _fetched(self, request: ModelRequest) -> None:
         if self._fetching == request.key:
             self._fetching, self.model_digest = None, request.model_digest
             self._receive(ModelReady(request.key))

@@ -32,7 +32,7 @@ def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunCo
         return Training(
             task=task,
             overrides=run.given,
-            algorithm=run.aggregation.algorithm,
+            algorithm=run.aggregation.training,
             device=simulation.device,
             model_seed=run.seed,
         )
@@ -47,6 +47,7 @@ def engine_of(
     clients: Sequence[str],
     *,
     cohort: int,
+    trainings: int,
     before: str,
     tell: Tell,
 ) -> Engine:
@@ -60,6 +61,7 @@ def engine_of(
         version: the version of the model for the check.
         clients: the clients of the run.
         cohort: the number of clients of a round.
+        trainings: the number of trainings that are left in the run.
         before: the kind of engine with which a resumed run began; "auto" keeps it, because another would round
             differently.
         tell: a callback for the measurements of "auto".
@@ -78,6 +80,7 @@ def engine_of(
             name=name,
             resources=Resources(simulation.workers or None, simulation.threads, simulation.ray_address),
             cohort=cohort,
+            trainings=trainings,
         )
     except TaskMismatch as error:
         raise ConfigError([f"the task's model differs from that of the run: {error}; choose another --out"]) from error

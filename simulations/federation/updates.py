@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Layout, Piece
@@ -21,6 +22,7 @@ from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_heade
 from atoll.aggregation.updates.inspection import inspect
 from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.parallel.task.errors import TaskBroken
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.folding.plan import FoldPlan
@@ -152,6 +154,9 @@ class Updates:
         is_named = digest in self._written[0] | self._written[1]
         path = self.folder / (f"{digest}.forged" if is_named else digest)  # never overwrite a file of a snapshot
         inspected = inspect(path, pieces, data=data)
+        if inspected.malformed:  # a deployed update would be refused; here both sides are one codec, which is broken
+            name, fault = min(inspected.malformed.items())
+            raise TaskBroken(f"the update cannot be decoded: {name}: {fault}")
         if self._in_memory + len(data) > IN_MEMORY_MAX:
             path.write_bytes(data)
             stored = StoredUpdate(path, pieces, inspected.magnitudes)
@@ -196,6 +201,11 @@ class Updates:
             raise StoreCorrupted(f"{path}: an update that the run needs is missing: {error}") from error
         if size != wanted:
             raise StoreCorrupted(f"{path}: an update that the run needs has {count_of(size, 'byte')}, not {wanted}")
+        try:
+            for codec in {piece.codec for piece in saved.pieces if piece.codec}:
+                open_codec(codec)
+        except ValueError as error:
+            raise StoreCorrupted(f"{path}: an update that the run needs cannot be decoded: {error}") from error
         if not saved.pieces:
             of_row = None if saved.of_row is None else np.array(saved.of_row, np.float32)
             self._rows[saved.digest] = Row(np.fromfile(path, np.float32), of_row, saved.steps)

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from atoll.client.session.events import JobFailed
+from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.task.metrics import Statistics, only_finite
 from atoll.parallel.worker.model_files import write_update
 from atoll.protocol.vocabulary import Digest, FailureReason
@@ -44,7 +45,12 @@ class ClientWork:
         digest = self.updates.digest_of(name, invitation.round_id, training.steps)
         if invitation.codec:
             plain_bytes = sum(array.nbytes for array in outcome.update.values())
-            num_bytes = self._encoded(digest, training, outcome)
+            try:
+                num_bytes = self._encoded(digest, training, outcome)
+            except NotFinite as error:
+                return JobFailed(invitation.key, FailureReason.NOT_FINITE, str(error))
+            except TaskBroken as error:
+                raise TaskBroken(f"client {name}: {error}") from error
         else:
             num_bytes = plain_bytes = self.updates.add(
                 digest, outcome.update, outcome.report, outcome.row, outcome.magnitudes

@@ -106,6 +106,7 @@ class Worker:
             return Evaluated(request.key, sums) if work == 1 else Evaluated(request.key, None, "out of time")
         if work == 0:
             return JobFailed(request.key, FailureReason.OUT_OF_TIME, "no step was done")
+        assert isinstance(request, Invitation), "no history asks for statistics"
         update = self._update(request, work, seconds)
         if self._world.happens("spool_full"):
             return JobFailed(request.key, FailureReason.DISK_FULL, "no room in the spool")

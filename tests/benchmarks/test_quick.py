@@ -143,3 +143,32 @@ def test_updates_in_parts_are_measured_beside_whole_ones():
         "8 MB in 4 parts, of the whole's rate",
         "8 MB in 8 parts, of the whole's rate",
     }
+
+
+@pytest.mark.long
+def test_a_few_trees_are_those_of_xgboost_alone():
+    """Beside Flower: `make peers`, then `make bench NAME=trees`."""
+    document = measure("trees", "--quick")
+    assert document["ok"]
+    assert document["ours"]["trees"] == 20
+    assert 0.9 < document["ours"]["auc"] <= 1
+
+
+@pytest.mark.long
+def test_the_seconds_of_commands_are_measured_beside_an_import_of_torch():
+    """How many imports each takes is for an idle machine: `make bench NAME=startup`."""
+    document = measure("startup", "--quick")
+    assert len(document["bars"]) == 9
+    assert len(document["ours"]) == 1 + 10
+    assert all(times["wall_s"]["median"] > 0 < times["cpu_s"]["median"] for times in document["ours"].values())
+    assert document["ours"]["run list"]["cpu_in_imports"] < document["ours"]["simulate"]["cpu_in_imports"]
+
+
+@pytest.mark.long
+def test_a_rank_that_builds_the_whole_model_fails_the_bar_of_memory():
+    document = measure("large_client", "--layers", "2", "--ranks", "2")
+    assert [bar["name"] for bar in document["bars"]] == [
+        "2 ranks: peak of any phase [M/r]",
+        "2 ranks: a whole build fails that bar [M/r]",
+    ]
+    assert document["bars"][1]["ok"]

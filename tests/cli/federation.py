@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.identity.names import Identity, Role
-from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
+from atoll.server.journal.holder import RunningCoordinator, running_coordinator
 from benchmarks.members import equip
 from tests.cli.invoking import TINY, shown
 from tests.waiting import BOUND_S

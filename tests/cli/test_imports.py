@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from atoll.protocol.vocabulary import RunId
+from atoll.server.config.run import RunConfig
+from atoll.server.journal.journal import Journal, RunRow
+from atoll.server.journal.state_directory import StateDirectory
 from tests.waiting import BOUND_S
 
 PROGRAM = """
@@ -32,14 +36,19 @@ def imported(folder: Path, *arguments: str, code: int = 0) -> set[str]:
     return set(json.loads(line.removeprefix("MODULES ")))
 
 
+NUMBERS = ("numpy", "torch")
+DATABASE = ("sqlalchemy.dialects.postgresql",)
+"""What a showing command does without, though it reads the database."""
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "unused", "most"),
     [
-        (["--help"], 0, ("torch", "numpy", "pydantic", *SERVICE, *PLOTS), 460),
-        (["settings"], 0, ("torch", *SERVICE, *PLOTS), 700),
-        (["plugins"], 0, ("torch", *SERVICE, *PLOTS), 700),
-        (["settings", "--json"], 0, ("torch", *SERVICE, *PLOTS), 700),
-        (["run", "list", "--state", "none"], 2, ("torch", *PLOTS), 1000),
+        (["--help"], 0, ("torch", "numpy", "pydantic", "asyncio", *SERVICE, *PLOTS), 430),
+        (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 560),
+        (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 560),
+        (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 560),
+        (["run", "list", "--state", "none"], 2, (*NUMBERS, "grpc", *PLOTS), 800),
         (["audit", "verify", "none.log"], 2, ("torch", *PLOTS), 1000),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -50,6 +59,61 @@ def test_a_command_that_computes_nothing_imports_little(
     found = imported(tmp_path, *arguments, code=code)
     assert found.isdisjoint(unused), sorted(found & set(unused))
     assert len(found) < most
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the state directory of a run that has no round yet."""
+    folder = tmp_path_factory.mktemp("showing")
+    with StateDirectory.open(folder / "atoll-state") as directory:
+        config = RunConfig(task="task.py:task", name="digits")
+        Journal(directory).add_run(RunRow.new(RunId("digits-1"), config, config.rules, 0.0))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["run", "list"], 0),
+        (["run", "show", "digits-1"], 0),
+        (["round", "list"], 0),
+        (["client", "list"], 0),
+        (["model", "list"], 0),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_showing_command_reads_the_database_alone(arguments: list[str], code: int, state: Path) -> None:
+    found = imported(state, *arguments, code=code)
+    unused = {*NUMBERS, *DATABASE, "grpc", "cryptography", "google.protobuf", *PLOTS}
+    assert found.isdisjoint(unused), sorted(found & unused)
+    assert len(found) < 850
+
+
+@pytest.mark.real
+def test_a_coordinator_listens_without_torch(tmp_path: Path) -> None:
+    """Its worker process imports torch; the coordinator waits for no such import of its own."""
+    arguments = ("--state", str(tmp_path / "state"), "--set", "coordinator.listen=127.0.0.1:0")
+    command = [sys.executable, "-c", PROGRAM, "coordinator", *arguments, "--insecure", "--stay"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=tmp_path, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            assert any(line.startswith("atoll coordinator on") for line in process.stderr)
+        finally:
+            process.terminate()
+            out, _ = process.communicate(timeout=BOUND_S)
+    (line,) = [line for line in out.splitlines() if line.startswith("MODULES ")]
+    found = set(json.loads(line.removeprefix("MODULES ")))
+    assert found.isdisjoint(("torch", *DATABASE, *PLOTS))
+    assert len(found) < 1100
+
+
+def test_a_training_in_one_process_imports_no_compiler(tmp_path: Path) -> None:
+    """torch's checkpoints import sharded tensors, and its names of wrapped modules the compiler."""
+    out = str(tmp_path / "o")
+    found = imported(Path.cwd(), "train", TASK, "--steps", "1", "--out", out)
+    unused = {"torch._dynamo", "torch._inductor", "torch.distributed.pipelining", "sqlalchemy", "grpc", *PLOTS[:3]}
+    assert "torch" in found
+    assert found.isdisjoint(unused), sorted(found & unused)
 
 
 def test_a_simulation_imports_neither_the_compiler_nor_sharded_tensors(tmp_path: Path) -> None:
@@ -65,4 +129,5 @@ def test_a_simulation_imports_neither_the_compiler_nor_sharded_tensors(tmp_path:
     )
     found = imported(Path.cwd(), "simulate", TASK, *arguments)
     assert "torch" in found
-    assert found.isdisjoint((*COMPILER, *SHARDS, *PLOTS)), sorted(found & {*COMPILER, *SHARDS, *PLOTS})
+    unused = {*COMPILER, *SHARDS, *PLOTS, "sqlalchemy"}
+    assert found.isdisjoint(unused), sorted(found & unused)

@@ -1,6 +1,7 @@
 """What a command waits for: it is said after a moment, and what cannot be had is refused in the end."""
 
 import fcntl
+import io
 import os
 import shutil
 import signal
@@ -18,14 +19,15 @@ import grpc
 import pytest
 
 from atoll.cli import waiting
-from atoll.cli.printing import note
+from atoll.cli.printing import note, notes_to
 from atoll.cli.runs import admin
 from atoll.client.policy.history import PolicyHistory
 from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity import dialer
 from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.join_code import JoinCode
-from atoll.server.journal.state_directory import StateDirectory, running_coordinator
+from atoll.server.journal.holder import running_coordinator
+from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.federation import ATOLL, Federation, wait_for
 from tests.cli.invoking import TINY, invoke
 from tests.waiting import BOUND_S
@@ -297,3 +299,50 @@ def test_nothing_is_said_of_a_short_wait(capsys: pytest.CaptureFixture[str], mon
     with waiting.waiting_for("Godot", "until he comes"):
         pass
     assert capsys.readouterr().err == ""
+
+
+class Clock:
+    """A clock that advances by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_is_told_now_and_then_with_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    clock, is_told = Clock(), False
+    wait = waiting.Wait("the bytes of a file", lambda: is_told, clock)
+    clock.now = 5.0
+    wait.advance(10, 100)
+    is_told = True
+    for clock.now in (9.0, 20.0, 25.0, 40.0):
+        wait.advance(10, 100)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["the bytes of a file: 30%, 46.7 s left", "the bytes of a file: 50%, 40.0 s left"]
+    assert wait.text(0) == "100%, 0.0 s left"
+
+
+def test_a_caller_that_is_a_program_is_told_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    taken: list[str] = []
+    with notes_to(taken.append), waiting.waiting_for("a file", "its end") as wait:
+        wait.advance(1, 2)
+    assert capsys.readouterr().err == ""
+    assert taken == []
+
+
+def test_a_terminal_sees_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, clock = Terminal(), Clock()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    wait = waiting.Wait("the bytes of a file", lambda: True, clock)
+    clock.now = 3.0
+    wait.advance(25, 100)
+    wait.end()
+    assert "the bytes of a file" in terminal.getvalue()
+    assert "25%, 9.0 s left" in terminal.getvalue()

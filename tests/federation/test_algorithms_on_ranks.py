@@ -7,7 +7,7 @@ import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.cli.runs import admin
-from atoll.server.journal.state_directory import running_coordinator
+from atoll.server.journal.holder import running_coordinator
 from tests.federation.processes import federation
 from tests.federation.test_asynchronous import FEDASYNC, counted, worked_out
 from tests.federation.test_ranks import digests, is_finished

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from atoll.server.journal.state_directory import running_coordinator
+from atoll.server.journal.holder import running_coordinator
 from benchmarks.processes import free_address
 from tests.federation.processes import ATOLL, federation
 

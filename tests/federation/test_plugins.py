@@ -1,4 +1,4 @@
-"""A rule and a sampler of an installed package, by their names, in deployed and simulated runs of real processes."""
+"""A rule, a sampler and a codec of an installed package, by name, in deployed and simulated runs of real processes."""
 
 import json
 import os
@@ -6,9 +6,10 @@ import subprocess
 
 import pytest
 
+from atoll.aggregation.codecs import installed
 from tests.federation.processes import ATOLL, ended_after, federation
-from tests.federation.test_ranks import SITES, Ranked
-from tests.protocol.packages import RULE, SAMPLER, install
+from tests.federation.test_ranks import SITES, Ranked, is_finished
+from tests.protocol.packages import CODEC, LION, RULE, SAMPLER, install
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
 
@@ -147,3 +148,133 @@ def test_the_list_of_a_real_package(tmp_path, package):
     ]
     assert "\ncannot be used: rule quiet of acme-rules 1.2: " in text
     assert atoll(tmp_path, "plugins") == ""
+
+
+# ------------------------------------------------------------ codecs
+
+CODECS = {
+    "atoll.codecs": {"rounded": "acme_codecs:Rounded", "sign": "acme_codecs:Rounded", "worn": "acme_codecs:worn"},
+    "atoll.local_optimizers": {"lion": "acme_codecs:Lion"},
+}
+MORE = """
+
+class Worn(Rounded):
+    def decode(self, data, n):
+        raise RuntimeError("the table is worn")
+
+
+worn = Worn()
+"""
+CODED = {"aggregation.codec": "rounded", "aggregation.codec_options.levels": 3}
+STEPPED = {"local.optimizer": "lion", "local.lr": 0.01}
+
+
+def codecs(folder, version="1.2"):
+    return install(folder, "acme-codecs", version=version, modules={"acme_codecs": CODEC + MORE + LION}, points=CODECS)
+
+
+def saved(it):
+    """The bytes that the codec has saved on each accepted update, by client."""
+    return {
+        client: each.plain_bytes - each.num_bytes
+        for record in it.rounds()
+        for client, each in record.clients.items()
+        if each.num_bytes
+    }
+
+
+@pytest.mark.slow
+def test_a_simulation_with_a_codec_of_a_package(tmp_path):
+    folder = codecs(tmp_path / "site")
+    found = {
+        "own": simulated(folder, tmp_path / "a", CODED),
+        "again": simulated(folder, tmp_path / "b", CODED | {"aggregation.codec_options.levels": "3"}),
+        "finer": simulated(folder, tmp_path / "c", {"aggregation.codec": "rounded"}),
+        "plain": simulated(folder, tmp_path / "d", {}),
+    }
+    assert found["own"] == found["again"]
+    assert len(set(found.values())) == 3
+    (line,) = simulated(tmp_path, tmp_path / "refused", STEPPED, code=2)
+    assert "local.optimizer: must be one of sgd, adam, adamw, or a name that one installed package declares" in line
+
+    def fault(**given):
+        options = {f"aggregation.{key}": value for key, value in given.items()}
+        (line,) = simulated(folder, tmp_path / "refused", options, code=2)
+        return line
+
+    assert "a codec of a package has its name once the package is installed on this machine" in fault(codec="rounde")
+    assert '| "rounded" (acme-codecs 1.2)' in fault(codec="acme_codecs:Rounded"), "no code is named by a reference"
+    assert "aggregation.codec: rounded: codec_options: levels: must be in 1..127, got 0" in fault(
+        codec="rounded", **{"codec_options.levels": 0}
+    )
+    assert "codec_options are for a codec of your own, and codec is qsgd8" in fault(
+        codec="qsgd8", **{"codec_options.levels": 3}
+    )
+    assert "it is a built-in codec, and the package acme-codecs 1.2 declares one" in fault(codec="sign")
+    assert "decode: RuntimeError: the table is worn" in fault(codec="worn")
+
+
+@pytest.mark.slow
+def test_each_side_without_the_package_or_with_another_version_is_named(tmp_path, monkeypatch):
+    """A deployed run has the bits of the simulation; a restart needs the same package; an old agent sends plain."""
+    folder, newer = codecs(tmp_path / "site"), codecs(tmp_path / "newer", version="2.0")
+    monkeypatch.syspath_prepend(folder)
+    family = next(name for name in installed.families() if name.startswith("rounded@"))
+    with federation(tmp_path, task=TASK) as it:
+        start = ("--state", it.state, "--set", f"coordinator.listen={it.address}")
+        start = (*start, "--set", "coordinator.enrol=127.0.0.1:0")
+        (fault,) = atoll(
+            folder, "coordinator", TASK, *start, *("--set", "aggregation.codec=worn", "--set", "rounds=1"), code=2
+        )
+        assert "aggregation.codec: worn: " in fault
+        assert not list((it.state / "runs").glob("*")), "no run was made"
+        it.coordinator(environment={"PYTHONPATH": str(folder)}.items(), **(SETTINGS | CODED | STEPPED))
+        for site in line_task.SITES:
+            it.agent(site, threads=1, exit_when_done=False, environment={"PYTHONPATH": str(folder)}.items())
+        it.wait_for(lambda: "committed as version 2\n" in it.log("coordinator"))
+        it.kill("coordinator")
+        (fault,) = atoll(tmp_path, "coordinator", *start, code=2)
+        assert fault.partition(": allowed")[0] == "atoll: run trouble-1: aggregation.codec: got 'rounded'"
+        it.start("coordinator", "coordinator", *start, PYTHONPATH=str(folder))
+        it.wait_for(lambda: str(it.history().run("trouble-1").state) == "finished")
+        assert all(number > 0 for number in saved(it).values())
+        digest = str(it.history().versions("trouble-1")[-1].digest)
+        assert "updates are sent plain" not in it.log("coordinator")
+
+    second = tmp_path / "second"
+    second.mkdir()
+    with federation(second, task=TASK) as it:
+        it.coordinator(environment={"PYTHONPATH": str(folder)}.items(), **(SETTINGS | CODED | {"rounds": 8}))
+        places = dict(zip(line_task.SITES, [folder, newer, tmp_path, folder], strict=False))
+        for site in line_task.SITES:
+            place = places.get(site, folder)
+            it.agent(site, threads=1, exit_when_done=False, environment={"PYTHONPATH": str(place)}.items())
+        it.wait_for(lambda: is_finished(it, "trouble-1"))
+        by_client = saved(it)
+        log = it.log("coordinator")
+        for site, place in places.items():
+            if site in by_client:
+                assert (by_client[site] > 0) == (place == folder)
+                has = {folder: None, newer: "has rounded@2.0-", tmp_path: "does not have it"}[place]
+                told = f"updates are sent plain: the codec is {family}, and client {site} {has}"
+                assert (told in log) == (has is not None)
+    assert digest == simulated(folder, tmp_path / "simulated", CODED | STEPPED)
+
+
+@pytest.mark.slow
+def test_updates_to_a_rank_without_the_package_are_plain(tmp_path):
+    folder = codecs(tmp_path / "site")
+    here = {"PYTHONPATH": str(folder)}
+    with ended_after(Ranked(tmp_path)) as it:
+        it.host(rounds=1, environment=here.items(), aggregation__codec="rounded")
+        it.rank(0, **here)
+        it.rank(1)
+        it.wait_for(lambda: all(f"rank {number} is connected" in it.log("coordinator") for number in (0, 1)))
+        for site in SITES:
+            it.agent(site, environment=here.items())
+        it.wait_for(lambda: is_finished(it, "trouble-1"), every=0.1)
+        kinds = {number > 0 for number in saved(it).values()}
+        assert kinds == {True, False}, it.log("coordinator")
+        assert "and aggregation rank 1 does not have it: install the same version of its package" in it.log(
+            "coordinator"
+        )

@@ -11,7 +11,7 @@ import pytest
 from atoll.cli.runs import admin
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
-from atoll.server.journal.state_directory import running_coordinator
+from atoll.server.journal.holder import running_coordinator
 from benchmarks.members import equip
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 from tests.waiting import BOUND_S

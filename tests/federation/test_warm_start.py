@@ -13,8 +13,8 @@ from tests.simulations.federation.simulating import TASK, simulate
 GIVEN = ("rounds=2", "round.cohort_size=4", "round.min_available=4", "seed=5")
 
 
-def atoll(*command, code=0):
-    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True)
+def atoll(*command, code=0, cwd=None):
+    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, cwd=cwd)
     assert done.returncode == code, done.stderr
     return done
 
@@ -60,6 +60,7 @@ def test_all_four_ways_start_from_the_same_file(tmp_path):
     assert "version 9 of one-1 is not kept, or not made yet (kept: 0, 1, 2)" in refused.stderr
     assert "there is no run 'on' (known: one-1, two-1)" in unknown.stderr
     assert names == ["one-1", "two-1"]
+    by_the_name_of_the_run(tmp_path, it.state, exported)
     # and a centralized training goes on from the run's model
     further = tmp_path / "further"
     given = ("--set", f"train.start={exported}", "--set", "train.steps=1", "--set", "local.lr=0.000001")
@@ -67,6 +68,26 @@ def test_all_four_ways_start_from_the_same_file(tmp_path):
     before, after = safetensors_file.read(exported), safetensors_file.read(further / "model.safetensors")
     assert all(abs(after[name] - before[name]).max() < 1e-4 for name in before)
     assert any((after[name] != before[name]).any() for name in before)
+
+
+def by_the_name_of_the_run(tmp_path, state, exported):
+    """A simulation and a centralized training start from a version of a run by its name."""
+    (tmp_path / "atoll-state").symlink_to(state)
+    starts = {"simulate": "model.start=run:one@2", "train": "train.start=run:one"}
+    for command, start in starts.items():
+        short = ("--rounds", "1") if command == "simulate" else ("--set", "train.steps=1", "--device", "cpu")
+        told = atoll(command, TASK, *short, "--out", f"of-{command}", "--set", start, cwd=tmp_path).stderr
+        assert ".start: version 2 of one-1 is in atoll-start-one-1-2.safetensors" in told
+    begun = safetensors_file.read(tmp_path / "of-simulate" / "models" / "versions" / "000000.safetensors")
+    assert all((begun[name] == array).all() for name, array in safetensors_file.read(exported).items())
+    for wanted, fault in (
+        ("run:no", "there is no run 'no'"),
+        ("run:one@9", "is not kept"),
+        ("run:one@best", "no best"),
+    ):
+        refused = atoll("simulate", TASK, "--set", f"model.start={wanted}", cwd=tmp_path, code=2).stderr
+        assert f"model.start: got '{wanted}': " in refused
+        assert fault in refused
 
 
 @pytest.mark.slow

@@ -22,7 +22,10 @@ MAY_IMPORT = {
 
 SHARED: dict[str, tuple[str, ...]] = {
     "parallel": (
+        "aggregation/codecs/chunks.py",
+        "aggregation/codecs/codec.py",
         "aggregation/codecs/names.py",
+        "aggregation/entry_points.py",
         "aggregation/folders.py",
         "aggregation/printable.py",
         "aggregation/tensors",
@@ -35,7 +38,15 @@ they are encoded there, and the text that a person writes or reads."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
-        ("folders.py", "numba_support.py", "ordered_map.py", "place.py", "printable.py", "text_files.py"),
+        (
+            "entry_points.py",
+            "folders.py",
+            "numba_support.py",
+            "ordered_map.py",
+            "place.py",
+            "printable.py",
+            "text_files.py",
+        ),
         ("file_digest.py", "optimizers.py"),
         ("own_optimizer.py",),
         ("tensors",),
@@ -46,22 +57,26 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stacked",),
     ),
     "parallel": (
-        ("dtensor.py", "forking.py", "frozen.py"),
+        ("dtensor.py", "forking.py", "frozen.py", "loading.py"),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
         ("communication", "local_training"),
+        ("statistics",),
         ("data", "worker"),
         ("data/public", "engine"),
+        ("exchange",),
         ("models", "trainer"),
         ("planner",),
     ),
     "protocol": (
         (
+            "attribute_docs.py",
             "backoff.py",
             "bounded_mapping.py",
             "crash_points.py",
             "durable.py",
             "file_lock.py",
             "json_values.py",
+            "progress.py",
             "secrets.py",
             "threads.py",
         ),
@@ -74,14 +89,14 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "variants.py",
             "vocabulary.py",
         ),
-        ("audit", "settings.py"),
+        ("audit", "settings.py", "site_statistics.py"),
         ("reference.py", "wire"),
         ("identity", "manifest.py", "plugins.py"),
         ("manifest_limits.py", "part_manifest.py"),
     ),
     "server": (
         ("clock.py", "errors.py", "process_tuning.py"),
-        ("rounds",),
+        ("rounds", "statistics"),
         ("names", "parts", "selection", "transport"),
         ("audit", "config"),
         ("journal",),
@@ -114,10 +129,11 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "atoll": (
         (
-            *("cli", "cli/log.py", "cli/printing.py"),
+            *("cli", "cli/log.py", "cli/printing.py", "cli/sections.py"),
             *("cli/shutdown_deadline.py", "cli/stopping.py"),
+            "exports",
         ),
-        ("cli/faults.py", "cli/waiting.py"),
+        ("cli/completion.py", "cli/faults.py", "cli/waiting.py"),
         ("cli/options.py",),
         (
             "cli/files.py",
@@ -129,7 +145,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "cli/task_failures.py",
             "cli/temporary.py",
         ),
-        ("cli/runs", "cli/serving", "cli/training"),
+        ("cli/runs", "cli/serving"),
+        ("cli/exports",),
+        ("cli/training",),
         ("cli/experiments", "cli/members"),
         ("cli/commands.py", "interface"),
         ("__init__.py", "cli/docs.py", "cli/main.py"),

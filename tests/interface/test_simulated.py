@@ -11,7 +11,6 @@ import pytest
 
 import atoll
 from atoll.interface.overrides import overrides_of
-from atoll.protocol.settings import ConfigError
 from tests.federation.processes import ATOLL
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
@@ -63,22 +62,24 @@ def test_the_run_has_its_rounds_its_model_and_its_plot(tmp_path, capfd):
 
 def test_what_is_not_there_is_said_with_what_is():
     run = simulated()
-    with pytest.raises(LookupError, match=r"version 99 is not kept \(there: 0, .*4\); model.keep_versions keeps more"):
+    with pytest.raises(
+        atoll.AtollError, match=r"version 99 is not kept \(there: 0, .*4\); model.keep_versions keeps more"
+    ):
         run.model(99)
-    with pytest.raises(LookupError, match="got 'auc'; allowed: server/accuracy"):
+    with pytest.raises(atoll.AtollError, match="got 'auc'; allowed: server/accuracy"):
         run.plot("auc")
     with pytest.raises(KeyError, match="columns: round"):
         run.rounds.column("rond")
 
 
 def test_mistakes_are_raised_all_at_once_before_anything_runs(tmp_path):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(atoll.AtollError) as refused:
         simulated(out=tmp_path / "run", set={"round.cohort_sise": 3, "seed": -1})
     assert len(refused.value.faults) == 2
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match=r"set: seed: got <object object"):
+    with pytest.raises(atoll.AtollError, match=r"set: seed: got <object object"):
         simulated(set={"seed": object()})
-    with pytest.raises(TypeError, match="task: got int; allowed: a Task"):
+    with pytest.raises(atoll.AtollError, match="task: got int; allowed: a Task"):
         atoll.simulate(7)
 
 

@@ -9,7 +9,6 @@ import torch
 
 import atoll
 from atoll.aggregation.tensors import safetensors_file
-from atoll.protocol.settings import ConfigError
 from tests.federation.processes import ATOLL
 from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import TASK
@@ -44,13 +43,17 @@ def test_it_has_its_log_prints_nothing_and_sets_the_generators_back(tmp_path, ca
     assert it.result["why"] == "finished"
     assert it.evaluations.column("test/accuracy")[-1] == it.metrics["test/accuracy"]
     assert "loss" in it.steps.columns
-    with pytest.raises(LookupError, match="version: got 'best'; there: newest"):
+    [axes] = it.plot("accuracy").axes
+    assert list(axes.lines[0].get_ydata()) == it.evaluations.column("test/accuracy")
+    with pytest.raises(atoll.AtollError, match=r"metric: got 'auc'; allowed: .*test/accuracy"):
+        it.plot("auc")
+    with pytest.raises(atoll.AtollError, match="version: got 'best'; there: newest"):
         it.model("best")
 
 
 def test_mistakes_are_raised_before_the_first_step(tmp_path):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(atoll.AtollError) as refused:
         atoll.train(line_task.task, set={"train.batch_size": 0, "local.lr": -1.0}, out=tmp_path / "run")
     assert len(refused.value.faults) == 2
-    with pytest.raises(ConfigError, match=r"set: train.batch_size: got \[8\]"):
+    with pytest.raises(atoll.AtollError, match=r"set: train.batch_size: got \[8\]"):
         atoll.train(line_task.task, set={"train.batch_size": [8]})

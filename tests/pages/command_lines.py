@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from atoll.cli.commands import app
 from atoll.cli.faults import CommandError
-from atoll.cli.settings import Section, described
+from atoll.cli.sections import Section, described
 
 SUBSTITUTED = re.compile(r"\$\([^()]*\)|\$\w+|`[^`]*`")
 ENDS = re.compile(r"\s(?:&&?|\|\|?|;|>{1,2}|2>&1|#)(?:\s|$)|;(?:\s|$)")
@@ -31,7 +31,12 @@ def commands_in(script: str) -> Iterator[list[str]]:
 
 
 def fault_of(words: list[str]) -> str:
-    """Return why the command line refuses these words; empty: it takes them."""
+    """Return why the command line refuses these words; empty: it takes them.
+
+    The options about the completion act while they are parsed, and install it in a home directory.
+    """
+    if words[:1] in (["--install-completion"], ["--show-completion"]):
+        return ""
     command: Any = get_command(app)
     context, name, rest = None, "atoll", list(words)
     try:

@@ -85,7 +85,12 @@ GIVEN = {
         before={"atoll aggregator": (TWO_RANKS,)},
         is_long=True,
     ),
-    "docs/commands.md#3": Given(run="hosted", instead=DELETED, is_long=True),
+    "docs/commands.md#3": Given(
+        run="hosted",
+        instead=DELETED,
+        codes={"atoll run statistics other.toml": 2},  # no site is there
+        is_long=True,
+    ),
     "docs/commands.md#5": Given(
         run="hosted",
         instead={"atoll join CODE": f"atoll join {OPERATOR}", **ELSEWHERE},
@@ -156,6 +161,12 @@ GIVEN = {
         },
         is_long=True,
     ),
+    "docs/statistics.md": Given(
+        instead={"--join CODE": NORTH},
+        before={
+            "atoll run statistics run.toml": ("until atoll run statistics run.toml; do sleep 0.2; done",)
+        },  # north may have enrolled, and not be connected yet
+    ),
     "docs/task.md": Given(instead={"--rounds 5": "--rounds 2", "--epochs 5": "--epochs 1"}, is_long=True),
     "docs/training.md": Given(instead={"--epochs 24": "--epochs 1", **FEW_STEPS}, is_long=True),
     "examples/batch_size.py": Given(
@@ -174,4 +185,6 @@ GIVEN = {
     "examples/stdlib_lm.py": Given(instead=FEW_STEPS, is_long=True),
     "examples/synthetic.py": Given(instead={"--rounds 50": "--rounds 2"}, is_long=True),
     "examples/table.py": Given(),
+    "examples/tumours_sklearn.py": Given(is_long=True),
+    "examples/tumours_xgboost.py": Given(is_long=True),
 }

@@ -345,8 +345,8 @@ def test_an_encoded_piece_survives_its_bytes_and_has_its_own_size() -> None:
     [
         ({"codec": "topk:0.010"}, r"pieces\[0\]\.codec: got 'topk:0.010'; allowed: 'topk:0.01'"),
         ({"codec": "zip"}, r"pieces\[0\]\.codec: got 'zip'; allowed: bf16, fp16, qsgd8, sign, topk:F"),
-        ({"codec": ""}, r"pieces\[0\]\.codec: got ''; allowed: 1 to 32 printable"),
-        ({"codec": "t" * 33}, r"pieces\[0\]\.codec: got .*; allowed: 1 to 32 printable"),
+        ({"codec": ""}, r"pieces\[0\]\.codec: got ''; allowed: 1 to 256 printable"),
+        ({"codec": "t" * 257}, r"pieces\[0\]\.codec: got .*; allowed: 1 to 256 printable"),
         ({"codec": 7}, r"pieces\[0\]\.codec: got 7"),
         ({"codec": None}, r"pieces\[0\]: got 'num_bytes'; allowed: the keys"),
         ({"num_bytes": 59}, r"pieces\[0\]\.num_bytes: got 59; allowed: an integer in 60\.\.60"),
@@ -359,6 +359,21 @@ def test_an_encoded_piece_survives_its_bytes_and_has_its_own_size() -> None:
 def test_a_malformed_encoded_piece_is_refused_by_name(changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(ManifestError, match=fault):
         parse_update(encoded_piece(**changes))
+
+
+OWN = 'rounded@1.2-0123abcd:{"levels":7}'
+
+
+def test_a_piece_of_an_installed_package_s_codec_is_read_where_the_package_is_not() -> None:
+    """Its size is judged by the side that has the codec."""
+    for size in (0, 59, 1004, 4000):
+        given = encoded_piece(codec=OWN, num_bytes=size)
+        manifest = parse_update(given)
+        assert (manifest.encode(), manifest.num_bytes, manifest.codecs) == (given, size, {OWN})
+    with pytest.raises(ManifestError, match=r"num_bytes: got 4001; allowed: an integer in 0\.\.4000"):
+        parse_update(encoded_piece(codec=OWN, num_bytes=4001))
+    with pytest.raises(ManifestError, match=r"codec: got 'rounded@1.2-0123abc'; allowed: bf16"):
+        parse_update(encoded_piece(codec=OWN[:19]))
 
 
 def test_few_bytes_that_claim_too_many_values_are_refused() -> None:

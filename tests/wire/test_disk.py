@@ -8,7 +8,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from atoll.server.journal.state_directory import StateInUse
+from atoll.server.errors import StateInUse
 from tests.cli.invoking import refused
 from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report

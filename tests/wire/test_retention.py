@@ -9,7 +9,7 @@ import pytest
 from atoll.protocol.vocabulary import RunState
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.process import host
 from atoll.server.rounds.events import ClientJoined, CohortDrawn, Profile, RoundDue, RunStarted, Update, UpdateReceived

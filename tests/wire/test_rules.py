@@ -1,12 +1,18 @@
 """A robust rule in a real coordinator: one site that sends nonsense does not move the model."""
 
 import asyncio
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from atoll.aggregation.tensors.layout import Piece, pieces_in_order
 from atoll.aggregation.tensors.safetensors_file import read
+from atoll.protocol.manifest import UpdateManifest
+from atoll.server.errors import OperatorError
+from tests.simulations.federation import rows_task
 from tests.waiting import BOUND_S
 from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report
@@ -109,3 +115,79 @@ async def test_an_update_without_what_the_run_wants_of_it_is_refused_before_its_
         names = set() if partial else {version.pieces[0].tensor}
         verdict = await a.upload(*part_of(invite, a, version, names, 1.0))
         assert (verdict.accepted, verdict.reason) == (False, "wrong_layout")
+
+
+ROWS = str(Path(rows_task.__file__)) + ":task"
+GROWS = {"task": ROWS, "aggregation__rule": "concatenate", "aggregation__append_max": 90, "rounds": 2}
+
+
+def rows_of(invite, client, count, **kinds):
+    """An update that appends some rows; `kinds`: other dtypes or lengths."""
+    arrays = {
+        "what": np.full((count, kinds.get("width", 2)), 7.0, np.float32),
+        "who": np.full(count, ord(client.name), kinds.get("dtype", np.uint8)),
+    }
+    dtypes = {np.dtype(np.float32): "F32", np.dtype(np.uint8): "U8", np.dtype(np.int16): "I16"}
+    pieces = pieces_in_order(
+        Piece(name, dtypes[a.dtype], (0,) * a.ndim, a.shape, hashlib.sha256(a.tobytes()).hexdigest())
+        for name, a in arrays.items()
+        if name not in kinds.get("without", ())
+    )
+    manifest = UpdateManifest(
+        *(invite.run_id, invite.round_id, client.name, invite.base_version, invite.model_digest, 10, 1.0), pieces
+    )
+    return manifest, b"".join(arrays[piece.tensor].tobytes() for piece in pieces)
+
+
+KNOWS = {"tasks": ("rows_task:task",)}
+
+
+@live
+async def test_rows_are_appended_in_the_order_of_the_names(tmp_path):
+    settings = {**GROWS, "round__cohort_size": 2, "round__min_available": 2}
+    async with (
+        running(tmp_path / "state", **settings) as it,
+        it.client("b", **KNOWS) as b,
+        it.client("a", **KNOWS) as a,
+    ):
+        for number, counts in enumerate(({b: 3, a: 10}, {b: 1, a: 0}), start=1):
+            for client, count in counts.items():
+                invite = await client.next("invite")
+                assert invite.algorithm == "concatenate"
+                version, _, _ = await client.download(invite)
+                assert version.layout == it.run.reducer.version(number - 1).manifest.layout
+                assert (await client.upload(*rows_of(invite, client, count))).accepted
+            await committed(it, number)
+        who = [read(it.run.reducer.version(number).path)["who"].tolist() for number in (1, 2)]
+        assert who == [[ord("a")] * 10 + [ord("b")] * 3, [ord("a")] * 10 + [ord("b")] * 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        ({"count": 11}, "would append 99 bytes; allowed by aggregation.append_max: 90"),
+        ({"count": 2, "width": 3}, "of tensor 'what' is not inside the shape (2, 2)"),
+        ({"count": 2, "dtype": np.int16}, "tensor 'who' has dtype 'I16', allowed: U8"),
+        ({"count": 2, "without": ["who"]}, "tensor 'who' is missing"),
+    ],
+)
+@live
+async def test_what_cannot_be_appended_is_refused_before_its_bytes(tmp_path, wrong, fault):
+    async with running(tmp_path / "state", **GROWS, round__cohort_size=1) as it, it.client("a", **KNOWS) as client:
+        verdict = await client.upload(*rows_of(await client.next("invite"), client, **wrong))
+        assert (verdict.accepted, verdict.reason) == (False, "wrong_layout")
+        assert fault in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"coordinator__aggregators": 1}, "allowed: a coordinator without --aggregators"),
+        ({"coordinator__incoming_max": 80}, "an update may append aggregation.append_max = 90 bytes"),
+    ],
+)
+@live
+async def test_a_coordinator_that_cannot_make_a_model_grow_says_so_before_the_run_begins(tmp_path, settings, fault):
+    with pytest.raises(OperatorError, match=fault):
+        async with running(tmp_path / "state", **GROWS, **settings):
+            pass

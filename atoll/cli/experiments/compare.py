@@ -1,13 +1,18 @@
 """`atoll compare`: train a task federated and centralized, and compare the two."""
 
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.aggregation.printable import printable_size
 from atoll.cli import options
+from atoll.cli.experiments.compare_runs import Shown, are_folders, check_one_task, compare_runs
+from atoll.cli.experiments.rows import By, Columns, Csv, Markdown
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
@@ -15,16 +20,23 @@ from atoll.cli.stopping import INTERRUPTED, if_stopped
 
 if TYPE_CHECKING:
     from atoll.cli.training.request import Request
+    from atoll.parallel.task.array_task import ArrayTask
     from atoll.parallel.task.task import Task
     from atoll.simulations.experiments.compare import Side
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
+    from atoll.simulations.federation.federation import Federation
+    from atoll.simulations.federation.report import Json
 
 FEDERATED, CENTRALIZED, RESULT, PLOT = "federated", "centralized", "compare.json", "compare.png"
 
 What = Annotated[
-    str,
-    typer.Argument(metavar="TASK | RUN.toml", help="A task, or the TOML of a simulated run, as for `atoll simulate`."),
+    list[str],
+    typer.Argument(
+        metavar="TASK | RUN.toml | DIR...",
+        help="A task, or the TOML of a simulated run, as for `atoll simulate`; or the folders of simulated runs or "
+        "of sweeps, which are compared as they are.",
+    ),
 ]
 Rounds = Annotated[
     int | None, typer.Option("--rounds", metavar="N", help="Rounds of the federated run; short for rounds.")
@@ -61,7 +73,7 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="The folder of both trainings; by default atoll-compare-NAME."),
 ]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw compare.png into the folder.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into the folder.")]
 
 
 def compare(
@@ -74,6 +86,10 @@ def compare(
     target: Target = None,
     out: Out = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    by: By = None,
+    columns: Columns = None,
+    markdown: Markdown = False,
+    csv: Csv = False,
     plot: Plot = True,
     json: options.Json = False,
 ) -> None:
@@ -82,59 +98,132 @@ def compare(
 
     `--set train.*` and `plan.*` apply to the centralized training, `local.*` to both, all other settings to the
     federated run. Both continue after an interruption. Exit code 130 after Ctrl-C or SIGTERM.
+
+    Of folders of simulated runs nothing is trained: those that differ in the seed alone are one row, with mean and
+    deviation, and `--by` compares runs of different modes at the largest place that all have reached.
     """
     if_stopped("before a round began; nothing was written")
+    shown = Shown(by, columns, markdown, csv, json)
+    if are_folders(what):
+        training = {"--rounds": rounds, "--clients": clients, "--epochs": epochs, "--set": overrides}
+        not_used = [name for name, value in (training | {"--drop-empty": drop_empty}).items() if value]
+        compare_runs([Path(folder) for folder in what], metric, target, shown, out, plot=plot, not_used=not_used)
+        return
+    check_one_task(what, shown)
+    asked = Asked(rounds, clients, epochs, metric, target, out, options.dropping_empty(overrides, drop_empty))
+    found = compare_trainings(what[0], asked, federated=_simulate, centralized=_train)
+    if_stopped("")
+    if json:
+        as_json(found.document)
+    else:
+        _say(found.sides, target)
+    if plot:
+        _plot(found.sides, found.folder / PLOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options of a comparison."""
+
+    rounds: int | None
+    clients: int | None
+    epochs: int | None
+    metric: str | None
+    target: float | None
+    out: Path | None
+    overrides: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A federated training beside a centralized one, in a folder."""
+
+    sides: "Sequence[Side]"
+    target: float | None
+    folder: Path
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The result in JSON types."""
+        from atoll.simulations.experiments.compare import document_of
+
+        return document_of(self.sides, self.target)
+
+
+def compare_trainings(
+    what: str,
+    asked: Asked,
+    *,
+    federated: "Callable[[SimulationFile, Task, Path], Json]",
+    centralized: "Callable[[Request, Task], object]",
+    task: "Task | ArrayTask | None" = None,
+) -> Compared:
+    """Train a task federated and centralized, and compare the two.
+
+    Args:
+        what: the run's TOML, or the task's reference.
+        asked: the options.
+        federated: runs the simulation in its folder, and returns its result.
+        centralized: runs the centralized training.
+        task: the task that `what` names; None: it is loaded.
+
+    Raises:
+        ConfigError, CommandError: all mistakes, before anything runs; later a run that has failed.
+    """
     from atoll.parallel.task.given import Given
     from atoll.parallel.trainer.run import LOG
-    from atoll.simulations.experiments.compare import centralized, epochs_of, federated, passes_of, pooled, rows, write
+    from atoll.simulations.experiments import compare as sides_of
     from atoll.simulations.experiments.plots import main_metric
+    from atoll.simulations.experiments.report import read_run
 
-    central = [override for override in overrides if override.startswith(("train.", "plan."))]
-    federated_overrides = [override for override in overrides if override not in central]
-    file, task = _load(what, rounds, clients, options.dropping_empty(federated_overrides, drop_empty))
-    _check_metric(metric, file, task)
-    folder = out or Path(f"atoll-compare-{file.name}")
-    local = [f"local.{key}={_text(value)}" for key, value in file.local.items()]
-    local += [f"task.{key}={_text(value)}" for key, value in file.options.items()]
-    for site, values in file.sites.items():
-        local += [f"sites.{site}.{key}={_text(value)}" for key, value in values.items()]
-    request = _request(file, folder, [*local, *central], epochs or 1)
-    if_stopped("before a round began; the same command goes on")
-    report = _simulate(file, task, folder / FEDERATED)
-    if_stopped("after the federated training; the same command goes on")
-    data = pooled(task)
+    central = [override for override in asked.overrides if override.startswith(("train.", "plan."))]
+    of_federation = [override for override in asked.overrides if override not in central]
+    file, as_is, given = _load(what, asked, of_federation, task)
+    _check_metric(asked.metric, file, given)
+    folder = asked.out or Path(f"atoll-compare-{file.name}")
+    of_training = [*_of_both(file), *central]
+    _request(file, as_is, folder, of_training, asked.epochs or 1)
+    result = federated(file, given, folder / FEDERATED)
+    if result["state"] != "finished":
+        raise CommandError(f"the federated run has {result['state']}: {result['cause']}")
+    report = read_run(folder / FEDERATED, FEDERATED)
+    data = sides_of.pooled(given)
 
     def in_a_round(round_: int) -> float:
-        local = Given.read(file.run.given).local_of(task.local, round_)
-        return epochs_of(local, data.num_examples, report.num_clients)
+        local = Given.read(file.run.given).local_of(given.local, round_)
+        return sides_of.epochs_of(local, data.num_examples, report.num_clients)
 
-    _train(_request(file, folder, [*local, *central], epochs or passes_of(report, epochs=in_a_round)))
-    if_stopped("")
-    chosen = metric or main_metric([report])
+    epochs = asked.epochs or sides_of.passes_of(report, epochs=in_a_round)
+    request = _request(file, as_is, folder, of_training, epochs)
+    centralized(request, as_is)
+    chosen = asked.metric or main_metric([report])
     sides = [
-        federated(report, chosen, epochs=in_a_round),
-        centralized(request.folder / LOG, chosen, data_bytes=data.bytes),
+        sides_of.federated(report, chosen, epochs=in_a_round),
+        sides_of.centralized(request.folder / LOG, chosen, data_bytes=data.bytes),
     ]
     _check_measured(sides, report)
-    write(sides, target, folder / RESULT)
-    if json:
-        as_json({"metric": chosen, "target": target, "rows": rows(sides, target)})
-    else:
-        _say(sides, target)
-    if plot:
-        _plot(sides, folder / PLOT)
+    sides_of.write(sides, asked.target, folder / RESULT)
+    return Compared(sides, asked.target, folder)
 
 
-def _load(what: str, rounds: int | None, clients: int | None, overrides: list[str]) -> "tuple[SimulationFile, Task]":
-    """Load the settings of the federated run, and its task, which must be a PyTorch task."""
-    from atoll.cli.experiments.simulate import load_simulation, note_unused
-    from atoll.cli.files import load_user_task
+def _of_both(file: "SimulationFile") -> list[str]:
+    """Return the settings of the federated run that are also those of the centralized training."""
+    both = [f"local.{key}={_text(value)}" for key, value in file.local.items()]
+    both += [f"task.{key}={_text(value)}" for key, value in file.options.items()]
+    for site, values in file.sites.items():
+        both += [f"sites.{site}.{key}={_text(value)}" for key, value in values.items()]
+    return both
+
+
+def _load(
+    what: str, asked: Asked, overrides: list[str], task: "Task | ArrayTask | None"
+) -> "tuple[SimulationFile, Task, Task]":
+    """Load the settings of the federated run, and its task, a PyTorch task, without and with these settings."""
+    from atoll.cli.experiments.simulate import with_task
     from atoll.parallel.task.task import Task
     from atoll.simulations.federation.setting import as_given
 
-    file = load_simulation(what, overrides, rounds=rounds, clients=clients)
-    note_unused(file, what)
-    task = load_user_task(file.task)
+    file, task = with_task(what, overrides, rounds=asked.rounds, clients=asked.clients, task=task)
     if not isinstance(task, Task):
         raise CommandError(f"{file.task} is an ArrayTask, which trains only federated; `atoll compare` takes a Task")
     if file.schedule.local:
@@ -142,7 +231,7 @@ def _load(what: str, rounds: int | None, clients: int | None, overrides: list[st
         note(f"{what}: the schedule of {names} is of the federated run: `train.schedule` is the centralized training's")
     given = as_given(file, task)
     assert isinstance(given, Task)
-    return file, given
+    return file, task, given
 
 
 def _check_metric(metric: str | None, file: "SimulationFile", task: "Task") -> None:
@@ -163,8 +252,9 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs: int) -> "Request":
+def _request(file: "SimulationFile", task: "Task", folder: Path, overrides: list[str], epochs: int) -> "Request":
     """Return the options of the centralized training, checked before the federated run begins."""
+    from atoll.cli.runs.starts import with_start_file
     from atoll.cli.training.request import Request, job_of
 
     has_length = any(override.startswith(("train.epochs=", "train.steps=")) for override in overrides)
@@ -178,45 +268,42 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
         device=file.simulation.device,
         overrides=[
             *(start if file.model.start else []),  # both begin alike, unless train.start is given beside it
-            *overrides,
+            *with_start_file(overrides),
             *([] if has_length else [f"train.epochs={epochs}"]),
         ],
         is_fresh=False,
     )
-    job_of(request)
+    job_of(request, task)
     return request
 
 
-def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport":
-    from atoll.cli.experiments.simulate import with_signals
+def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
+    """Simulate as a command does: it shows its progress, and a signal interrupts it."""
+    from atoll.cli.experiments.simulate import run_simulation, with_signals
     from atoll.cli.experiments.simulation_progress import RoundProgress
-    from atoll.cli.task_failures import task_failures_in_one_line
-    from atoll.simulations.experiments.report import read_run
-    from atoll.simulations.federation.run import opened
 
-    with (
-        task_failures_in_one_line(),
-        RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        opened(file, task, folder, on_round=progress.round, is_fresh=False, tell=note) as federation,
-        with_signals(federation),
-    ):
+    def begun(federation: "Federation") -> AbstractContextManager[None]:
         note("federated")
-        result = federation.run()
+        return with_signals(federation)
+
+    if_stopped("before a round began; the same command goes on")
+    with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress:
+        result = run_simulation(file, task, folder, progress.round, handling=begun)
     if result["state"] == "interrupted":
         note("interrupted; the same command resumes it")
         raise typer.Exit(INTERRUPTED)
-    if result["state"] != "finished":
-        raise CommandError(f"the federated run has {result['state']}: {result['cause']}")
-    return read_run(folder, FEDERATED)
+    if_stopped("after the federated training; the same command goes on")
+    return result
 
 
-def _train(request: "Request") -> None:
+def _train(request: "Request", task: "Task") -> None:
+    """Train as a command does."""
     from atoll.cli.training.control import Fault
     from atoll.cli.training.process import train_in_process
     from atoll.cli.training.request import job_of
 
     note("centralized")
-    outcome = train_in_process(job_of(request), request)
+    outcome = train_in_process(job_of(request, task), request)
     if isinstance(outcome, Fault):
         for line in outcome.lines:
             note(line)
@@ -226,7 +313,7 @@ def _train(request: "Request") -> None:
         raise typer.Exit(INTERRUPTED)
 
 
-def _check_measured(sides: "list[Side]", report: "RunReport") -> None:
+def _check_measured(sides: "Sequence[Side]", report: "RunReport") -> None:
     if missing := [side.kind for side in sides if not side.points]:
         raise CommandError(
             f"--metric: {sides[0].metric} was not measured in the {' and the '.join(missing)} training; the federated "
@@ -234,7 +321,7 @@ def _check_measured(sides: "list[Side]", report: "RunReport") -> None:
         )
 
 
-def _say(sides: "list[Side]", target: float | None) -> None:
+def _say(sides: "Sequence[Side]", target: float | None) -> None:
     from atoll.cli.printing import seconds
     from atoll.simulations.experiments.compare import COLUMNS, rows
 
@@ -248,7 +335,7 @@ def _say(sides: "list[Side]", target: float | None) -> None:
     say_table([header.get(name, name) for name in COLUMNS], lines, empty="")
 
 
-def _plot(sides: "list[Side]", path: Path) -> None:
+def _plot(sides: "Sequence[Side]", path: Path) -> None:
     from atoll.simulations.experiments.compare import plot
     from atoll.simulations.experiments.plots import NoMatplotlib
 

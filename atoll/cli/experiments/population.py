@@ -10,8 +10,10 @@ from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
+from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
+    from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.populations.report import ClientSummary, Report
 
 LABEL_COLUMNS_MAX = 20
@@ -45,6 +47,15 @@ Rows = Annotated[
 ]
 
 
+Statistics = Annotated[
+    bool,
+    typer.Option(
+        "--statistics",
+        help="Print the statistics of the clients' data instead, as `atoll run statistics` has them of the same sites.",
+    ),
+]
+
+
 def population(
     task: What,
     config: Config = None,
@@ -52,6 +63,7 @@ def population(
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     plot: Plot = None,
     rows: Rows = 20,
+    statistics: Statistics = False,
     json: options.Json = False,
 ) -> None:
     """Show the split of a task's data among clients by the settings `population.*`: examples and labels of each client.
@@ -61,7 +73,13 @@ def population(
     from atoll.simulations.populations.plot import NoPlots
     from atoll.simulations.populations.plot import plot as draw
 
-    report = reported(task, config, options.dropping_empty(overrides, drop_empty))
+    overrides = options.dropping_empty(overrides, drop_empty)
+    if statistics:
+        if plot is not None:
+            raise CommandError("--plot draws the labels: leave out --statistics, or --plot")
+        _say_statistics(task, config, overrides, json=json)
+        return
+    report = reported(task, config, overrides)
     if plot is not None:
         try:
             draw(report, plot)
@@ -85,26 +103,49 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
         ConfigError: all mistakes in the settings, or the reason why the split is impossible.
         TaskFailed: the task's own code failed.
     """
-    from atoll.cli.files import is_toml, load_run, load_user_task
+    from atoll.cli.files import load_user_task
     from atoll.cli.task_failures import task_failures_in_one_line
     from atoll.parallel.task.task import Task
-    from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.populations.population import populate
     from atoll.simulations.populations.report import report
 
-    if config is not None and is_toml(task):
-        raise CommandError(f"--config {config}: {task} is a run's TOML already: name a task, or only one of the files")
-    if config is None:
-        file = load_run(task, overrides, kind=SimulationFile)
-    else:
-        file = load_run(str(config), [f"task={json_text.dumps(task)}", *overrides], kind=SimulationFile)
+    file = _loaded(task, config, overrides)
     found = load_user_task(file.task)
     if not isinstance(found, Task):
         raise CommandError(
             f"{file.task} is an ArrayTask, which reads its data itself; only the data of a Task is split"
         )
-    with task_failures_in_one_line():
+    dealing = waiting_for(f"the population of {file.task}", "its clients are dealt their examples, which are counted")
+    with task_failures_in_one_line(), dealing:
         return report(populate(file.population, found, file.seed))
+
+
+def _loaded(task: str, config: Path | None, overrides: list[str]) -> "SimulationFile":
+    from atoll.cli.files import is_toml, load_run
+    from atoll.simulations.federation.config import SimulationFile
+
+    if config is not None and is_toml(task):
+        raise CommandError(f"--config {config}: {task} is a run's TOML already: name a task, or only one of the files")
+    if config is None:
+        return load_run(task, overrides, kind=SimulationFile)
+    return load_run(str(config), [f"task={json_text.dumps(task)}", *overrides], kind=SimulationFile)
+
+
+def _say_statistics(task: str, config: Path | None, overrides: list[str], *, json: bool) -> None:
+    """Print the statistics of all clients and of each one, as `atoll run statistics` does."""
+    from atoll.cli.files import load_user_task
+    from atoll.cli.runs.statistics import say_statistics
+    from atoll.cli.task_failures import task_failures_in_one_line
+    from atoll.simulations.federation.statistics import statistics_of
+
+    file = _loaded(task, config, overrides)
+    found = load_user_task(file.task)
+    with task_failures_in_one_line():
+        result = statistics_of(file, found)
+    if json:
+        as_json(result)
+    else:
+        say_statistics(result)
 
 
 def _say(report: "Report", num_rows: int) -> None:

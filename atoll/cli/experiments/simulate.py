@@ -2,8 +2,8 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -13,15 +13,19 @@ import typer
 
 from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli import options
+from atoll.cli.exports.live import Exports, live_export
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
 from atoll.cli.runs.sites import say_sites
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
-    from atoll.simulations.experiments.logs import Log
+    from atoll.parallel.task.array_task import ArrayTask
+    from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
+    from atoll.simulations.federation.report import Json
 
 NO_COORDINATOR = "a simulation has no coordinator's process"
 
@@ -52,9 +56,6 @@ Clients = Annotated[
 Engine = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="Engine of the local training; short for simulation.engine."),
-]
-TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also log each round to TensorBoard: DIR/tensorboard.")
 ]
 Faults = Annotated[
     str | None,
@@ -104,7 +105,7 @@ def simulate(
     seeds: Seeds = None,
     jobs: Jobs = None,
     fresh: Fresh = False,
-    tensorboard: TensorBoard = False,
+    exports: Exports = [],  # noqa: B006
     sites: Sites = False,
     check: options.Check = False,
     json: options.Json = False,
@@ -125,7 +126,7 @@ def simulate(
             "--out": out is not None,
             "--set": bool(overrides),
             "--fresh": fresh,
-            "--tensorboard": tensorboard,
+            "--export": bool(exports),
             "--sites": sites,
             "--check": check,
         }
@@ -139,7 +140,7 @@ def simulate(
     _simulate(
         what,
         options.dropping_empty([*overrides, *([f"seed={seed}"] if seed is not None else [])], drop_empty),
-        Request(rounds, clients, engine, out, fresh, tensorboard, sites, check, json),
+        Request(rounds, clients, engine, out, fresh, exports, sites, check, json),
     )
 
 
@@ -176,7 +177,7 @@ class Request:
     engine: str | None
     out: Path | None
     fresh: bool
-    tensorboard: bool
+    exports: list[str]
     sites: bool
     check: bool
     json: bool
@@ -184,19 +185,17 @@ class Request:
 
 def _simulate(what: str, overrides: list[str], request: Request) -> None:
     if_stopped("before a round began; nothing was written")
-    from atoll.cli.experiments.simulation_progress import RoundProgress
-    from atoll.cli.files import load_user_task
-    from atoll.cli.task_failures import task_failures_in_one_line
-    from atoll.parallel.trainer.logs import to_all
-    from atoll.protocol.settings import effective
-    from atoll.simulations.experiments.lifeline import end_with_the_sweep
-    from atoll.simulations.federation.run import opened
-    from atoll.simulations.federation.setting import setting_of
+    with loading():
+        from atoll.cli.experiments.simulation_progress import RoundProgress
+        from atoll.cli.task_failures import task_failures_in_one_line
+        from atoll.exports.folders import SimulatedFolder
+        from atoll.parallel.trainer.logs import to_all
+        from atoll.protocol.settings import effective
+        from atoll.simulations.experiments.lifeline import end_with_the_sweep
+        from atoll.simulations.federation.setting import setting_of
 
     end_with_the_sweep()
-    file = load_simulation(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)
-    note_unused(file, what)
-    task = load_user_task(file.task)
+    file, task = with_task(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)
     if request.check:
         with task_failures_in_one_line():
             setting = setting_of(file, task)
@@ -206,16 +205,10 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
         return
     folder = request.out or Path(f"atoll-sim-{file.name}")
     if_stopped("before a round began; the same command goes on")
-    logs = [_tensorboard(folder / "tensorboard")] if request.tensorboard else []
-    with (
-        task_failures_in_one_line(),
-        RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        opened(
-            file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=request.fresh, tell=note
-        ) as federation,
-        with_signals(federation),
-    ):
-        result = federation.run()
+    exports = live_export(request.exports, SimulatedFolder(folder), folder)
+    with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
+        report = to_all(progress.round, exports.take)
+        result = run_simulation(file, task, folder, report, is_fresh=request.fresh, handling=with_signals)
     if_stopped("")
     measured = _sites_of(folder) if request.sites else {}
     if request.json:
@@ -229,21 +222,76 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     raise typer.Exit(0 if result["state"] == "finished" else 1)
 
 
+def with_task(
+    what: str,
+    overrides: list[str],
+    *,
+    rounds: int | None,
+    clients: int | None,
+    engine: str | None = None,
+    task: "Task | ArrayTask | None" = None,
+) -> "tuple[SimulationFile, Task | ArrayTask]":
+    """Load the settings of a simulated run and its task, and note what a simulation does not use.
+
+    Args:
+        what: a run's TOML, or the task's reference.
+        overrides: `key=value`.
+        rounds: short for the setting.
+        clients: short for the setting.
+        engine: short for the setting.
+        task: the task that `what` names; None: it is loaded.
+
+    Raises:
+        ConfigError: all mistakes in the settings.
+        CommandError: the task cannot be loaded.
+    """
+    from atoll.cli.files import load_user_task
+
+    file = load_simulation(what, overrides, rounds=rounds, clients=clients, engine=engine)
+    note_unused(file, what)
+    return file, load_user_task(file.task) if task is None else task
+
+
+def run_simulation(
+    file: "SimulationFile",
+    task: "Task | ArrayTask",
+    folder: Path,
+    report: "Callable[[Json], None]",
+    *,
+    is_fresh: bool = False,
+    handling: "Callable[[Federation], AbstractContextManager[None]]" = lambda _: nullcontext(),
+) -> "Json":
+    """Run or resume a simulation in its folder, and return its result.
+
+    Args:
+        file: the settings.
+        task: the task that they name.
+        folder: the folder of the run.
+        report: a callback for each round's line.
+        is_fresh: refuse a folder that has a run.
+        handling: what surrounds the run, such as the handling of signals.
+
+    Raises:
+        ConfigError: all faults of the settings, the task or the folder, before anything runs.
+        CommandError: the task's code, or a worker process, has failed.
+    """
+    from atoll.cli.task_failures import task_failures_in_one_line
+    from atoll.simulations.federation.run import opened
+
+    with (
+        task_failures_in_one_line(),
+        opened(file, task, folder, on_round=report, is_fresh=is_fresh, tell=note) as federation,
+        handling(federation),
+    ):
+        return federation.run()
+
+
 def _sites_of(folder: Path) -> dict[str, Any]:
     """Return the metrics of the sites by evaluation and training, where there are any."""
     from atoll.simulations.experiments.report import read_run
     from atoll.simulations.experiments.sites import sites
 
     return {kind: part for kind, part in sites(read_run(folder).rounds).items() if part["sites"]}
-
-
-def _tensorboard(folder: Path) -> "Log":
-    from atoll.simulations.experiments.logs import NoTensorBoard, tensorboard
-
-    try:
-        return tensorboard(folder)
-    except NoTensorBoard as error:
-        raise CommandError(f"--tensorboard: {error}") from error
 
 
 def load_simulation(
@@ -255,12 +303,19 @@ def load_simulation(
         ConfigError: all mistakes in the settings.
     """
     from atoll.cli.files import load_run, overriding
+    from atoll.server.config.model import run_and_version
     from atoll.simulations.federation.config import SimulationFile
 
     _refuse_what_only_a_coordinator_uses(overrides)
     kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
     short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **kind)
-    return load_run(what, short, kind=SimulationFile)
+    file = load_run(what, short, kind=SimulationFile)
+    if run_and_version(file.model.start) is None:
+        return file
+    from atoll.cli.runs.starts import file_of_start
+
+    start = file_of_start(file.model.start, setting="model.start")
+    return file.model_copy(update={"model": file.model.model_copy(update={"start": start})})
 
 
 def _refuse_what_only_a_coordinator_uses(overrides: list[str]) -> None:

@@ -4,26 +4,29 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.aggregation.printable import count_of
 from atoll.cli import options
+from atoll.cli.experiments.rows import By, Columns, Csv, Markdown, check_formats, document_of, draw, say_rows
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say
+from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
 from atoll.cli.stopping import INTERRUPTED, if_stopped
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
     from atoll.parallel.task.task import Task
+    from atoll.simulations.experiments.bands import Repeats
     from atoll.simulations.experiments.grid import Cell, Grid
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.experiments.requested_metric import RequestedMetric
-    from atoll.simulations.experiments.sweep import Progress, State
-    from atoll.simulations.experiments.table import Row
+    from atoll.simulations.experiments.sweep import Progress, Watch
+    from atoll.simulations.experiments.table import Objective, Row
 
 NOTES_MAX = 5
 """Most different notes on the populations of the cells that are printed."""
@@ -52,17 +55,10 @@ Target = Annotated[
     float | None,
     typer.Option("--target", metavar="X", help="Value of the metric to reach; by default sweep.target."),
 ]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        "--columns", metavar="A,B", help="Columns of the table, separated by commas; by default sweep.columns."
-    ),
-]
 Show = Annotated[bool, typer.Option("--show", help="Run nothing; show the results so far.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Run nothing; check every cell as `atoll simulate --check`, and list the cells.")
 ]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Draw PNG files into DIR/plots.")]
 
 
@@ -73,11 +69,13 @@ def sweep(
     metric: Metric = None,
     target: Target = None,
     columns: Columns = None,
+    by: By = None,
     drop_empty: options.DropEmpty = False,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     show: Show = False,
     check: Check = False,
     markdown: Markdown = False,
+    csv: Csv = False,
     plot: Plot = True,
     json: options.Json = False,
 ) -> None:
@@ -89,43 +87,131 @@ def sweep(
     if_stopped("before a cell began; nothing was written")
     from atoll.simulations.experiments.grid import read_grid
     from atoll.simulations.experiments.sweep import Progress
-    from atoll.simulations.experiments.table import Objective, chosen, rows
+
+    check_formats(by, markdown=markdown, csv=csv, json=json)
 
     grid = read_grid(grid_file, options.dropping_empty(overrides, drop_empty))
-    _note_unused(grid, grid_file)
+    note_unused_of(grid, grid_file)
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
-    wanted = target if target is not None else grid.sweep.target
-    names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
-    asked_for = _wanted(metric, grid)
+    asked = asked_of(grid, metric, target, columns.split(",") if columns else None, by)
     if not show:
-        _check(grid, grid.cells if check else _unfinished(grid, folder), asked_for)
-    elif asked_for is not None:
-        asked_for.check_name()
+        check_grid(grid, grid.cells if check else unfinished(grid, folder), asked.metric)
+    elif asked.metric is not None:
+        asked.metric.check_name()
     if check:
         _say_cells(grid, json)
         return
-    progress = Progress() if show else _run(grid, folder, jobs or grid.sweep.jobs, asked_for)
-    found = list(_found(grid, folder, progress.states))
-    reports = [report for _, report, _ in found if report is not None]
-    if not reports:
-        raise CommandError(f"{folder}: no cell has a report yet; see log.txt in the folder of each cell")
-    if asked_for is not None:
-        asked_for.is_measured(reports, is_over=all(state == "finished" for _, _, state in found))
-    from atoll.simulations.experiments.plots import main_metric
-
-    asked = Objective(asked_for.metric if asked_for is not None else main_metric(reports), wanted)
-    lines = rows(found, asked, names, grid.sweep.over)
-    if json:
-        as_json({"metric": asked.metric, "target": asked.target, "rows": lines})
-    else:
-        _say_rows(lines, names, asked.metric, markdown)
+    progress = Progress() if show else _run(grid, folder, jobs or grid.sweep.jobs, asked)
+    found = swept(grid, folder, asked, progress.states)
+    say_rows(found.rows, found.objective, markdown=markdown, csv=csv, json=json)
     if plot:
-        _plot(grid, found, folder / "plots", asked.metric)
+        draw(found.drawn, folder / "plots", found.objective)
     if "failed" in progress.states.values():
         raise typer.Exit(1)
 
 
-def _note_unused(grid: "Grid", grid_file: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The table that a sweep is asked for."""
+
+    metric: "RequestedMetric | None"
+    """The metric; None: the first one that is no loss."""
+    target: float | None
+    columns: tuple[str, ...]
+    by: str | None = None
+    """The axis on which the runs are compared; None: none is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The cells of a sweep, with the reports on their runs and the table that compares them."""
+
+    grid: "Grid"
+    cells: "Sequence[tuple[Cell, RunReport | None, str]]"
+    """Each cell with the report on its run, if there is one, and its state."""
+    objective: "Objective"
+    rows: "Sequence[Row]"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The table, as `--json` prints it."""
+
+        return document_of(self.rows, self.objective)
+
+    @property
+    def drawn(self) -> "list[Repeats]":
+        """The curves to draw: the cells that the table averages are one, with its band."""
+        from atoll.simulations.experiments.bands import Repeats
+
+        groups: dict[tuple[tuple[str, str], ...], list[RunReport]] = {}
+        for cell, report, _ in self.cells:
+            if report is not None:
+                groups.setdefault(cell.without(self.grid.sweep.over), []).append(report)
+        return [Repeats(_name(varied, runs), tuple(runs)) for varied, runs in groups.items()]
+
+
+def asked_of(
+    grid: "Grid", metric: str | None, target: float | None, columns: Sequence[str] | None, by: str | None = None
+) -> Asked:
+    """Return the table that is asked for, where the grid's file names what the options leave out.
+
+    Raises:
+        ConfigError: an unknown column.
+    """
+    from atoll.simulations.experiments.table import chosen
+
+    wanted = target if target is not None else grid.sweep.target
+    return Asked(_wanted(metric, grid), wanted, chosen(columns or grid.sweep.columns, wanted, by), by)
+
+
+def swept(grid: "Grid", folder: Path, asked: Asked, states: "Mapping[str, str]") -> Swept:
+    """Read the runs of a sweep, and compare them.
+
+    Args:
+        grid: the grid of the cells.
+        folder: the folder of the sweep.
+        asked: the table.
+        states: the states of the cells by their folders, as far as they were run just now.
+
+    Raises:
+        CommandError: no cell has a report.
+        ConfigError: the runs do not measure the metric.
+    """
+    from atoll.simulations.experiments.plots import main_metric
+    from atoll.simulations.experiments.table import Objective, compared, rows
+
+    found = list(_found(grid, folder, states))
+    reports = [report for _, report, _ in found if report is not None]
+    if not reports:
+        raise CommandError(f"{folder}: no cell has a report yet; see log.txt in the folder of each cell")
+    if asked.metric is not None:
+        asked.metric.is_measured(reports, is_over=all(state == "finished" for _, _, state in found))
+    metric = asked.metric.metric if asked.metric is not None else main_metric(reports)
+    objective = compared(Objective(metric, asked.target, asked.by), reports)
+    return Swept(grid, found, objective, rows(found, objective, asked.columns, grid.sweep.over))
+
+
+def watching(grid: "Grid", folder: Path, asked: Asked, show: "Watch") -> "Watch":
+    """Return a callback for the progress of a sweep that shows it, and checks that the runs measure the metric."""
+    from atoll.cli.experiments.sweep_progress import MetricWatch
+
+    if asked.metric is None:
+        return show
+
+    def reports(progress: "Progress") -> "list[RunReport]":
+        return [report for _, report, _ in _found(grid, folder, progress.states) if report is not None]
+
+    metric_watch = MetricWatch(asked.metric, reports)
+
+    def watch(progress: "Progress") -> None:
+        show(progress)
+        metric_watch.see(progress)
+
+    return watch
+
+
+def note_unused_of(grid: "Grid", grid_file: Path) -> None:
+    """Note what the grid's file sets for a coordinator's process, which simulated runs do not have."""
     from atoll.cli.experiments.simulate import NO_COORDINATOR
     from atoll.cli.files import note_unused
 
@@ -142,24 +228,14 @@ def _wanted(metric: str | None, grid: "Grid") -> "RequestedMetric | None":
     return None if grid.sweep.metric is None else RequestedMetric(grid.sweep.metric, "sweep.metric")
 
 
-def _run(grid: "Grid", folder: Path, jobs: int, asked_for: "RequestedMetric | None") -> "Progress":
-    from atoll.cli.experiments.sweep_progress import MetricWatch, SweepProgress
+def _run(grid: "Grid", folder: Path, jobs: int, asked: Asked) -> "Progress":
+    from atoll.cli.experiments.sweep_progress import SweepProgress
     from atoll.simulations.experiments.sweep import last_words, run_cells
 
-    def reports(progress: "Progress") -> "list[RunReport]":
-        return [report for _, report, _ in _found(grid, folder, progress.states) if report is not None]
-
     shown = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))
-    metric_watch = MetricWatch(asked_for, reports) if asked_for is not None else None
-
-    def watch(progress: "Progress") -> None:
-        shown.see(progress)
-        if metric_watch is not None:
-            metric_watch.see(progress)
-
     try:
         with _signals_as_interrupt():
-            return run_cells(grid, folder, jobs=jobs, watch=watch)
+            return run_cells(grid, folder, jobs=jobs, watch=watching(grid, folder, asked, shown.see))
     except KeyboardInterrupt:
         note("interrupted; the same command resumes it")
         raise typer.Exit(INTERRUPTED) from None
@@ -183,7 +259,7 @@ def _signals_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _found(grid: "Grid", folder: Path, states: "Mapping[str, State]") -> "Iterator[tuple[Cell, RunReport | None, str]]":
+def _found(grid: "Grid", folder: Path, states: "Mapping[str, str]") -> "Iterator[tuple[Cell, RunReport | None, str]]":
     from atoll.simulations.experiments.report import NoReport, read_run
     from atoll.simulations.experiments.sweep import is_finished
 
@@ -196,19 +272,26 @@ def _found(grid: "Grid", folder: Path, states: "Mapping[str, State]") -> "Iterat
             yield cell, None, state
 
 
-def _unfinished(grid: "Grid", folder: Path) -> "list[Cell]":
+def unfinished(grid: "Grid", folder: Path) -> "list[Cell]":
+    """Return the cells that have not finished."""
     from atoll.simulations.experiments.sweep import is_finished
 
     return [cell for cell in grid.cells if not is_finished(folder / cell.folder)]
 
 
-def _check(grid: "Grid", cells: "Sequence[Cell]", asked_for: "RequestedMetric | None") -> None:
+def check_grid(
+    grid: "Grid",
+    cells: "Sequence[Cell]",
+    asked_for: "RequestedMetric | None",
+    task: "Task | ArrayTask | None" = None,
+) -> None:
     """Check everything that can be checked before the first cell runs.
 
     Args:
         grid: the grid of the cells.
         cells: the cells to try with their task; the others have finished.
         asked_for: the metric; None: none is named.
+        task: the task of all cells; None: it is loaded.
 
     Raises:
         ConfigError: all mistakes.
@@ -221,10 +304,10 @@ def _check(grid: "Grid", cells: "Sequence[Cell]", asked_for: "RequestedMetric | 
     if asked_for is not None:
         or_faults(asked_for.check_name, faults)
     if not faults and cells:
-        task = _task_of(grid)
-        or_faults(lambda: _try_cells(grid, cells, task), faults)
+        loaded = _task_of(grid) if task is None else task
+        or_faults(lambda: _try_cells(grid, cells, loaded), faults)
         if asked_for is not None:
-            or_faults(lambda: asked_for.check_start(task, grid.cells), faults)
+            or_faults(lambda: asked_for.check_start(loaded, grid.cells), faults)
     if faults:
         raise ConfigError(faults)
 
@@ -279,31 +362,13 @@ def _say_cells(grid: "Grid", json: bool) -> None:
     say_table([*grid.columns, "folder"], [[*cell.varied.values(), cell.folder] for cell in grid.cells], empty="")
 
 
-def _say_rows(lines: "Sequence[Row]", names: Sequence[str], metric: str, markdown: bool) -> None:
-    from atoll.simulations.experiments.table import markdown as as_markdown
-
-    shown = {"final": f"final {metric}", "best": f"best {metric}"}
-    has_open = any(row.state != "finished" for row in lines)
-    header = [*lines[0].varied, *(shown.get(name, name) for name in names), *(["state"] if has_open else [])]
-    body = [[*row.varied.values(), *map(str, row.values.values()), *([row.state] if has_open else [])] for row in lines]
-    if markdown:
-        say(as_markdown(header, body))
-    else:
-        say_table(header, body, empty="")
+def _plot(
+    grid: "Grid", found: "Sequence[tuple[Cell, RunReport | None, str]]", folder: Path, objective: "Objective"
+) -> None:
+    """Draw the plots, in which the cells that the table averages are one curve with its band."""
 
 
-def _plot(grid: "Grid", found: "Sequence[tuple[Cell, RunReport | None, str]]", folder: Path, metric: str) -> None:
-    """Draw the plots; of cells that the table averages, only the first is drawn."""
-    from atoll.simulations.experiments.plots import NoMatplotlib, plots
-
-    first: dict[object, RunReport] = {}
-    for cell, report, _ in found:
-        if report is not None:
-            first.setdefault(cell.without(grid.sweep.over), report)
-    try:
-        plots(list(first.values()), folder, metric=metric)
-    except NoMatplotlib as error:
-        note(str(error))
-        return
-    selection = " (only the first run of each row)" if len(first) < len(found) else ""
-    note(f"plots are in {folder}{selection}")
+def _name(varied: tuple[tuple[str, str], ...], runs: "Sequence[RunReport]") -> str:
+    """Return the name of a row in legends: the settings that are not averaged."""
+    names = (f"{column.rpartition('.')[2]} {value}" for column, value in varied)
+    return runs[0].name if len(runs) == 1 else ", ".join(names) or "all"

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ from atoll.aggregation.printable import count_of, instead_of, printable, printab
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def verify(
     from atoll.server.audit.reading import verify as verify_source
 
     expected = _checkpoints(known)
-    with _source(files, key, state) as source, _reading(source):
+    with _source(files, key, state) as opened, _reading(opened) as source:
         found = verify_source(source, expected)
     if json:
         repairs = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
@@ -101,7 +103,7 @@ def show(
     """Show the newest events, and the newest checkpoint, to store elsewhere. `atoll audit verify` checks them."""
     from atoll.server.audit.reading import last_checkpoint, last_events
 
-    with _source(files, None, state) as source, _reading(source):
+    with _source(files, None, state) as opened, _reading(opened) as source:
         lines = last_events(source, last, action=action, actor=actor)
         if not lines and action:
             _check_action(action)
@@ -128,14 +130,13 @@ def export(
 
     begin, end = _period(since, until)
     with _source(files, None, state) as source:
-        lines = between(source, begin, end)
         if out is None:
-            for line in lines:
+            for line in between(source, begin, end):
                 sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
             return
-        with out.open("xb") as file, _reading(source):
-            file.writelines(lines)
+        with out.open("xb") as file, _reading(source) as shown:
+            file.writelines(between(shown, begin, end))
 
 
 @contextmanager
@@ -148,7 +149,7 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
     with ExitStack() as stack:
         if files:
             source = Source.of_files(files)
-        elif admin.is_elsewhere(state):
+        elif is_elsewhere(state):
             copy = Path(stack.enter_context(TemporaryDirectory(prefix="atoll-audit-")))
             folder = audit_folder(copy)
             folder.mkdir()
@@ -160,10 +161,13 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
         yield source.with_key(key) if key is not None else source
 
 
-def _reading(source: "Source") -> AbstractContextManager[None]:
-    """Print, when the block takes long, that the log is being read."""
+@contextmanager
+def _reading(source: "Source") -> "Iterator[Source]":
+    """Print, when the block takes long, that the log is being read, and how much of it is left."""
     num_bytes = sum(size for _, size in source.files)
-    return waiting_for("the end of the audit log", f"its {printable_size(num_bytes)} are read from the beginning")
+    reading = waiting_for("the end of the audit log", f"its {printable_size(num_bytes)} are read from the beginning")
+    with reading as wait:
+        yield replace(source, on_bytes=lambda more: wait.advance(more, num_bytes))
 
 
 def _check_action(action: str) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from atoll.aggregation.printable import instead_of
-from atoll.cli import options
+from atoll.cli import completion, options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, clock, note, say, seconds, shortened, table
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.views import read_view
 from atoll.protocol.identity.names import Role
 
@@ -19,6 +20,14 @@ app = typer.Typer(
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the site or person; for an aggregator the number of its rank.")
+]
+Member = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name of the site or person; for an aggregator the number of its rank.",
+        autocompletion=completion.members,
+    ),
 ]
 RoleOfName = Annotated[
     Role,
@@ -113,7 +122,7 @@ def invite(
 
 @app.command("revoke")
 def revoke(
-    name: Name,
+    name: Member,
     role: RoleOfName = Role.CLIENT,
     made_by_hand: MadeByHand = False,
     state: options.State = options.STATE,
@@ -185,7 +194,7 @@ def _members(state: Path) -> list[dict[str, Any]]:
     from atoll.server.identity.roster import stored_members
     from atoll.server.identity.setup import AUTHORITY, identity_folder
 
-    if admin.is_elsewhere(state) or admin.is_listening(state):
+    if is_elsewhere(state) or admin.is_listening(state):
         return [
             _row(row.role, row.name, row.standing, row.since, row.expires_at or None)
             for row in admin.members(state).members

@@ -1,6 +1,5 @@
 """`atoll join`: enrol this person as an owner, operator or auditor of a coordinator on another machine."""
 
-import asyncio
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +34,8 @@ def join(code: Code, identity: Folder = None, json: options.Json = False) -> Non
 
     A site passes its join code to `atoll agent`, an aggregation rank to `atoll aggregator`.
     """
+    import asyncio
+
     from atoll.protocol.identity.credential import Credential
     from atoll.protocol.identity.enrolling import EnrolmentFailed, Place, enrol, is_enrolled
 

@@ -155,7 +155,9 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, f
         as_json(_summary(terms))
         return
     training = f"{terms.algorithm}, codec {_codec(terms.algorithm, terms.codec)}" if terms.algorithm else "evaluations"
-    metrics = f"metrics {terms.metrics}"
+    is_of_data = terms.metrics.startswith("statistics ")
+    training = "statistics of its data" if is_of_data else training
+    metrics = terms.metrics.removeprefix("statistics ") if is_of_data else f"metrics {terms.metrics}"
     say(f"run {run} is {standing}, for task {terms.task} with {training}, {metrics}, local = {terms.local}")
 
 

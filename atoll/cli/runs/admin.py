@@ -16,8 +16,10 @@ from typing import Any
 import grpc
 
 from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.options import STATE, identity_folder
+from atoll.cli.options import STATE
 from atoll.cli.printing import note
+from atoll.cli.runs.credential import credential_and_place
+from atoll.cli.runs.elsewhere import credential_folder, is_elsewhere, is_named
 from atoll.cli.waiting import waiting_for
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -26,14 +28,14 @@ from atoll.protocol.identity.certificates import read_certificates, validity_of
 from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.credential import alone_with
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
-from atoll.protocol.identity.enrolling import PLACE, Place
+from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.handshake_fault import explained
 from atoll.protocol.identity.keeper import Keeper
-from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.protocol.identity.names import COORDINATOR, PLACE, Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
 from atoll.server.identity.setup import owner_folder
-from atoll.server.journal.state_directory import RunningCoordinator, is_held, running_coordinator
+from atoll.server.journal.holder import RunningCoordinator, is_held, running_coordinator
 
 STARTING_S = 30.0
 """Seconds in which a coordinator that is starting locks its state directory."""
@@ -93,16 +95,6 @@ def dialer(state: Path) -> Dialer:
             f"restart the coordinator, or, with the authority on another machine, {_BY_HAND.format(folder)}",
         )
     return MutualDialer(keeper)
-
-
-def is_elsewhere(state: Path) -> bool:
-    """Return whether a command goes to a joined coordinator: there is one, and no such directory here."""
-    if state.exists():
-        return False
-    try:
-        return (identity_folder() / PLACE).exists()
-    except CommandError:  # without a home directory, nobody has joined from here
-        return False
 
 
 def is_listening(state: Path) -> bool:
@@ -168,15 +160,13 @@ def elsewhere() -> tuple[Dialer, Place]:
     Raises:
         CredentialError: the certificate has expired.
     """
-    folder = identity_folder()
-    keeper, place = Keeper(folder), Place.load(folder)
-    keeper.check()
+    keeper, place = credential_and_place()
     dialer = through_proxy(MutualDialer(keeper), os.environ)
     if _is_due(keeper):
         with (
             waiting_for(f"a renewed certificate from {place.admin_address}", "the command goes on without one"),
             suppress(NotRenewed),
-            alone_with(folder) as is_alone,
+            alone_with(keeper.folder) as is_alone,
         ):  # it is still valid: a later command tries again
             if is_alone:
                 _renew(keeper, lambda: dialer.channel(place.admin_address, COORDINATOR))
@@ -196,14 +186,14 @@ def _is_due(keeper: Keeper) -> bool:
 
 def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
     dialer, place = elsewhere()
-    if state != STATE:
+    if state != STATE and not is_named():
         note(f"there is no {state} here: asking the coordinator at {place.admin_address}")
     try:
         return _ask(dialer, place.admin_address, request)
     except NotTrusted:
         raise
     except NoAnswer as error:
-        where = identity_folder() / PLACE
+        where = credential_folder() / PLACE
         hint = f"if its address has changed, ask its operator for the new one, and set admin_address in {where}"
         raise CommandError(*error.faults, hint) from None
 
@@ -267,6 +257,14 @@ def start(state: Path, config_toml: str) -> pb.RunReply:
     request = pb.StartRunRequest(config_toml=config_toml)
     reply: pb.RunReply = ask(state, lambda admin: admin.StartRun(request, timeout=TIMEOUT_S))
     return reply
+
+
+def collect_statistics(state: Path, config_toml: str, deadline_s: float) -> int:
+    """Ask the sites of a planned run for statistics of their data; return the number of the result."""
+    request = pb.CollectStatisticsRequest(config_toml=config_toml, deadline_s=deadline_s)
+    timeout = TIMEOUT_S + deadline_s
+    reply: pb.CollectStatisticsReply = ask(state, lambda admin: admin.CollectStatistics(request, timeout=timeout))
+    return reply.number
 
 
 def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:

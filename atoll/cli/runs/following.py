@@ -2,14 +2,15 @@
 
 import json
 import random
-import time
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.cli.printing import as_json_line, note, say, time_of_day
+from atoll.cli.runs.elsewhere import is_elsewhere, is_named
 from atoll.cli.runs.views import open_history, read_view
 
 Document = dict[str, Any]
@@ -47,7 +48,7 @@ def follow_run(run: str, state: Path, database: str = "", *, after: int | None =
                 say(f"{time_of_day(item['at'])} {name}: {line}")
         else:
             is_placed &= item["kind"] != "jumped"
-            _note_trouble(item)
+            note_trouble(item)
 
 
 def follow_round(number: int | None, run: str, state: Path, database: str = "", *, json: bool = False) -> None:
@@ -74,7 +75,37 @@ def follow_round(number: int | None, run: str, state: Path, database: str = "", 
                 say(sentence)
 
 
-def items(run: str, state: Path, database: str = "", after: int | None = None) -> Iterator[Document]:
+class Ended(Exception):
+    """The end of a following that another thread has asked for."""
+
+
+class Ending:
+    """The request of another thread to end a following, which it obeys within one look at the journal."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._cancel: Callable[[], object] = lambda: None
+
+    def ask(self) -> None:
+        """End the following: the call that it waits for is cancelled."""
+        self._asked.set()
+        self._cancel()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for some seconds; raise `Ended` as soon as the end is asked for."""
+        if self._asked.wait(seconds):
+            raise Ended
+
+    def cancels(self, cancel: Callable[[], object]) -> None:
+        """Name what cancels the call that the following waits for from now on."""
+        self._cancel = cancel
+        if self._asked.is_set():
+            cancel()
+
+
+def items(
+    run: str, state: Path, database: str = "", after: int | None = None, *, ending: Ending | None = None
+) -> Iterator[Document]:
     """Yield the items of a run (`server.following`), from the state directory or, without one, the joined coordinator.
 
     Args:
@@ -82,17 +113,19 @@ def items(run: str, state: Path, database: str = "", after: int | None = None) -
         state: the coordinator's state directory.
         database: as in `follow_run`.
         after: the entry after which the items begin; None: the newest snapshot.
+        ending: the request to end it; None: it ends with the run.
 
     Raises:
         CommandError: no such run, or the coordinator refuses.
+        Ended: the end was asked for.
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
-    from atoll.cli.runs import admin
 
-    if not database and admin.is_elsewhere(state):
-        if state != STATE:
+    ending = ending or Ending()
+    if not database and is_elsewhere(state):
+        if state != STATE and not is_named():
             note(f"there is no {state} here: following at the joined coordinator")
-        yield from _from_elsewhere(run, after)
+        yield from _from_elsewhere(run, after, ending)
         return
     from atoll.protocol.json_values import plain
     from atoll.server.following.items import document_of
@@ -100,14 +133,14 @@ def items(run: str, state: Path, database: str = "", after: int | None = None) -
     from atoll.server.views.views import run_of
 
     with open_history(state, database) as history:
-        for item in follow(history, run_of(history, run), after):
+        for item in follow(history, run_of(history, run), after, wait=ending.wait):
             yield plain(document_of(item))
 
 
 def _records(number: int, run: str, state: Path, database: str) -> Iterator[Document]:
     """Yield the record of a round whenever it has changed, until the round has ended."""
     for item in items(run, state, database):
-        _note_trouble(item)
+        note_trouble(item)
         here: Document = item.get("run") or {}
         if item["kind"] == "began" and number < here["next_round"] and number != here["open_round"]:
             yield read_view("round", state, database, run=here["run"], number=number)
@@ -131,7 +164,7 @@ def _standing(run: Document) -> str:
     return f"{run['run']} is {run['state']}, version {run['version']} of {run['rounds']}{cause}"
 
 
-def _note_trouble(item: Document) -> None:
+def note_trouble(item: Document) -> None:
     """Note a gap in what was read, or the reason for a wait, on standard error."""
     if item["kind"] in ("jumped", "waiting") and item["why"]:
         note(item["why"])
@@ -140,7 +173,7 @@ def _note_trouble(item: Document) -> None:
 # ---------------------------------------------------------------- a coordinator elsewhere
 
 
-def _from_elsewhere(run: str, after: int | None) -> Iterator[Document]:
+def _from_elsewhere(run: str, after: int | None, ending: Ending) -> Iterator[Document]:
     """Yield the items of a run at the joined coordinator; a broken call goes on after the last entry.
 
     Raises:
@@ -151,7 +184,7 @@ def _from_elsewhere(run: str, after: int | None) -> Iterator[Document]:
     rng, attempt, has_begun, has_ended, why = random.Random(), 0, False, False, ""
     while True:
         try:
-            for item in _one_call(run, after, has_begun=has_begun):
+            for item in _one_call(run, after, ending, has_begun=has_begun):
                 attempt, has_begun = 0, True
                 if item["kind"] in ("began", "event"):
                     after = item["seq"]
@@ -166,7 +199,7 @@ def _from_elsewhere(run: str, after: int | None) -> Iterator[Document]:
         if not attempt and now_why != why:
             why = now_why
             yield {"kind": "waiting", "why": f"{why}; trying again"}
-        time.sleep(delay(attempt, RETRY_MIN_S, RETRY_MAX_S, rng))
+        ending.wait(delay(attempt, RETRY_MIN_S, RETRY_MAX_S, rng))
         attempt += 1
 
 
@@ -180,7 +213,7 @@ def _after(item: Document, run: str, has_ended: bool) -> tuple[str, bool]:
     return (run, has_ended) if here is None else (here["run"], here["state"] in _TERMINAL)
 
 
-def _one_call(run: str, after: int | None, *, has_begun: bool) -> Iterator[Document]:
+def _one_call(run: str, after: int | None, ending: Ending, *, has_begun: bool) -> Iterator[Document]:
     """Yield the items of one call.
 
     Raises:
@@ -205,7 +238,9 @@ def _one_call(run: str, after: int | None, *, has_begun: bool) -> Iterator[Docum
         raise CommandError(f"run {run!r}: {error}") from None
     with dialer.blocking_channel(address, COORDINATOR) as channel:
         try:
-            for item in documents(reply.lines for reply in rpc.AdminStub(channel).Follow(request)):
+            call = rpc.AdminStub(channel).Follow(request)
+            ending.cancels(call.cancel)
+            for item in documents(reply.lines for reply in call):
                 is_fresh = False
                 yield item
         except grpc.RpcError as error:

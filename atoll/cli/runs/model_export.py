@@ -18,17 +18,19 @@ from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.cli import local_audit
 from atoll.cli.faults import CommandError
 from atoll.cli.runs import admin
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.views import open_history, read_view
-from atoll.cli.waiting import waiting_for
+from atoll.cli.waiting import Wait, waiting_for
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.progress import OnBytes, not_told
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.protocol.wire.bulk_messages import coordinator_stub
 from atoll.server.audit.actions import Action
 from atoll.server.files.run_store import RunStore
+from atoll.server.journal.holder import run_folder, running_coordinator
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
-from atoll.server.journal.state_directory import run_folder, running_coordinator
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest, gather
 from atoll.server.views.history import History
 from atoll.server.views.views import newest_version, run_of
@@ -55,13 +57,15 @@ def export(state: Path, run: str, version: int | None, out: Path, *, database: s
 
     Arguments and errors as in `export_local` and `export_remote`.
     """
-    if not database and admin.is_elsewhere(state):
+    if not database and is_elsewhere(state):
         return export_remote(state, run, version, out)
-    with open_history(state, database) as history, copying(out):
-        return export_local(history, run, version, out)
+    with open_history(state, database) as history, copying(out) as wait:
+        return export_local(history, run, version, out, on_bytes=wait.advance)
 
 
-def export_local(history: History, run: str, version: int | None, out: Path) -> Exported:
+def export_local(
+    history: History, run: str, version: int | None, out: Path, *, on_bytes: OnBytes = not_told
+) -> Exported:
     """Export a version from the state directory of a history.
 
     Args:
@@ -69,6 +73,7 @@ def export_local(history: History, run: str, version: int | None, out: Path) -> 
         run: id or name of the run; empty: the newest run.
         version: the version; None: the run's newest version.
         out: the file to write; an older one is replaced.
+        on_bytes: called with the number of bytes that were copied since the last call, and of all.
 
     Raises:
         CommandError: the version is not kept, or it is damaged; or `out` cannot be a file.
@@ -96,7 +101,7 @@ def export_local(history: History, run: str, version: int | None, out: Path) -> 
         with local_audit.recorded(
             history.path, Action.MODEL_EXPORT, f"{row.run_id} version {chosen}", {"model": digest}
         ):
-            _copy(path, manifest, out)
+            _copy(path, manifest, out, on_bytes)
     finally:
         gathered.unlink(missing_ok=True)
     return Exported(row.run_id, chosen, digest, out, out.stat().st_size)
@@ -120,8 +125,8 @@ def export_remote(state: Path, run: str, version: int | None, out: Path) -> Expo
     ranks = [row.address for row in admin.ranks(state).ranks]  # a coordinator with ranks serves no version itself
     fetching = _fetch(dialer, place.address, ranks, run_id, digest, gathered, seen["metadata"])
     try:
-        with copying(out):
-            _copy(gathered, asyncio.run(fetching), out)
+        with copying(out) as wait:
+            _copy(gathered, asyncio.run(fetching), out, wait.advance)
     finally:
         gathered.unlink(missing_ok=True)
     return Exported(run_id, chosen, digest, out, out.stat().st_size)
@@ -139,7 +144,7 @@ def best_version(seen: dict[str, Any]) -> int:
     return found[0]
 
 
-def copying(out: Path) -> AbstractContextManager[None]:
+def copying(out: Path) -> AbstractContextManager[Wait]:
     """Print, when the block takes long, that a version is being copied."""
     return waiting_for(f"the bytes of {out}", "every tensor is read, checked and written")
 
@@ -210,7 +215,7 @@ def _beside(out: Path, suffix: str) -> Path:
     return out.with_name(f"{out.name}.{os.getpid()}.{suffix}")
 
 
-def _copy(path: Path, manifest: VersionManifest, out: Path) -> None:
+def _copy(path: Path, manifest: VersionManifest, out: Path, on_bytes: OnBytes) -> None:
     """Copy the model's tensors to `out` and check every tensor of the file; control variates are left out."""
     layout, data_start = parse_header(path)
     if layout != manifest.layout:
@@ -221,7 +226,7 @@ def _copy(path: Path, manifest: VersionManifest, out: Path) -> None:
             source.seek(data_start)
             model = (tensor for tensor in layout if not tensor.name.startswith(BESIDE))
             target.write(header_bytes(model, read_metadata(path)))
-            _copy_checked(source, target, manifest, path)
+            _copy_checked(source, target, manifest, path, on_bytes)
             target.flush()
             os.fsync(target.fileno())
         os.replace(part, out)
@@ -229,11 +234,12 @@ def _copy(path: Path, manifest: VersionManifest, out: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _copy_checked(source: BinaryIO, target: BinaryIO, manifest: VersionManifest, path: Path) -> None:
+def _copy_checked(source: BinaryIO, target: BinaryIO, manifest: VersionManifest, path: Path, on_bytes: OnBytes) -> None:
     for piece in manifest.pieces:
         digest = hashlib.sha256()
         for block in _blocks(source, piece.num_bytes):
             digest.update(block)
+            on_bytes(len(block), manifest.num_bytes)
             if not piece.tensor.startswith(BESIDE):
                 target.write(block)
         if digest.hexdigest() != piece.sha256:

@@ -1,4 +1,4 @@
-"""`atoll run ...`: start, stop, pause, resume and delete runs; list and show them."""
+"""`atoll run ...`: start, stop, pause, resume and delete runs; list and show them; statistics before a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,9 @@ from atoll.aggregation.printable import instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, say, shortened, table
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.sites import show_sites
+from atoll.cli.runs.statistics import statistics
 from atoll.cli.runs.views import read_view
 
 if TYPE_CHECKING:
@@ -65,14 +67,32 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
 
     The task's file must be on the coordinator's machine; if that is another machine, name the file by an absolute path.
     """
+    _report(start_run(what, state, overrides), json)
+
+
+def start_run(what: str, state: Path | None, overrides: list[str]) -> "RunReply":
+    """Start a run on a running coordinator.
+
+    Args:
+        what: the run's TOML, or a task.
+        state: the coordinator's state directory; None: that of the TOML, or the default.
+        overrides: settings of the run, `key=value`.
+
+    Raises:
+        ConfigError: all mistakes in the settings.
+        CommandError: no answer, or a refusal.
+    """
     from atoll.cli.files import load_run, note_unused_settings, refuse_settings_of_the_host, state_of
     from atoll.cli.runs import admin
     from atoll.protocol.settings import effective
 
     refuse_settings_of_the_host(overrides)
-    file = load_run(what, overrides, is_elsewhere=lambda file: admin.is_elsewhere(state_of(file, what, state)))
+    file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
     note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
-    _report(admin.start(state_of(file, what, state), effective(file.run)), json)
+    return admin.start(state_of(file, what, state), effective(file.run))
+
+
+app.command()(statistics)
 
 
 @app.command()
@@ -100,12 +120,17 @@ def resume(
     that change are asked for at the sites again, where approval is by hand. A run that ended early goes on, and its
     patience begins anew. It is queued while `max_runs` runs are active.
     """
+    _report(resume_run(run, state, overrides, rounds=rounds), json)
+
+
+def resume_run(run: str, state: Path, overrides: list[str], *, rounds: int | None = None) -> "RunReply":
+    """Continue a paused run, or reopen an ended one, with changed settings; errors as `start_run`."""
     from atoll.cli.files import overriding, refuse_settings_of_the_host
     from atoll.cli.runs import admin
 
     overrides = overriding(overrides, rounds=rounds)
     refuse_settings_of_the_host(overrides)
-    _report(admin.resume(state, run, overrides), json)
+    return admin.resume(state, run, overrides)
 
 
 @app.command()
@@ -132,7 +157,7 @@ def delete(
     if run not in known:
         raise CommandError(f"there is no run {run!r}{instead_of(run, known)}")
     if not yes:
-        where = "the joined coordinator" if admin.is_elsewhere(state) else state
+        where = "the joined coordinator" if is_elsewhere(state) else state
         typer.confirm(f"delete {run} with all versions of its model from {where}?", abort=True, err=True)
     _report(admin.delete(state, run), json)
 

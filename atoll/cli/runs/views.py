@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.faults import CommandError
+from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.waiting import waiting_for
+from atoll.parallel.loading import loading
 from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:
@@ -30,11 +32,12 @@ def read_view(view: str, state: Path, database: str = "", *, run: str = "", numb
         CommandError: no such run or round, or no answer; the message says which ones exist.
         OSError: the state directory is missing, damaged, or of a newer version of Atoll.
     """
-    from atoll.cli.runs import admin
+    if not database and is_elsewhere(state):
+        from atoll.cli.runs import admin
 
-    if not database and admin.is_elsewhere(state):
         return admin.read_view(state, view, run, number)
-    from atoll.server.views import views
+    with loading():
+        from atoll.server.views import views
 
     with open_history(state, database) as history, reading(state, database):
         return views.look(history, views.View(view), run, number)

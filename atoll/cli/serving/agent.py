@@ -1,6 +1,5 @@
 """`atoll agent`: run a site's agent, which trains on the site's data when a coordinator invites it."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,6 +82,8 @@ def agent(
     if check:
         _print_effective(settings, tasks, json)
         return
+    import asyncio
+
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
     from atoll.cli.temporary import writing_to

@@ -1,6 +1,5 @@
 """`atoll aggregator`: run one aggregation rank."""
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -91,6 +90,8 @@ def aggregator(
     if check:
         say_settings(effective(settings), json=json)
         return
+    import asyncio
+
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
     from atoll.cli.temporary import writing_to

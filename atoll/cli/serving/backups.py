@@ -43,8 +43,8 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     try:
         copying = waiting_for(f"the backup of {state}", "its files are copied and checked")
         writing = writing_to("FILE.tar | DIR", out, size_of(state), spared=(BackupFailed,))
-        with recorded(state, Action.STATE_BACKUP, str(out.absolute())), copying, writing:
-            made = back_up(state, out, keys=not without_keys)
+        with recorded(state, Action.STATE_BACKUP, str(out.absolute())), copying as wait, writing:
+            made = back_up(state, out, keys=not without_keys, on_bytes=wait.advance)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
     if json:
@@ -71,8 +71,8 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
 
     try:
         copying = waiting_for(f"the files of {source}", "they are copied and checked")
-        with copying, writing_to("STATE", state, size_of(source), spared=(BackupFailed,)):
-            made = restore_from(source, state)
+        with copying as wait, writing_to("STATE", state, size_of(source), spared=(BackupFailed,)):
+            made = restore_from(source, state, on_bytes=wait.advance)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
     record_local_action(state, Action.STATE_RESTORE, str(source.absolute()))

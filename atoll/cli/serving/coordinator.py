@@ -1,6 +1,6 @@
 """`atoll coordinator`: host runs in this process until they have ended."""
 
-import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ from atoll.cli.printing import note, say_settings
 from atoll.cli.shutdown_deadline import end_in_time
 from atoll.cli.stopping import if_stopped
 from atoll.cli.waiting import waiting_for
+from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
@@ -119,7 +120,13 @@ def _check_task(file: "RunFile") -> None:
             task.local.with_overrides(file.local)
 
     faults: list[str] = []
-    for build in (lambda: check(load_user_task(file.task)), file.cohort.build, file.aggregation.build):
+    builds: tuple[Callable[[], object], ...] = (
+        lambda: check(load_user_task(file.task)),
+        file.cohort.build,
+        file.aggregation.build,
+        file.aggregation.open_codec,
+    )
+    for build in builds:
         try:
             build()
         except (CommandError, ConfigError, OverridesRefused) as error:
@@ -129,10 +136,13 @@ def _check_task(file: "RunFile") -> None:
 
 
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
-    from atoll.cli.temporary import writing_to
-    from atoll.server.config.run import RunFile
-    from atoll.server.errors import OperatorError
-    from atoll.server.process import host
+    import asyncio
+
+    with loading():
+        from atoll.cli.temporary import writing_to
+        from atoll.server.config.run import RunFile
+        from atoll.server.errors import OperatorError
+        from atoll.server.process import host
 
     starting = ExitStack()
 

@@ -14,6 +14,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
 from atoll.cli.stopping import if_stopped
+from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate
@@ -110,7 +111,8 @@ def plan(
     ranks = _ranks(dry_run, machines.world)
     try:
         only = None if mesh is None else _mesh(mesh)
-        found = search(shape, machines, wanted, only=only)
+        with waiting_for(f"the meshes of {count_of(machines.world, 'device')}", "each of them is predicted"):
+            found = search(shape, machines, wanted, only=only)
     except ValueError as error:
         raise CommandError(*str(error).splitlines()) from error
     if not found.ranked:
@@ -118,7 +120,7 @@ def plan(
             "no mesh of this cluster can train the model",
             *(f"{count} x {kind}: {example}" for kind, count, example in found.refused),
         )
-    checked = [(rank, *_dry_run(shape, found.ranked[0].candidate, rank)) for rank in ranks]
+    checked = _dry_runs(shape, found.ranked[0].candidate, ranks)
     if json:
         as_json(_document(shape, machines, wanted, found, checked, top))
         return
@@ -303,6 +305,20 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
 
 
 # ---------------------------------------------------------------- dry runs
+
+
+def _dry_runs(
+    shape: "ModelShape", candidate: "Candidate", ranks: list[int]
+) -> "list[tuple[int, DryRun, ModelShape, Candidate]]":
+    """Return the dry run of each rank, as `_dry_run`."""
+    found = []
+    with waiting_for(
+        "the dry runs", f"a step of {count_of(len(ranks), 'rank')}, without memory for its tensors"
+    ) as wait:
+        for rank in ranks:
+            found.append((rank, *_dry_run(shape, candidate, rank)))
+            wait.advance(1, len(ranks))
+    return found
 
 
 def _dry_run(shape: "ModelShape", candidate: "Candidate", rank: int) -> "tuple[DryRun, ModelShape, Candidate]":

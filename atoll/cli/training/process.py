@@ -9,24 +9,26 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
-from atoll.cli.faults import EXIT_AWAY, TEMPORARY, CommandError, temporary_cause
+from atoll.cli.exports.live import live_export
+from atoll.cli.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, RunFailed, temporary_cause
 from atoll.cli.printing import note
 from atoll.cli.task_failures import failure_of_the_task
-from atoll.cli.temporary import START_BYTES, disk_fault
+from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
 from atoll.cli.training.control import LAUNCHER, Control, Fault, control_of, stop_requested
 from atoll.cli.training.folder import folder_lock, folder_of_all_ranks
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
+from atoll.exports.folders import TrainingFolder
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
 from atoll.parallel.task.errors import NotFinite, TaskBroken
+from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.job import Job, JobRefused
-from atoll.parallel.trainer.logs import Event, Report, has_tensorboard, json_log, tensorboard, to_all
-from atoll.parallel.trainer.run import LOG, TENSORBOARD, Result, Surroundings, train
+from atoll.parallel.trainer.logs import Report, json_log, to_all
+from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
 from atoll.parallel.world import read_world
 
@@ -54,8 +56,9 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
     control = control_of(os.environ)
     try:
         with _stop_request(control) as is_stopping, _alone(request, control):
+            show = progress(sys.stderr, note)
             train_rank = _recorded if ERROR_FILE in os.environ else _train
-            return train_rank(job, request, is_stopping)
+            return train_rank(job, request, is_stopping, show)
     except Exception as error:
         fault = _fault_of(error, request)
         if control is not None and is_lost_peer(error):
@@ -63,6 +66,34 @@ def train_in_process(job: Job, request: Request) -> Result | Fault:
         elif control is not None:
             control.fail(fault)
         return fault
+
+
+def train_for_a_program(job: Job, request: Request, show: Report) -> Result:
+    """Train in this process, for a program: signals are its own, and its random generators are set back.
+
+    Args:
+        job: the job.
+        request: the options.
+        show: the report of events, beside the log.
+
+    Raises:
+        CommandError: the training is refused, or has failed; with the sentences of the command.
+    """
+    try:
+        with _alone(request, None), generators_kept():
+            return _train(job, request, lambda: False, show)
+    except Exception as error:
+        if (fault := _expected(error, request)) is None:
+            raise
+        raise failure_of(fault) from error
+
+
+def failure_of(fault: Fault) -> CommandError:
+    """Return a fault as an error with its exit code."""
+    lines = [line.removeprefix("atoll: ") for line in fault.lines]
+    if fault.code == EXIT_AWAY:
+        return TryAgain(*lines)
+    return CommandError(*lines) if fault.code == EXIT_OPERATOR else RunFailed(*lines)
 
 
 def _alone(request: Request, control: Control | None) -> AbstractContextManager[None]:
@@ -74,20 +105,22 @@ def _alone(request: Request, control: Control | None) -> AbstractContextManager[
     return folder_lock(request.folder)
 
 
-def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
+def _recorded(job: Job, request: Request, is_stopping: Callable[[], bool], show: Report) -> Result:
     """Train under torchrun, and write an error where torchrun looks for the rank that failed first."""
-    result = record(_train)(job, request, is_stopping)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    result = record(_train)(job, request, is_stopping, show)
     assert result is not None
     return result
 
 
-def _train(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Result:
+def _train(job: Job, request: Request, is_stopping: Callable[[], bool], show: Report) -> Result:
     world, folder = read_world(), request.folder
     report: Report = _ignore
+    exports = live_export(request.exports if world.is_first else (), TrainingFolder(folder), folder)
     if world.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        plots = tensorboard(folder / TENSORBOARD) if has_tensorboard() else _without_tensorboard
-        report = to_all(json_log(folder / LOG), progress(sys.stderr, note), plots)
+        report = to_all(json_log(folder / LOG), show, exports.take)
     here = Surroundings(
         world=world,
         device=device_of(request),
@@ -96,7 +129,8 @@ def _train(job: Job, request: Request, is_stopping: Callable[[], bool]) -> Resul
         is_told_to_stop=is_stopping,
         report=report,
     )
-    return train(job, here)
+    with exports:
+        return train(job, here)
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -144,6 +178,14 @@ def _stop_request(control: Control | None) -> Iterator[Callable[[], bool]]:
 
 
 def _fault_of(error: Exception, request: Request) -> Fault:
+    if (fault := _expected(error, request)) is not None:
+        return fault
+    rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
+    return Fault(1, tuple((rank + traceback.format_exc()).splitlines()))
+
+
+def _expected(error: Exception, request: Request) -> Fault | None:
+    """Return an expected error as a fault; None: it is a bug, or the loss of another rank."""
     if isinstance(error, CommandError):
         return Fault(error.code, tuple(f"atoll: {line}" for line in error.faults))
     if (cause := _temporary(error)) is not None and failure_of_the_task(error) is None:
@@ -155,8 +197,7 @@ def _fault_of(error: Exception, request: Request) -> Fault:
         return Fault(1, (f"atoll: {error}",))
     if not is_lost_peer(error) and (line := failure_of_the_task(error)) is not None:
         return Fault(2, (f"atoll: {line}",))
-    rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
-    return Fault(1, tuple((rank + traceback.format_exc()).splitlines()))
+    return None
 
 
 def _temporary(error: Exception) -> BaseException | None:
@@ -164,12 +205,6 @@ def _temporary(error: Exception) -> BaseException | None:
     if isinstance(error, CheckpointFailed):
         return next((OSError(number, "") for number in TEMPORARY if os.strerror(number) in str(error)), None)
     return temporary_cause(error)
-
-
-def _without_tensorboard(event: Event) -> None:
-    """Note at the beginning of a training that TensorBoard is not installed."""
-    if event["event"] == "begin" and event["step"] == 0:
-        note("no TensorBoard files: the package is not installed (pip install 'atoll[tensorboard]')")
 
 
 def _ignore(_event: object) -> None:

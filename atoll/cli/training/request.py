@@ -40,6 +40,8 @@ class Request:
     device: str
     overrides: Sequence[str]
     is_fresh: bool
+    exports: Sequence[str] = ()
+    """The values of --export."""
 
     @property
     def folder(self) -> Path:
@@ -51,7 +53,8 @@ class Request:
         """The arguments of `atoll train` for one rank of this training."""
         options = {"--mesh": self.mesh, "--zero": self.zero, "--out": self.folder, "--device": self.device}
         given = [f"{name}={value}" for name, value in options.items() if value is not None]
-        return [self.task, *given, *(f"--set={override}" for override in self.overrides)]
+        exports = (f"--export={export}" for export in self.exports)
+        return [self.task, *given, *(f"--set={override}" for override in self.overrides), *exports]
 
 
 def job_of(request: Request, task: Task | ArrayTask | None = None) -> Job:

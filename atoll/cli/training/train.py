@@ -7,8 +7,10 @@ import typer
 
 from atoll.aggregation.printable import count_of
 from atoll.cli import options
+from atoll.cli.exports.live import Exports
 from atoll.cli.printing import as_json, note, say, seconds
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
     from atoll.cli.training.control import Fault
@@ -72,6 +74,7 @@ def train(
     device: Device = "auto",
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     fresh: Fresh = False,
+    exports: Exports = [],  # noqa: B006
     max_restarts: Restarts = 3,
     json: options.Json = False,
 ) -> None:
@@ -81,7 +84,11 @@ def train(
     failed; 2: a mistake in the arguments, settings or task; 75: the disk is full or away; 130: Ctrl-C or SIGTERM.
     """
     if_stopped("before the first step; nothing was written")
-    from atoll.cli.training.request import Request, check_place, job_of
+    with loading():
+        from atoll.cli.training.request import Request, check_place, job_of
+        from atoll.exports.tools import parsed
+
+    from atoll.cli.runs.starts import with_start_file
 
     short = {"train.epochs": epochs, "train.steps": steps}
     request = Request(
@@ -91,10 +98,15 @@ def train(
         zero=zero,
         out=out,
         device=device,
-        overrides=[*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None)],
+        overrides=[
+            *with_start_file(overrides),
+            *(f"{key}={value}" for key, value in short.items() if value is not None),
+        ],
         is_fresh=fresh,
+        exports=exports,
     )
     check_place(request)
+    parsed(exports)
     job = job_of(request)
     if_stopped("before a step was made; the same command goes on")
     if nproc is not None and nproc > 1:
@@ -102,7 +114,8 @@ def train(
 
         outcome = launch(request, max_restarts=max_restarts)
     else:
-        from atoll.cli.training.process import train_in_process
+        with loading():
+            from atoll.cli.training.process import train_in_process
 
         outcome = train_in_process(job, request)
     if_stopped("")

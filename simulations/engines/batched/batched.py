@@ -80,6 +80,8 @@ class BatchTrainer:
         if training.task.algorithm is not None:
             raise CannotBatch("the task has an algorithm of its own")
         self._training, self._task, self._local = training, training.task, training.local
+        if self._local.has_own_optimizer:
+            raise CannotBatch(f"the task's local optimizer, {self._local.optimizer_name}, is no built-in one")
         self._has_context = depends_on_context(training.task)
         self._loop = Loop(training)
         self.form = self._loop.form

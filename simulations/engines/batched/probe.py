@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.randomness import seed_everything
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.batched.concatenation import of_one_kind, taken_out
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.examples import Examples
-from atoll.simulations.engines.loop import Loop, orders, seed_everything
+from atoll.simulations.engines.loop import Loop, orders
 from atoll.simulations.engines.rows import Rows
 
 Array = np.ndarray[Any, Any]

@@ -68,7 +68,7 @@ class Stack:
         self._is_direct = is_plain(local)
         self._targets_of_all = self.blocks if self._is_direct else self._zeros()
         self._scales = {"beta": 1.0, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
-        moments = {"sgd": 1 if local.momentum else 0}.get(local.optimizer, 2)
+        moments = {"sgd": 1 if local.momentum else 0}.get(local.optimizer_name, 2)
         self._moments = [self._zeros() for _ in range(moments)]
         self._steps = 0
         self._seen: set[str] = set()

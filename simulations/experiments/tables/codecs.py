@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from atoll.simulations.experiments.bands import mean_of, number
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.process_pool import run_with_progress
 from atoll.simulations.experiments.report import read_run
-from atoll.simulations.experiments.table import COLUMNS, Objective, markdown, mean_of, number
+from atoll.simulations.experiments.table import COLUMNS, Objective, markdown
 from atoll.simulations.experiments.tables.pages import write_parts
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "experiments.md"

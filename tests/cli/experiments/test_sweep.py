@@ -1,3 +1,4 @@
+import csv
 import io
 import os
 import re
@@ -59,7 +60,18 @@ def test_a_script_gets_the_same_as_json_and_a_page_as_markdown(grid: Path) -> No
     assert (found["metric"], found["target"]) == ("server/accuracy", 0.75)
     assert [row["values"]["rounds_to_target"]["mean"] for row in found["rows"]] == [3, 2]
     page = said("sweep", grid, "--show", "--no-plot", "--markdown", "--columns", "best")
-    assert page.splitlines()[1] == "| --- | --- |"
+    assert page.splitlines()[::2] == ["| speed | best server/accuracy | seed |", "| 0.25 | 1 ± 0 | 1, 2 |"]
+    table = list(csv.DictReader(io.StringIO(said("sweep", grid, "--show", "--no-plot", "--csv"))))
+    assert [(row["seed"], row["rounds_to_target"], row["rounds_to_target_n"]) for row in table] == [
+        ("1 2", "3.0", "2"),
+        ("1 2", "2.0", "2"),
+    ]
+    by = shown("sweep", grid, "--show", "--no-plot", "--by", "updates")
+    assert (by["by"], by["common"], list(by["rows"][0]["values"])[:2]) == (
+        "updates",
+        44,
+        ["at_common", "updates_to_target"],
+    )
 
 
 @pytest.mark.real

@@ -12,7 +12,8 @@ from atoll.cli.members.clients import unknown_member
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.identity.register import Register
-from atoll.server.journal.state_directory import StateDirectory, running_coordinator
+from atoll.server.journal.holder import running_coordinator
+from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.federation import Federation, wait_for
 from tests.cli.invoking import TINY, invoke, refused, shown, told
 

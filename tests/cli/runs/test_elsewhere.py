@@ -64,6 +64,14 @@ def test_an_auditor_elsewhere_sees_what_is_seen_here(it: Federation, view: tuple
     assert not any(Path().iterdir())
 
 
+@pytest.mark.usefixtures("hugo")
+def test_an_auditor_elsewhere_exports_what_is_exported_here(it: Federation) -> None:
+    (found,) = shown("export", "jsonl", "done", "--follow", "--to", "there")
+    assert (found["run"], found["state"]) == ("done-1", "finished")
+    said("export", "jsonl", "done-1", "--to", "here", "--state", it.state)
+    assert Path("there", "done-1.jsonl").read_text() == Path("here", "done-1.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     "view",
     [

@@ -145,7 +145,7 @@ def test_broken_calls_go_on_after_the_last_entry_ever_more_slowly(monkeypatch: p
         [{**began, "seq": 6}, event(7, "finished")],
     ]
 
-    def one_call(run: str, after: int | None, *, has_begun: bool) -> Iterator[dict[str, Any]]:
+    def one_call(run: str, after: int | None, _: object, *, has_begun: bool) -> Iterator[dict[str, Any]]:
         calls.append((run, after, has_begun))
         for item in script[len(calls) - 1]:
             if isinstance(item, str):
@@ -153,8 +153,8 @@ def test_broken_calls_go_on_after_the_last_entry_ever_more_slowly(monkeypatch: p
             yield item
 
     monkeypatch.setattr(following, "_one_call", one_call)
-    monkeypatch.setattr(following.time, "sleep", waits.append)
-    found = list(following._from_elsewhere("r", None))
+    monkeypatch.setattr(following.Ending, "wait", lambda _, seconds: waits.append(seconds))
+    found = list(following._from_elsewhere("r", None, following.Ending()))
     assert [item["seq"] for item in found if item["kind"] == "event"] == [5, 6, 7]
     assert [item["why"] for item in found if item["kind"] == "waiting"] == [
         "away; trying again",
@@ -168,13 +168,13 @@ def test_broken_calls_go_on_after_the_last_entry_ever_more_slowly(monkeypatch: p
 
 
 def test_what_the_coordinator_refuses_ends_the_following(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(run: str, after: int | None, *, has_begun: bool) -> Iterator[dict[str, Any]]:
+    def refuse(run: str, after: int | None, _: object, *, has_begun: bool) -> Iterator[dict[str, Any]]:
         raise CommandError("client north may not call atoll.v1.Admin/Follow")
         yield {}
 
     monkeypatch.setattr(following, "_one_call", refuse)
     with pytest.raises(CommandError, match="may not call"):
-        list(following._from_elsewhere("r", None))
+        list(following._from_elsewhere("r", None, following.Ending()))
 
 
 def test_a_state_directory_stays_as_it_is(state: Path) -> None:

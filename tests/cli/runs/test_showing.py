@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 from atoll.cli.printing import metrics_text
 from atoll.protocol.json_values import plain
 from atoll.protocol.vocabulary import RunId, Version
+from atoll.server.journal.holder import running_coordinator
 from atoll.server.journal.journal import EvaluationRow
-from atoll.server.journal.state_directory import running_coordinator
 from atoll.server.views.views import measures, unmeasured
 from tests.cli.federation import Federation, federation, start_run, wait_for
 from tests.cli.invoking import invoke, refused, said, shown
@@ -197,7 +197,7 @@ def test_a_run_is_stopped_and_resumed_and_all_is_shown_after_a_kill(it: Federati
     assert it.run_state("open") == "running"
     audit = shown("audit", "verify", "--state", it.state)
     assert audit["faults"] == []
-    done = [event["action"] for event in shown("audit", "show", "--last", 1000, "--state", it.state)["events"]]
+    done = [event["action"] for event in shown("audit", "show", "--last", 5000, "--state", it.state)["events"]]
     assert {"run.add", "run.stop", "run.resume", "round.commit", "client.join", "model.export"} <= set(done)
     assert not any(c["connected"] for c in shown("client", "list", "--run", "open", "--state", it.state))
     assert refused("run", "stop", "open-1", "--state", it.state)[0].startswith("no coordinator holds")

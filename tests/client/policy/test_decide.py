@@ -44,6 +44,9 @@ REFUSED = [
     (Rule.RUNS, policy(runs=["digits-?"]), wanted(), {}),
     (Rule.REJECTED, policy(), wanted(Kind.EVALUATE), {"standing": Standing.REJECTED}),
     (Rule.METRICS, policy(metrics="none"), wanted(Kind.EVALUATE), {}),
+    (Rule.STATISTICS, policy(), wanted(Kind.STATISTICS), {}),
+    (Rule.TASKS, policy(tasks=["iris:*"], statistics="merged"), wanted(Kind.STATISTICS), {}),
+    (Rule.RUNS, policy(runs=["r-?"], statistics="merged"), wanted(Kind.STATISTICS, run_id="r-statistics"), {}),
     (Rule.METRICS_ONLY, policy(metrics_only=True), wanted(), {}),
     (Rule.METRICS_ONLY, policy(metrics_only=True), wanted(Kind.UPLOAD, num_bytes=1), {}),
     (Rule.UPLOAD_MAX_BYTES, policy(upload_max_bytes=99), wanted(Kind.UPLOAD, num_bytes=100), {}),
@@ -51,6 +54,8 @@ REFUSED = [
 ]
 WAITING = [
     (Rule.APPROVAL, policy(approval="each_run"), wanted(), {}),
+    (Rule.APPROVAL, policy(approval="each_run", statistics="merged"), wanted(Kind.STATISTICS), {}),
+    (Rule.HOURS, policy(statistics="merged", hours=Hours(begin="20:00", end="06:00")), wanted(Kind.STATISTICS), {}),
     (Rule.HOURS, policy(hours=Hours(begin="20:00", end="06:00")), wanted(Kind.EVALUATE), {}),
     (Rule.ROUNDS_PER_DAY, policy(rounds_per_day=3), wanted(), {"rounds_today": 3}),
 ]
@@ -66,6 +71,9 @@ ALLOWING = [
     (policy(rounds_per_day=0), wanted(Kind.EVALUATE), {}),
     (policy(tasks=["iris:a", "digits:[st]ask"], runs=["r-*"]), wanted(), {}),
     (default_policy(), wanted(Kind.UPLOAD, num_bytes=2**50), {}),
+    (default_policy(), wanted(Kind.STATISTICS), {}),
+    (policy(statistics="merged", metrics_only=True, rounds_per_day=0), wanted(Kind.STATISTICS), {}),
+    (policy(statistics="merged", metrics="none", upload_max_bytes=0), wanted(Kind.STATISTICS), {}),
 ]
 
 
@@ -122,6 +130,7 @@ policies = st.builds(
     approval=st.sampled_from(["none", "each_run"]),
     metrics_only=st.booleans(),
     metrics=st.sampled_from(["per_site", "merged"]),
+    statistics=st.sampled_from(["per_site", "merged", "none"]),
     upload_max_bytes=st.integers(0, 10),
     rounds_per_day=st.integers(0, 3),
     time_zone=st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kolkata"]),
@@ -146,12 +155,13 @@ def test_nothing_is_allowed_that_any_rule_forbids(
     rules: SitePolicy, request: PolicyRequest, history: History, now: float
 ) -> None:
     decision = decide(rules, request, history, now)
-    leaves_weights = request.kind is not Kind.EVALUATE
+    leaves_weights = request.kind in (Kind.TRAIN, Kind.UPLOAD)
     bounds = [
         history.standing is not Standing.REJECTED,
         rules.approval == "none" or history.standing is Standing.APPROVED,
         not (leaves_weights and rules.metrics_only),
-        leaves_weights or rules.metrics != "none",
+        request.kind is not Kind.EVALUATE or rules.metrics != "none",
+        request.kind is not Kind.STATISTICS or rules.statistics != "none",
         not leaves_weights or request.num_bytes is None or request.num_bytes <= rules.upload_max_bytes,
         is_open(rules, now),
         not leaves_weights or history.is_counted or history.rounds_today < rules.rounds_per_day,

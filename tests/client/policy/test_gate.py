@@ -2,6 +2,8 @@
 
 import json
 import os
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import Decision, Kind, Outcome, PolicyRequest, Rule, Standing
 from atoll.client.policy.gate import Gate, failure_of
 from atoll.client.policy.history import NAME, PolicyHistory
-from atoll.client.session.events import EvaluationRequest, Invitation
+from atoll.client.session.events import EvaluationRequest, Invitation, StatisticsRequest
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId, Version
@@ -91,6 +93,47 @@ def test_each_decision_is_written_down_once_with_its_rule(tmp_path: Path) -> Non
     assert site.lines()[1]["object"] == "version 1"
 
 
+def survey(number: int = 1) -> StatisticsRequest:
+    return StatisticsRequest(RunId("r-statistics"), number, "t", 60.0, '{"task.scale": 1}')
+
+
+def test_a_request_for_statistics_is_logged_also_when_it_is_allowed(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert site.gate.ask(survey()).rule is Rule.STATISTICS, "a file that says nothing lets none leave"
+    assert site.changes('statistics = "merged"\n')
+    assert site.gate.ask(survey(2)).is_allowed
+    assert site.gate.ask(survey(2)).is_allowed
+    assert [(line["action"], line["object"], line["actor"]) for line in site.lines()] == [
+        ("statistics.refused", "request 1", "r-statistics"),
+        ("statistics.allowed", "request 2", "r-statistics"),
+    ]
+
+
+def test_an_approval_of_statistics_holds_for_all_requests_on_its_terms_and_for_nothing_else(tmp_path: Path) -> None:
+    allowing = 'approval = "each_run"\nstatistics = "merged"\n'
+    site = Site(tmp_path, allowing)
+    assert site.gate.ask(survey()).rule is Rule.APPROVAL
+    with closing(PolicyHistory(tmp_path)) as history:
+        history.decided("r-statistics", Standing.APPROVED, site.now)
+    assert site.gate.ask(survey(2)).is_allowed
+    assert not site.gate.ask(replace(survey(3), local='{"task.scale": 2}')).is_allowed
+    with closing(PolicyHistory(tmp_path)) as history:
+        history.decided("r-statistics", Standing.APPROVED, site.now)
+    for line in ("statistics_min_count = 3\n", "statistics_extremes = true\n", "statistics_min_sites = 3\n"):
+        site.changes(allowing + line)
+        assert site.gate.ask(survey()).rule is Rule.APPROVAL, line
+
+
+def test_no_statistics_leave_while_the_policy_is_not_valid(tmp_path: Path) -> None:
+    site = Site(tmp_path, 'statistics = "per_site"\nstatistics_extremes = true\nstatistics_min_count = 1\n')
+    terms = site.gate.statistics_terms
+    assert (str(terms.disclosure), terms.min_count, terms.extremes) == ("per_site", 1, True)
+    site.changes("statistics = 7\n")
+    assert site.gate.ask(survey()).rule is Rule.POLICY_FILE
+    terms = site.gate.statistics_terms
+    assert (str(terms.disclosure), terms.extremes) == ("none", False)
+
+
 def test_the_log_is_a_chain_that_is_signed_soon_and_goes_on_after_a_crash(tmp_path: Path) -> None:
     site = Site(tmp_path)
 
@@ -119,6 +162,12 @@ def test_a_codec_makes_the_update_smaller_than_the_model(tmp_path: Path) -> None
     assert not site.gate.admit(invitation(codec="bf16"), version(w=2000)).is_allowed
     assert site.gate.admit(invitation(codec="qsgd8"), version(w=2000)).is_allowed
     assert site.lines()[-1]["digests"]["bytes"] == str(2000 + 4 * 4)
+
+
+def test_rows_to_append_are_not_as_many_as_the_model_has_and_are_weighed_before_their_upload(tmp_path: Path) -> None:
+    site, entry = Site(tmp_path, "upload_max_bytes = 100\n"), spooled(tmp_path, size=20)
+    assert site.gate.admit(invitation(algorithm="concatenate"), version(w=2000)).is_allowed
+    assert site.gate.ask_upload(entry).rule is Rule.UPLOAD_MAX_BYTES
 
 
 def test_the_size_of_an_update_is_that_of_the_real_one_with_its_manifest(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.client.session.events import Asked, EvaluationRequest, Invitation, Released, RunEnded
+from atoll.client.session.events import Asked, EvaluationRequest, Invitation, Released, RunEnded, StatisticsRequest
 from atoll.client.session.rollback_rules import SKEW_S, Refused, Seen, judge, run_of, timed
 from atoll.protocol.vocabulary import FailureReason, ReleaseReason
 
@@ -20,6 +20,10 @@ def invite(round_id, version=0, digest=D0, time_left=30.0):
 
 def evaluate(version, digest=D0):
     return Asked(EvaluationRequest("r-1", version, "t", digest, 30.0))
+
+
+def statistics(number, time_left=30.0):
+    return Asked(StatisticsRequest("r-1", number, "t", time_left))
 
 
 def judged(*events, seen=None):
@@ -43,6 +47,7 @@ def judged(*events, seen=None):
         (invite(1), evaluate(1, D1), invite(2, 1, D1), evaluate(2, D2), evaluate(2, D2)),
         (invite(1), invite(5, 3, D1), invite(5, 3, D1)),
         (evaluate(4), invite(9, 4, D0)),
+        (statistics(2), statistics(2), statistics(1), invite(1), statistics(1)),  # numbers begin again with a new state
         (invite(1), Released("r-1", 1, ReleaseReason.ROUND_CLOSED, False), RunEnded("r-1"), None),
     ],
 )

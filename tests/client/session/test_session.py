@@ -30,7 +30,10 @@ from atoll.client.session.events import (
     Released,
     ReportEvaluation,
     ReportFailure,
+    ReportStatistics,
     RunEnded,
+    StatisticsMade,
+    StatisticsRequest,
     StopWork,
     TimePassed,
     Trained,
@@ -39,6 +42,7 @@ from atoll.client.session.events import (
     Work,
 )
 from atoll.client.session.session import Session, SessionRules, Stage
+from atoll.parallel.statistics.parts import SiteStatistics, count
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
 
 RUN = RunId("run")
@@ -60,6 +64,10 @@ def elsewhere(run: str, number: int = 1, time_left: float = 60.0) -> Invitation:
 
 def question(number: int = 1, time_left: float = 20.0) -> EvaluationRequest:
     return EvaluationRequest(RUN, Version(number), "task", Digest("v1"), time_left)
+
+
+def survey(number: int = 1, time_left: float = 20.0) -> StatisticsRequest:
+    return StatisticsRequest(RunId("run-statistics"), number, "task", time_left)
 
 
 def spooled(digest: str = "d1") -> Digest:
@@ -156,6 +164,68 @@ def test_an_evaluation_is_reported_and_not_spooled() -> None:
     assert drive.do(ModelReady(key(1, "version")), at=2) == [Work(asked, budget=19.0)]
     report = drive.do(Evaluated(key(1, "version"), {"loss": (1.0,)}), at=5)
     assert report == [ReportEvaluation(RUN, Version(1), {"loss": (1.0,)}, "")]
+
+
+FOUND = SiteStatistics({("train", "examples", ""): count(7)})
+
+
+def test_statistics_need_no_model_and_are_reported_at_once() -> None:
+    drive = Drive()
+    asked = survey()
+    assert drive.do(Asked(asked), at=1) == [Work(asked, budget=20.0)]
+    assert drive.session.working_on == (), "they belong to no round"
+    assert drive.do(Asked(survey(time_left=30.0)), at=2) == [Extend(budget=30.0)], "asked again after a reconnection"
+    report = drive.do(StatisticsMade(asked.key, FOUND), at=5)
+    assert report == [ReportStatistics(asked.run_id, 1, FOUND)]
+    assert drive.session.job is None
+
+
+def test_statistics_wait_for_a_training_and_the_training_for_them() -> None:
+    drive = Drive()
+    drive.training()
+    asked = survey(time_left=50.0)
+    assert drive.do(Asked(asked), at=2) == []
+    assert drive.trained(at=12) == [Work(asked, budget=40.0), Upload(key(), Digest("d1"))]
+    assert drive.do(Asked(elsewhere("other")), at=13) == []
+    assert drive.do(StatisticsMade(asked.key, FOUND), at=14) == [
+        ReportStatistics(asked.run_id, 1, FOUND),
+        Download(elsewhere("other")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "reason", "detail"),
+    [
+        (JobFailed(survey().key, FailureReason.TASK_BROKEN, "no"), FailureReason.TASK_BROKEN, "task_broken: no"),
+        (
+            Forbidden(survey(), FailureReason.POLICY_REFUSED, "statistics: no"),
+            FailureReason.POLICY_REFUSED,
+            "policy_refused: statistics: no",
+        ),
+    ],
+)
+def test_no_statistics_are_reported_with_their_reason(event: Event, reason: FailureReason, detail: str) -> None:
+    drive = Drive()
+    drive.do(Asked(survey()), at=1)
+    reports = [effect for effect in drive.do(event, at=2) if isinstance(effect, ReportStatistics)]
+    assert reports == [ReportStatistics(survey().run_id, 1, None, detail, reason)]
+
+
+def test_statistics_that_are_no_longer_allowed_stop_and_are_not_sent() -> None:
+    drive = Drive()
+    drive.do(Asked(survey()), at=1)
+    effects = drive.do(Forbidden(survey(), FailureReason.POLICY_REFUSED, "statistics: no"), at=2)
+    assert StopWork(survey().key) in effects
+    assert drive.do(StatisticsMade(survey().key, FOUND), at=3) == []
+
+
+def test_statistics_that_are_not_made_in_time_kill_the_worker() -> None:
+    drive = Drive()
+    drive.do(Asked(survey()), at=1)
+    kill, report = drive.do(TimePassed(), at=21 + LEASE)
+    assert kill == KillWorker(survey().key)
+    assert isinstance(report, ReportStatistics)
+    assert report.reason is FailureReason.WORKER_HUNG
 
 
 def test_a_task_that_is_not_allowed_is_refused_by_name() -> None:

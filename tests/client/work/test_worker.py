@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read, write
-from atoll.cli.faults import EXIT_AWAY, _code_of
+from atoll.cli.faults import EXIT_AWAY, code_of
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.work.worker import DataAway, WorkerRunner
@@ -156,7 +156,7 @@ def test_data_that_are_missing_may_come_back_so_the_agent_is_started_again(tmp_p
                 await running.describe()
             (fault,) = caught.value.faults
             assert "No such file or directory: '/nowhere/data.bin'" in fault
-            assert _code_of(caught.value) == EXIT_AWAY
+            assert code_of(caught.value) == EXIT_AWAY
 
     scenario()
 

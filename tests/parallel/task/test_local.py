@@ -36,7 +36,8 @@ def test_all_faults_are_told_at_once() -> None:
         "local.epochs: expected int, got 'many'",
         "local.momentum: expected float, got True",
         "local.lr: must be positive and finite, got -1.0",
-        "local.optimizer: must be one of sgd, adam, adamw, got 'lion'",
+        "local.optimizer: must be one of sgd, adam, adamw, or a name that one installed package declares (`atoll",
+        "plugins`), or in the task a class or function, got 'lion'",
     ):
         assert part in message
 

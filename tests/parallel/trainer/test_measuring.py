@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,7 +11,7 @@ from atoll.parallel.data.batch import Batch
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
 from atoll.parallel.trainer.guard import Guard
-from atoll.parallel.trainer.logs import Event, has_tensorboard, json_log, read_log, tensorboard, to_all
+from atoll.parallel.trainer.logs import Event, json_log, read_log, to_all
 from atoll.parallel.trainer.meter import Meter
 from atoll.parallel.trainer.stopping import Agreement
 
@@ -73,20 +72,6 @@ def test_of_several_lines_of_one_step_the_last_counts(tmp_path: Path) -> None:
     report({"event": "end", "step": 2})
     assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == heard
     assert {step: event["loss"] for step, event in read_log(tmp_path / "log.jsonl", "step").items()} == {1: 3.0, 2: 2.5}
-
-
-@pytest.mark.skipif(not has_tensorboard(), reason="needs the extra `tensorboard`")
-def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
-    report = tensorboard(tmp_path)
-    report({"event": "begin", "step": 0, "steps": 2})
-    report({"event": "step", "step": 1, "epoch": 0.5, "loss": 3.0})
-    report({"event": "evaluation", "step": 1, "epoch": 0.5, "test/accuracy": None, "test/loss": 1.5})
-    report({"event": "end", "step": 1, "why": "finished"})
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    read = EventAccumulator(str(tmp_path))
-    read.Reload()
-    assert {tag: read.Scalars(tag)[0].value for tag in read.Tags()["scalars"]} == {"loss": 3.0, "test/loss": 1.5}
 
 
 def test_one_process_stops_as_soon_as_it_is_told() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -291,7 +291,7 @@ def test_every_rule_is_built_with_its_options(rule: str) -> None:
         ({"rule": "trimmed_mean", "malicious": -1}, "greater than or equal to 0"),
         ({"norm_bound": "mean"}, "norm_bound"),
         ({"norm_bound": 0.0}, "norm_bound"),
-        ({"codec": "zip"}, "'none', 'bf16', 'fp16', 'qsgd8', 'topk' or 'sign'"),
+        ({"codec": "zip"}, r"\"none\" .* \| \"topk\"; a codec of a package"),
         ({"codec": "topk"}, "codec topk needs topk_fraction"),
         ({"codec": "topk", "topk_fraction": 0.0}, "greater than or equal to 0.000001"),
         ({"codec": "topk", "topk_fraction": 1.5}, "less than or equal to 1"),
@@ -321,9 +321,7 @@ def test_every_codec_has_the_name_that_travels(settings: dict[str, Any], name: s
     assert aggregation.codec_name == name
     if name:
         assert parse_codec(name).name == name
-    assert (
-        set(CODECS.variants) == {"none", *FAMILIES} == set(get_args(AggregationConfig.model_fields["codec"].annotation))
-    )
+    assert set(CODECS.variants) == {"none", *FAMILIES}
 
 
 def test_a_quorum_that_is_too_small_for_the_rule_is_refused() -> None:

@@ -37,7 +37,7 @@ MEMBERS = {
     for role in Role
 }
 
-ON_RUNS = ("StartRun", "StopRun", "PauseRun", "ResumeRun")
+ON_RUNS = ("StartRun", "CollectStatistics", "StopRun", "PauseRun", "ResumeRun")
 MAY = {
     Role.OPERATOR: {"GetManifest", "Download", *ON_RUNS, "ListRanks", "ServerReflectionInfo"}
     | {"Invite", "Revoke", "ListMembers", "Look", "Follow", "ReadAuditLog"},

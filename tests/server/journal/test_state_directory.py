@@ -12,9 +12,10 @@ from sqlalchemy import inspect
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal import schema, state_directory
 from atoll.server.journal.codec import encode_ledger
+from atoll.server.journal.holder import is_held, running_coordinator
 from atoll.server.journal.journal import Journal
 from atoll.server.journal.schema import SCHEMA_VERSION, StateTooNew
-from atoll.server.journal.state_directory import StateDirectory, is_held, running_coordinator
+from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds.events import Profile
 from atoll.server.rounds.ledger import Ledger
 

@@ -17,7 +17,7 @@ from atoll.protocol.vocabulary import (
     RoundId,
     RunState,
 )
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import decode_ledger, encode_ledger
 from atoll.server.rounds.events import (
     Abandon,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from atoll.protocol.vocabulary import ClientId, RunState, Version
-from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import decode_ledger, encode_ledger
 from atoll.server.rounds.events import (
     ClientEvaluated,

@@ -206,7 +206,25 @@ BATCHABLE = [
     Case("mlp sum", loss=summed_loss, units="sum"),
 ]
 
+
+class Jittered(torch.optim.Optimizer):
+    """Signs of gradients, with a rate that is drawn when it is made, and that a count beside `state` lowers."""
+
+    def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, {"lr": lr * (1 + torch.rand(()).item())})
+        self.count, self.decay = 0, weight_decay
+
+    def step(self, closure: Any = None) -> None:
+        """Step without a decorator: the loop switches gradients off."""
+        self.count += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(1 - self.decay).sub_(parameter.grad.sign(), alpha=group["lr"] / self.count)
+
+
 OTHERS = [
+    Case("own optimizer", local={"optimizer": Jittered, "lr": 0.01, "weight_decay": 0.1, "epochs": 2}),
+    Case("own optimizer fedprox", local={"optimizer": Jittered, "lr": 0.01, "prox_mu": 0.5, "clip_norm": 0.1}),
     Case("batchnorm cnn", model=batchnorm_cnn, **IMAGES),
     Case("batchnorm cnn fedbn", model=batchnorm_cnn, examples=images, local={"keep": "batchnorm"}),
     Case("dropout", model=dropout_mlp, local={"epochs": 2}),

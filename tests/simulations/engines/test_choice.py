@@ -55,6 +55,13 @@ def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
         assert len(all_trained(choice.engine.train(first_version(training), [Job("a", 1)]))) == 1
 
 
+def test_a_short_run_starts_and_measures_no_further_process() -> None:
+    training = Case("mlp").training()
+    with chosen(training, workers=2, trainings=3) as choice:
+        assert sorted(figure.engine for figure in choice.figures) == ["batched (k=128)", "sequential"]
+        assert "processes" not in choice.engine.name
+
+
 @pytest.mark.parametrize(
     ("in_product", "elsewhere", "expected"), [(1e-6, 1.0, "batched (k=128)"), (1.0, 1e-6, "sequential")]
 )

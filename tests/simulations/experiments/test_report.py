@@ -23,7 +23,8 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_target_is_reached_where_it_is_first_met(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, [line(k) for k in range(1, 6)]))
-    assert run.reached("server/accuracy", 0.75) == Reached(3, virtual_s=300, real_s=6, bytes=5100, bytes_up=1200)
+    found = run.reached("server/accuracy", 0.75)
+    assert found == Reached(3, virtual_s=300, real_s=6, bytes=5100, bytes_up=1200, updates=33)
     assert run.reached("server/accuracy", 0.9) is None
     reached = run.reached("server/loss", 0.4)
     assert reached is not None

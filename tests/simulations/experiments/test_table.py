@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.settings import ConfigError
+from atoll.simulations.experiments.bands import Mean, mean_of
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RunReport, read_run
-from atoll.simulations.experiments.table import COLUMNS, Mean, Objective, chosen, markdown, mean_of, rows
+from atoll.simulations.experiments.table import COLUMNS, Objective, chosen, markdown, rows
 from tests.simulations.experiments.runs import line, write_run
 
 OBJECTIVE = Objective("server/accuracy", 0.75)
@@ -24,12 +25,15 @@ def test_a_column_is_what_its_name_says(tmp_path: Path) -> None:
         {
             "final": 0.8,
             "best": 0.8,
+            "at_common": None,
             "rounds": 4,
+            "updates": 44,
             "virtual_s": 400,
             "real_s": 8,
             "bytes": 6800,
             "bytes_up": 1600,
             "rounds_to_target": 3,
+            "updates_to_target": 33,
             "virtual_s_to_target": 300,
             "real_s_to_target": 6,
             "bytes_to_target": 5100,

@@ -28,7 +28,9 @@ def test_clients_train_with_as_many_threads_as_the_settings_say(threads: int) ->
     simulation = SimulationConfig(engine="sequential", threads=threads)
     version = initial_parameters(task, 0)
     told = list[str]()
-    engine = engine_of(simulation, Training(task=task), version, ["a", "b"], cohort=2, before="", tell=told.append)
+    engine = engine_of(
+        simulation, Training(task=task), version, ["a", "b"], cohort=2, trainings=10**6, before="", tell=told.append
+    )
     seen.clear()
     list(engine.train(version, [Job("a", 1)]))
     assert seen == [threads]

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from atoll.simulations.experiments.bands import mean_of
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RunReport, read_run
-from atoll.simulations.experiments.table import markdown, mean_of
+from atoll.simulations.experiments.table import markdown
 from atoll.simulations.experiments.tables.papers.paper import Paper
 
 TASK = "atoll.simulations.experiments.tables.digits:task"

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.simulations.experiments.bands import number
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.process_pool import is_over
 from atoll.simulations.experiments.report import read_run
-from atoll.simulations.experiments.table import markdown, number
+from atoll.simulations.experiments.table import markdown
 from atoll.simulations.experiments.tables.papers.paper import EXAMPLES, Paper
 
 CLIENTS, EXAMPLES_EACH = 100, 600

@@ -17,12 +17,13 @@ from atoll import Local, Task
 from atoll.aggregation.tensors.layout import Tensor
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Metric
+from atoll.parallel.task.randomness import seed_everything
 from atoll.simulations.engines.batched.batched import Batched, BatchTrainer
 from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.stack import CannotBatch, Stack
 from atoll.simulations.engines.engine import ClientFailed, Job, Training
-from atoll.simulations.engines.loop import orders, seed_everything
+from atoll.simulations.engines.loop import orders
 from atoll.simulations.engines.rows import Columns
 from atoll.simulations.engines.sequential import Sequential
 from tests.simulations.engines.cases import (

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.aggregation.numba_support import COMPILED_FROM, has_compiler
+from atoll.parallel.task.randomness import seed_everything
 from atoll.simulations.engines.batched import draws
-from atoll.simulations.engines.loop import seed_everything
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
 

@@ -1,0 +1,194 @@
+"""`atoll run statistics`: statistics of the sites' data before a training, merged exactly."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atoll.aggregation.printable import count_of
+from atoll.cli import options
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import as_json, clock, say, shortened, table
+from atoll.cli.runs.views import read_view
+
+ROWS_MAX = 40
+"""Most rows of one table; --json has all."""
+
+What = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TASK | RUN.toml",
+        help="The TOML of the planned run, or its task (`module:attribute` or `path/to/file.py:attribute`).",
+        show_default=False,
+    ),
+]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="The coordinator's state directory; by default `coordinator.state` of the TOML, or atoll-state.",
+    ),
+]
+Deadline = Annotated[
+    float,
+    typer.Option(
+        "--deadline",
+        metavar="SECONDS",
+        callback=options.between(0.1, 86_400),
+        help="Seconds in which sites may answer; the command ends as soon as all have.",
+    ),
+]
+Show = Annotated[
+    int | None,
+    typer.Option(
+        "--show",
+        metavar="NUMBER",
+        callback=options.between(0, 2**31),
+        help="Show the kept result of this number again, and ask no site; 0: the newest.",
+    ),
+]
+
+
+def statistics(
+    what: What = None,
+    state: State = None,
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    deadline: Deadline = 300.0,
+    show: Show = None,
+    json: options.Json = False,
+) -> None:
+    """Ask the connected sites of a task for statistics of their data, before a run: counts, labels, moments, own sums.
+
+    No model is involved, and no run begins. Each site's policy decides what leaves it. The sums are exact: mean and
+    variance are those of the pooled data. `docs/statistics.md` explains the output.
+    """
+    if (what is None) == (show is None):
+        raise CommandError(
+            "name the task of the planned run, or its TOML, to ask the sites; or --show 0 for the newest result"
+        )
+    if what is None:
+        if overrides:
+            raise CommandError(f"--set {overrides[0]}: a kept result does not change: name a task, or leave out --set")
+        found = read_view("statistics", state or options.STATE, number=show or 0)
+    else:
+        where, number = collect(what, state, overrides, deadline)
+        found = read_view("statistics", where, number=number)
+    if json:
+        as_json(found)
+    else:
+        say_statistics(found)
+
+
+def collect(what: str, state: Path | None, overrides: list[str], deadline: float) -> tuple[Path, int]:
+    """Ask the connected sites; return the state directory, and the number of the result.
+
+    Args:
+        what: the TOML of the planned run, or a task.
+        state: the coordinator's state directory; None: that of the TOML, or the default.
+        overrides: settings of the run, `key=value`.
+        deadline: seconds in which sites may answer.
+
+    Raises:
+        ConfigError: all mistakes in the settings.
+        CommandError: no answer, or a refusal.
+    """
+    from atoll.cli.files import load_run, note_unused_settings, refuse_settings_of_the_host, state_of
+    from atoll.cli.runs import admin
+    from atoll.cli.runs.elsewhere import is_elsewhere
+    from atoll.protocol.settings import effective
+
+    refuse_settings_of_the_host(overrides)
+    file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
+    note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
+    where = state_of(file, what, state)
+    return where, admin.collect_statistics(where, effective(file.run), deadline)
+
+
+def say_statistics(found: Mapping[str, Any]) -> None:
+    """Print statistics as tables: those of all sites together, those of each site that allows it, and the reasons."""
+    if "number" in found:
+        answered, asked = len(found["answered"]), count_of(len(found["asked"]), "site")
+        when = clock(found["ended_at"])
+        say(f"statistics {found['number']} of {found['task']}, {when}: {answered} of {asked} answered")
+    for site, why in found["refused"].items():
+        say(f"no answer of {site}: {shortened(why, 200)}")
+    for split in dict.fromkeys(split for part in _of_sites(found).values() for split in part):
+        _say_split(split, {name: part[split] for name, part in _of_sites(found).items() if split in part})
+    for place, why in found["not_merged"].items():
+        say(f"no sum of {place}: {why}")
+    for site, places in found["left_out"].items():
+        for why in dict.fromkeys(places.values()):
+            names = [place for place, reason in places.items() if reason == why]
+            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+            say(f"left out by {site}: {', '.join(names[:10])}{more}: {why}")
+    for why in dict.fromkeys(found["not_shown"].values()):
+        say(f"not shown: {', '.join(site for site, reason in found['not_shown'].items() if reason == why)}: {why}")
+
+
+def _of_sites(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"all": found["merged"], **found["sites"]}
+
+
+def _say_split(split: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    say(f"\n{split}:")
+    sizes = [(name, part.get("examples"), part.get("sites")) for name, part in parts.items() if "examples" in part]
+    _table(["site", "examples", "sites"], sizes)
+    for name in _names(parts, "labels"):
+        _say_labels(
+            name, {site: part["labels"][name] for site, part in parts.items() if name in part.get("labels", ())}
+        )
+    for group in ("targets", "features"):
+        rows = [
+            (name, site, *_moments(part[group][name]))
+            for name in _names(parts, group)
+            for site, part in parts.items()
+            if name in part.get(group, ())
+        ]
+        _table([group[:-1], "site", "values", "missing", "infinite", "mean", "std", "min", "max", "sites"], rows)
+    own = [
+        (name, site, numbers["merge"], shortened(str(numbers["value"])), numbers.get("sites"))
+        for name in _names(parts, "own")
+        for site, part in parts.items()
+        if (numbers := part.get("own", {}).get(name)) is not None
+    ]
+    _table(["own", "site", "merge", "value", "sites"], own)
+
+
+def _say_labels(name: str, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    labels = list(dict.fromkeys(label for part in parts.values() for label in part["counts"]))
+    rows = [(label, *(part["counts"].get(label) for part in parts.values())) for label in labels]
+    _table([f"label of {name}", *parts], rows)
+    for site, part in parts.items():
+        if part.get("withheld"):
+            few = count_of(part["withheld"], "label is", "labels are")
+            say(f"{few} left out by {'the sites: these counts are lower limits' if site == 'all' else site}")
+
+
+def _moments(part: Mapping[str, Any]) -> Iterator[object]:
+    variance = part["variance"]
+    yield from (part[name] for name in ("count", "missing", "infinite", "mean"))
+    yield None if variance is None else variance**0.5
+    yield from (part.get(name) for name in ("min", "max", "sites"))
+
+
+def _names(parts: Mapping[str, Mapping[str, Any]], group: str) -> list[str]:
+    return list(dict.fromkeys(name for part in parts.values() for name in part.get(group, ())))
+
+
+def _cell(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _table(columns: list[str], rows: list[Any]) -> None:
+    """Print the columns that are not empty, `ROWS_MAX` rows at most."""
+    if not rows:
+        return
+    used = [place for place, column in enumerate(columns) if any(row[place] is not None for row in rows)]
+    say("")
+    table(
+        [columns[place] for place in used], [[_cell(row[place]) for place in used] for row in rows[:ROWS_MAX]], empty=""
+    )
+    if len(rows) > ROWS_MAX:
+        say(f"... and {count_of(len(rows) - ROWS_MAX, 'row')} more; --json has all")

@@ -1,0 +1,95 @@
+"""The tools that an export can go to, by their names; each is imported when it is used.
+
+A package that is missing is reported in one sentence before anything runs.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from atoll.aggregation.printable import instead_of
+from atoll.exports.destination import Destination
+from atoll.protocol.settings import ConfigError
+
+PACKAGES = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "alembic"), "wandb": ("wandb",), "jsonl": ()}
+"""The tools, each with the packages that it needs; the extra of Atoll has the name of the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A tool, and the place of the export there; an empty place is the default one."""
+
+    tool: str
+    to: str = ""
+
+    def at(self, default: Path) -> "Target":
+        """Return the target with a default folder in the place of an empty one."""
+        return self if self.to else Target(self.tool, str(default / self.tool))
+
+    def open(self) -> Destination:
+        """Return the destination."""
+        match self.tool:
+            case "tensorboard":
+                from atoll.exports.tensorboard import TensorBoard
+
+                return TensorBoard(Path(self.to))
+            case "mlflow":
+                from atoll.exports.mlflow import Mlflow
+
+                return Mlflow(self.to)
+            case "wandb":
+                from atoll.exports.wandb import WeightsAndBiases
+
+                return WeightsAndBiases(Path(self.to))
+        from atoll.exports.jsonl import JsonLines
+
+        return JsonLines(Path(self.to))
+
+
+def checked(targets: Sequence[Target], source: str) -> list[Target]:
+    """Return the targets, if an export to each can begin.
+
+    Args:
+        targets: the targets.
+        source: the option or argument that names them, for messages.
+
+    Raises:
+        ConfigError: an unknown tool, a package that is not installed, a place that the tool does not take, or one
+            named twice; with all faults.
+    """
+    faults = [fault for target in targets if (fault := _fault_of(target))]
+    tools = [target.tool for target in targets]
+    faults += [
+        f"{tool} is named twice: leave one of them out" for tool in dict.fromkeys(tools) if tools.count(tool) > 1
+    ]
+    if faults:
+        raise ConfigError([f"{source}: {fault}" for fault in faults])
+    return list(targets)
+
+
+def parsed(texts: Sequence[str]) -> list[Target]:
+    """Return the targets in the values of --export: TOOL or TOOL:PLACE.
+
+    Raises:
+        ConfigError: as of `checked`.
+    """
+    return checked([Target(*map(str.strip, text.partition(":")[::2])) for text in texts], "--export")
+
+
+def _fault_of(target: Target) -> str:
+    """Return why no export to a target can begin; empty: it can."""
+    if target.tool not in PACKAGES:
+        return f"got {target.tool!r}{instead_of(target.tool, PACKAGES)}"
+    if missing := [name for name in PACKAGES[target.tool] if find_spec(name) is None]:
+        return (
+            f"{target.tool} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
+            f"pip install 'atoll[{target.tool}]'"
+        )
+    if target.tool != "mlflow" and re.match(r"[a-z][a-z0-9+.-]+:/", target.to):
+        return f"got {target.to!r}; allowed for {target.tool}: a folder"
+    place = Path(target.to)
+    if target.to and not re.match(r"[a-z][a-z0-9+.-]+:", target.to) and place.exists() and not place.is_dir():
+        return f"got {target.to!r}, which is a file; allowed: a folder"
+    return ""

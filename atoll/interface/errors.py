@@ -1,0 +1,50 @@
+"""The one exception of the Python interface, with the sentences that the commands print."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class AtollError(ValueError):
+    """A call that is refused or has failed, with the sentences that the command prints.
+
+    Args:
+        faults: the mistakes or the causes, a sentence each.
+        code: the exit code of the command: 1, a run has failed; 2, a mistake in arguments, settings or task; 75, a disk
+            is full, or a disk or a database is away.
+    """
+
+    def __init__(self, *faults: str, code: int = 2) -> None:
+        super().__init__("\n".join(faults))
+        self.faults, self.code = faults, code
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the sentences alone, as a command; of the task's own failure the traceback."""
+        from atoll.cli.faults import TaskFailed
+
+        if isinstance(self.__cause__, TaskFailed):
+            raise NotImplementedError  # IPython then shows the traceback
+        return [f"AtollError: {fault}" for fault in self.faults]
+
+
+@contextmanager
+def one_error(*expected: type[Exception]) -> Iterator[None]:
+    """Turn an expected error of the commands, also one of a file, into an `AtollError`.
+
+    Args:
+        expected: errors whose text is a sentence of the command.
+
+    Raises:
+        AtollError: with the sentences of the command.
+    """
+    try:
+        yield
+    except AtollError:
+        raise
+    except expected as error:
+        raise AtollError(*str(error).splitlines()) from error
+    except Exception as error:
+        from atoll.cli.faults import code_of, faults_of
+
+        if (faults := faults_of(error)) is None:
+            raise
+        raise AtollError(*faults, code=code_of(error)) from error

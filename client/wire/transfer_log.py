@@ -1,0 +1,51 @@
+"""The lines of the agent's log about a transfer that takes long: the share that is done, and the time left."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from atoll.aggregation.printable import printable_size
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+"""Seconds from the beginning of a transfer to its first line, and between two lines."""
+
+
+@contextmanager
+def told(what: str, total: int, position: Callable[[], int]) -> Iterator[None]:
+    """Log how far the transfer in the block has come, every `EVERY_S`; a shorter one logs nothing here.
+
+    Args:
+        what: the beginning of the line, such as "uploading the update of round 3".
+        total: the size of the whole [bytes].
+        position: returns the bytes that are there.
+    """
+    task = asyncio.ensure_future(_tell(what, total, position))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _tell(what: str, total: int, position: Callable[[], int]) -> None:
+    loop = asyncio.get_running_loop()
+    first, begun = position(), loop.time()
+    while True:
+        await asyncio.sleep(EVERY_S)
+        logger.info("%s: %s", what, so_far(first, position(), total, loop.time() - begun))
+
+
+def so_far(first: int, now: int, total: int, elapsed_s: float) -> str:
+    """Return a transfer's progress as text: bytes that are there, their share, and the seconds left.
+
+    Args:
+        first: the bytes that were there when it began.
+        now: the bytes that are there.
+        total: the size of the whole.
+        elapsed_s: the seconds since it began.
+    """
+    share = now / total if total else 1.0
+    left = f"{elapsed_s * (total - now) / (now - first):.0f} s left" if now > first else "nothing arrives"
+    return f"{printable_size(now)} of {printable_size(total)} ({share:.0%}), {left}"

@@ -1,0 +1,265 @@
+"""The initial values of a sharded model, made one parameter at a time: no rank ever holds the whole model.
+
+The model is built twice: blank, for the engine, and for real, from the same seed, for the values, which are those of a
+plain construction to the bit. In the second construction a parameter has memory while operations use it. When another
+one is used, this rank's box of it is copied to the shards and its memory is freed:
+
+    made, filled --> copied, freed -- filled again from nothing --> copied, freed
+
+So one parameter is in memory at a time, also where the whole model fills its layers once more at its end (Hugging
+Face's `post_init`). A parameter whose values are read after they were freed has lost them: then the model is built once
+more, and those parameters stay until the end.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import _get_fqns
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from atoll.parallel.engine.blank import on_meta, registering
+from atoll.parallel.exchange.heap import returning_freed_blocks
+from atoll.parallel.exchange.shares import Share
+
+OVERWRITING = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "random_", "exponential_", "bernoulli_"})
+"""Operations after which nothing is left of the values of their first argument."""
+
+CONSTRUCTIONS_MAX = 4
+"""Most constructions for the values: which parameters must stay may depend on values that were lost before."""
+
+Build = Callable[[], nn.Module]
+
+
+class NotRepeatable(RuntimeError):
+    """The model is built with other parameters this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Geometry:
+    """The place of a tensor's elements in its memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_Geometry":
+        return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A parameter of the model in the memory of a registered one, usually all of it."""
+
+    name: str
+    """The name in the model; of a tied weight the first."""
+    geometry: _Geometry
+    registered: _Geometry
+    """The geometry of the registered parameter, in the blank model."""
+
+    def values(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this parameter, from the registered one in the real model.
+
+        Raises:
+            NotRepeatable: it is a part of that memory, which the real one has in another order.
+        """
+        if self.geometry == self.registered:
+            return tensor  # all of it, in whatever order
+        if _Geometry.of(tensor) != self.registered:
+            raise NotRepeatable(f"{self.name} is a view of a parameter that is no plain tensor")
+        return tensor.as_strided(self.geometry.shape, self.geometry.stride, self.geometry.offset)
+
+
+@dataclass(slots=True)
+class Blank:
+    """A blank model, and its parameters in the order of their registration."""
+
+    model: nn.Module
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    """All that were registered; some are in the model no more."""
+    places: list[list["_Place"]] = field(default_factory=list)
+    """The parameters of the model that lie in the memory of each; none: it is in the model no more."""
+
+
+def blank_of(build: Build) -> Blank:
+    """Build a model with its parameters on meta.
+
+    Raises:
+        NotImplementedError, RuntimeError: the model's code needs the values of a parameter.
+    """
+    found, watching = Blank(nn.Module()), _Watching()
+
+    def register(parameter: nn.Parameter) -> nn.Parameter:
+        blank = on_meta(parameter)
+        if watching.follow(blank):
+            found.parameters.append(blank)
+        return blank
+
+    with registering(register), returning_freed_blocks():
+        found.model = build()
+    found.places = [[] for _ in found.parameters]
+    for name, parameter in found.model.named_parameters():
+        if (number := watching.number(parameter)) is not None:
+            place = _Place(name, _Geometry.of(parameter), _Geometry.of(found.parameters[number]))
+            found.places[number].append(place)
+    return found
+
+
+def fill(shares: Sequence[Share], parts: Sequence[nn.Module], blank: Blank, build: Build) -> None:
+    """Give the shards and the buffers of this rank the values that the model is built with.
+
+    Memory: usually one parameter. No communication: every rank builds the same.
+
+    Args:
+        shares: of this rank, from the engine that `blank.model` became.
+        parts: of the engine.
+        blank: of the first construction.
+        build: as for `blank_of`; it seeds the generators as for a plain construction.
+
+    Raises:
+        NotRepeatable: the model is built in another way this time; the values are undefined then.
+    """
+    by_name: dict[str, list[Share]] = {}
+    for share in shares:
+        by_name.setdefault(share.name, []).append(share)
+    kept: set[int] = set()
+    for _ in range(CONSTRUCTIONS_MAX):
+        filling = _Filling(blank, by_name, kept)
+        with filling.following():
+            model = build()
+        filling.end()
+        if filling.lost <= kept:
+            _fill_buffers(model, parts)
+            return
+        kept |= filling.lost
+    raise NotRepeatable(f"the model's construction reads other parameters each time, {len(kept)} of them")
+
+
+class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The operations on the memory of some tensors, by the number of the tensor."""
+
+    def __init__(self, filling: "_Filling | None" = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._filling = filling
+        self._numbers: dict[int, int] = {}
+        self.tensors: list[torch.Tensor] = []
+        """The tensors, which stay, so that no other memory gets the number of one."""
+
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of the tensor's memory; None: it is not watched."""
+        return self._numbers.get(tensor.untyped_storage()._cdata)
+
+    def follow(self, tensor: torch.Tensor) -> bool:
+        """Watch a tensor from now on; return whether its memory is new."""
+        key = tensor.untyped_storage()._cdata
+        if key in self._numbers:
+            return False
+        self._numbers[key] = len(self.tensors)
+        self.tensors.append(tensor.detach())
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if self._filling is not None and not is_view:
+            self._filling.use(self._used(func._schema, args, kwargs or {}))
+        moved = self.number(args[0]) if func._schema.name == "aten::set_" else None
+        result = func(*args, **(kwargs or {}))
+        if moved is not None:  # the tensor has other memory now
+            self._numbers[args[0].untyped_storage()._cdata] = moved
+            self.tensors[moved] = args[0].detach()
+        return result
+
+    def _used(self, schema: Any, args: Any, kwargs: Any) -> dict[int, bool]:
+        """Return the numbers of the tensors that an operation uses, with whether it overwrites all of each."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        numbers = [self.number(tensor) for tensor in tensors]
+        used = {number: False for number in numbers if number is not None}
+        if schema.name.partition("::")[2] in OVERWRITING and numbers and (first := numbers[0]) is not None:
+            is_alone = numbers.count(first) == 1
+            used[first] = is_alone and tensors[0].numel() == self.tensors[first].numel()
+        return used
+
+
+class _Filling:
+    """One construction for the values.
+
+    Args:
+        blank: of the first construction.
+        shares: of this rank, by name.
+        kept: the numbers of parameters that stay in memory.
+    """
+
+    def __init__(self, blank: Blank, shares: Mapping[str, Sequence[Share]], kept: set[int]) -> None:
+        self._blank, self._shares, self._kept = blank, shares, kept
+        self._watching = _Watching(self)
+        self._open: set[int] = set()
+        self.lost: set[int] = set()
+        """The parameters whose values were read after they were freed."""
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow a construction."""
+        with registering(self._register), self._watching, returning_freed_blocks():
+            yield
+
+    def _register(self, parameter: nn.Parameter) -> nn.Parameter:
+        number = len(self._watching.tensors)
+        if not self._watching.follow(parameter):
+            return parameter
+        before = self._blank.parameters
+        if number >= len(before) or (parameter.shape, parameter.dtype) != (before[number].shape, before[number].dtype):
+            raise NotRepeatable(f"parameter {number} of the model is another one than before")
+        self._close(self._open)
+        self._open = {number}
+        return parameter
+
+    def use(self, used: Mapping[int, bool]) -> None:
+        """Follow an operation: give memory to the parameters that it uses, and free that of others."""
+        if not used:
+            return
+        self._close(self._open - used.keys())
+        self._open = set(used)
+        for number, overwrites in used.items():
+            tensor = self._watching.tensors[number]
+            size = tensor.numel() * tensor.element_size()
+            if tensor.untyped_storage().nbytes() < size:
+                tensor.untyped_storage().resize_(size)
+                self.lost |= set() if overwrites else {number}
+
+    def end(self) -> None:
+        """Copy what is left.
+
+        Raises:
+            NotRepeatable: parameters are missing.
+        """
+        if len(self._watching.tensors) != len(self._blank.parameters):
+            raise NotRepeatable("parameters of the model are missing this time")
+        self._close(self._open | self._kept)
+
+    def _close(self, numbers: set[int]) -> None:
+        with torch.no_grad():
+            for number in numbers:
+                tensor = self._watching.tensors[number]
+                for place in self._blank.places[number]:
+                    whole = place.values(tensor)
+                    for share in self._shares.get(place.name, ()):
+                        share.local.copy_(whole[share.slices])
+                if number not in self._kept and tensor.untyped_storage().resizable():
+                    tensor.untyped_storage().resize_(0)
+
+
+def _fill_buffers(model: nn.Module, parts: Sequence[nn.Module]) -> None:
+    """Copy all buffers, tables that no file has among them: the first construction drew other numbers for them."""
+    built = dict(model.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for part in parts:
+            for wrapped, buffer in part.named_buffers(remove_duplicate=False):
+                (name,) = _get_fqns(part, wrapped)
+                if name in built:
+                    (buffer.to_local() if isinstance(buffer, DTensor) else buffer).copy_(built[name])

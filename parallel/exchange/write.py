@@ -1,0 +1,162 @@
+"""The writing of a rank's part of an update: local - global of the boxes that it owns, block by block.
+
+    shard - box of the version's file  -->  [codec]  -->  bytes of the part, hashed as they are written
+
+The bytes of the pieces follow each other in canonical order. Differences, roundings and refusals are those of
+`local_training.parameters.update_of`, so the parts of all ranks together have the values of one process's update.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from atoll.aggregation.codecs.chunks import encode_chunks, encoded_bytes
+from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS, Codec
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.tensors.box_reader import BoxReader
+from atoll.aggregation.tensors.layout import FLOATS, Piece, pieces_in_order
+from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
+from atoll.parallel.exchange.load import check_shares
+from atoll.parallel.exchange.shares import Share
+from atoll.parallel.local_training.parameters import integer_difference
+from atoll.parallel.task.arrays import ALLOWED
+from atoll.parallel.task.errors import NotFinite
+
+CODEC_STREAM = 1
+"""The stream of the codec's random numbers, beside that of the training with the same seed."""
+
+BLOCK_ELEMENTS = 4 * CHUNK_ELEMENTS
+"""Number of elements of a block, a whole number of a codec's chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """The codec of an update's floats."""
+
+    codec: str = ""
+    """Its name; empty: none."""
+    seed: int = 0
+    """The seed of the training."""
+    part: int = 0
+    """The number of this part: parts draw different numbers."""
+    plain: Collection[str] = ()
+    """Names of float tensors that are not encoded: buffers, and those beside the model."""
+
+
+def write_part(
+    mine: Sequence[Share],
+    version: Path,
+    out: Path,
+    encoding: Encoding = Encoding(),
+) -> tuple[Piece, ...]:
+    """Write the file of this rank's part of the update.
+
+    Memory: a few blocks. No communication.
+
+    Args:
+        mine: the boxes that this rank owns (`shares.owned`), after the training.
+        version: the file from which they were loaded.
+        out: of the part; it is overwritten, and durable on return.
+        encoding: the codec.
+
+    Returns:
+        The pieces, in the order of their bytes, with their digests.
+
+    Raises:
+        NotFinite: tensors have NaN or infinite values, or values that the codec cannot take; with their names.
+        TaskMismatch: the file does not belong to the model.
+        ValueError: a difference of two integers does not fit int64.
+        OSError: a file cannot be read or written.
+    """
+    layout, data_start = parse_header(version)
+    check_shares(mine, layout, str(version))
+    pieces, wrong = [], []
+    rng = np.random.default_rng([encoding.seed, CODEC_STREAM, encoding.part])
+    with (
+        BoxReader(version, layout, data_start, [share.piece for share in mine]) as reader,
+        out.open("wb") as file,
+        torch.no_grad(),
+    ):
+        for box in _boxes(mine, reader, encoding):
+            try:
+                pieces.append(box.written(file, rng))
+            except NotFinite as fault:
+                wrong.append(str(fault))
+        file.flush()
+        os.fsync(file.fileno())
+    if wrong:
+        raise NotFinite("; ".join(wrong))
+    return tuple(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """One box of the update."""
+
+    piece: Piece
+    """The piece as it is stored, without its digest."""
+    blocks: Callable[[], Iterator[np.ndarray[Any, Any]]]
+    """() -> local - global, in C order; blocks of `BLOCK_ELEMENTS`, but the last."""
+
+    def written(self, file: BinaryIO, rng: np.random.Generator) -> Piece:
+        """Write the box; return its piece with the digest."""
+        digest, dtype = hashlib.sha256(), NUMPY_DTYPES[self.piece.dtype]
+        codec = parse_codec(self.piece.codec) if self.piece.codec else None
+        for block in self.blocks():
+            if not np.isfinite(block).all():
+                raise NotFinite(f"the update has NaN or infinite values in {self.piece.tensor}")
+            for data in _encoded(codec, block, rng, self.piece) if codec else (block.astype(dtype, copy=False).data,):
+                digest.update(data)
+                file.write(data)
+        return replace(self.piece, sha256=digest.hexdigest())
+
+
+def _encoded(codec: Codec, block: np.ndarray[Any, Any], rng: np.random.Generator, piece: Piece) -> Iterator[bytes]:
+    try:
+        yield from encode_chunks(codec, block.size, lambda start, stop: block[start:stop], rng)
+    except ValueError as fault:
+        raise NotFinite(f"the update cannot be encoded: tensor {piece.tensor!r}, {fault}") from fault
+
+
+def _boxes(mine: Sequence[Share], reader: BoxReader, encoding: Encoding) -> list[_Box]:
+    """Return the boxes in the canonical order of their pieces."""
+    codec = parse_codec(encoding.codec) if encoding.codec else None
+    found, begin = [], 0
+    for share in mine:
+        piece = share.piece
+        if piece.dtype in FLOATS:
+            if codec is not None and share.name not in encoding.plain:
+                size = encoded_bytes(codec, piece.num_elements)
+                piece = replace(piece, codec=codec.name, encoded_bytes=size) if size < piece.num_bytes else piece
+            found.append(_Box(piece, partial(_differences, share, reader, begin)))
+        else:  # their difference decides about the dtype, so about the order
+            whole = _integers(share, reader, begin)
+            found.append(_Box(replace(piece, dtype=ALLOWED[whole.dtype]), partial(iter, [whole])))
+        begin += share.piece.num_bytes
+    order = {piece: place for place, piece in enumerate(pieces_in_order(box.piece for box in found))}
+    return sorted(found, key=lambda box: order[box.piece])
+
+
+def _differences(share: Share, reader: BoxReader, begin: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield local - global of a float box: see `parameters.update_of`."""
+    local, flat = share.local, share.local.reshape(-1)
+    exact = torch.promote_types(local.dtype, torch.float32)
+    for start in range(0, flat.numel(), BLOCK_ELEMENTS):
+        now = flat[start : start + BLOCK_ELEMENTS].to("cpu", exact)
+        data = reader.read(begin + 4 * start, begin + 4 * (start + now.numel()))
+        before = torch.from_numpy(np.frombuffer(bytearray(data), np.float32)).to(local.dtype).to(exact)
+        yield (now - before).to(torch.float32).numpy()
+
+
+def _integers(share: Share, reader: BoxReader, begin: int) -> np.ndarray[Any, Any]:
+    dtype = NUMPY_DTYPES[share.piece.dtype]
+    before = np.frombuffer(reader.read(begin, begin + share.piece.num_bytes), dtype)
+    now = share.local.reshape(-1).cpu()
+    return integer_difference(share.name, (now.to(torch.uint8) if now.dtype == torch.bool else now).numpy(), before)

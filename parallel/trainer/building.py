@@ -1,0 +1,110 @@
+"""The model of a training with its first values: whole in one process and under DDP, shares alone on a sharded mesh."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.engine.axes import Axes
+from atoll.parallel.engine.blank import give_memory
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.ties import tied_names
+from atoll.parallel.exchange.initial import Blank, NotRepeatable, blank_of, fill
+from atoll.parallel.exchange.shares import shares_of
+from atoll.parallel.exchange.start import start_shares
+from atoll.parallel.local_training.parameters import forms_of, value_faults
+from atoll.parallel.local_training.training import seed_everything
+from atoll.parallel.local_training.warm_start import Aliases, Start, StartRefused, start_model
+from atoll.parallel.trainer.job import Job, JobRefused
+
+
+@dataclass(slots=True)
+class Built:
+    """A model before the engine takes it over."""
+
+    model: nn.Module
+    tied: list[list[str]]
+    """The names of its tied parameters (`engine.ties.tied_names`)."""
+    note: str = ""
+    """The tensors that have not started from the given file."""
+    blank: Blank | None = None
+    """The blank model, whose values come once it is sharded; None: they are there."""
+    aliases: Aliases = field(default_factory=dict)
+    start: Start | None = None
+    """The file from which a blank model starts."""
+    forms: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    """Shape and dtype of each tensor that travels, of a blank model."""
+
+
+def build(job: Job, start: Start | None) -> Built:
+    """Build a job's model: blank where the plan divides it, else with its values.
+
+    Raises:
+        JobRefused: values are not finite, or the file of the start does not fit.
+    """
+    if _is_divided(job.plan):
+        try:
+            blank = blank_of(_seeded(job))
+        except (RuntimeError, NotImplementedError):
+            pass  # its code needs the values of its parameters: each rank builds all of it
+        else:
+            model, tied = blank.model, tied_names(blank.model)
+            aliases = {names[0]: names for names in tied}
+            return Built(model, tied, blank=blank, aliases=aliases, start=start, forms=forms_of(model))
+    model = _seeded(job)()
+    if faults := value_faults(model):
+        raise JobRefused("; ".join(faults))
+    try:
+        note = "" if start is None else start_model(model, start)
+    except (StartRefused, OSError) as error:
+        raise JobRefused(f"train.start: {error}") from error
+    return Built(model, tied_names(model), note)
+
+
+def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes | None, device: torch.device) -> None:
+    """Give the parts of a blank model memory and their first values; every rank must call it.
+
+    Raises:
+        JobRefused: a rank cannot: values are not finite, the file does not fit, or the model is built in another way
+            each time; on every rank.
+    """
+    if built.blank is None:
+        return
+    give_memory(parts, "cpu" if job.plan.offload else device)
+    ranks, faults = Ranks(), list[str]()
+    try:
+        shares = shares_of(parts, axes, built.tied)
+        fill(shares, parts, built.blank, _seeded(job))
+        faults += [
+            f"{share.name} starts with NaN or infinite values, and only finite numbers can be trained"
+            for share in shares
+            if share.local.is_floating_point() and not torch.isfinite(share.local).all()
+        ]
+        if built.start is not None:
+            built.note, of_start = start_shares(shares, built.forms, built.aliases, built.start)
+            faults += [f"train.start: {fault}" for fault in of_start]
+    except (StartRefused, OSError) as error:
+        faults.append(f"train.start: {error}")
+    except NotRepeatable as error:
+        faults.append(f"the model cannot be built by shares: {error}; draw and fill its parameters alike each time")
+    try:
+        ranks.raise_if_any(faults, JobRefused)
+    finally:
+        ranks.close()
+
+
+def _is_divided(plan: Plan) -> bool:
+    return plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1
+
+
+def _seeded(job: Job) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        seed_everything(job.config.seed)
+        model = job.task.model()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
+        return model
+
+    return make

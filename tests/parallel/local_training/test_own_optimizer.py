@@ -1,0 +1,164 @@
+"""A local optimizer of a user's own: what it is called with, what it may be, and how each mistake is told."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from atoll import Local, Task
+from atoll.parallel.local_training.training import make_optimizer, train_locally
+from atoll.parallel.task.context import context_of, within
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.overrides import OverridesRefused
+from atoll.parallel.trainer.config import TrainConfig
+from atoll.parallel.trainer.recipe import make_recipe
+from atoll.parallel.worker.model_bench import ModelBench
+from atoll.parallel.worker.operations import Operations
+from tests.protocol.packages import LION, install
+
+MODULE: dict[str, Any] = {}
+exec(LION, MODULE)
+Lion: Any = MODULE["Lion"]
+
+
+def examples(site: str, split: str) -> TensorDataset:
+    inputs = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(inputs, (inputs.sum(1, keepdim=True) > 0).float())
+
+
+def task(optimizer: Any, **local: Any) -> Task:
+    return Task(
+        model=lambda: torch.nn.Linear(3, 1),
+        data=examples,
+        sites=["a"],
+        loss=torch.nn.functional.binary_cross_entropy_with_logits,
+        local=Local(**{"optimizer": optimizer, "lr": 0.01, "shuffle": False, "batch_size": 5, **local}),
+        options={"beta": 0.8},
+    )
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(()))]
+
+
+def test_the_steps_are_those_of_its_formula() -> None:
+    """Lion: w <- w - lr (sign(b1 m + (1 - b1) g) + decay w), m <- b2 m + (1 - b2) g; Chen et al. 2023, Algorithm 2."""
+    made, model = task(Lion, weight_decay=0.1), torch.nn.Linear(3, 1).double()
+    twin = [p.detach().clone() for p in model.parameters()]
+    momenta = [torch.zeros_like(p) for p in twin]
+    inputs, targets = (tensor.double() for tensor in examples("a", "train").tensors)
+    data = TensorDataset(inputs, targets)
+    train_locally(made, model, data, made.local, seed=3)
+    for begin in range(0, 20, 5):
+        weight, bias = (p.requires_grad_() for p in twin)
+        outputs = inputs[begin : begin + 5] @ weight.T + bias
+        grads = torch.autograd.grad(made.loss(outputs, targets[begin : begin + 5]), [weight, bias])
+        for place, (p, g) in enumerate(zip(twin, grads, strict=True)):
+            p = p.detach()
+            twin[place] = p - 0.01 * (torch.sign(0.9 * momenta[place] + 0.1 * g) + 0.1 * p)
+            momenta[place] = 0.99 * momenta[place] + 0.01 * g
+    for found, expected in zip(model.parameters(), twin, strict=True):
+        torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_called_with_the_rate_and_with_what_is_not_zero() -> None:
+    calls: list[dict[str, Any]] = []
+
+    def kept(given: Any, **named: Any) -> torch.optim.Optimizer:
+        calls.append(named)
+        return torch.optim.SGD(given, **named)
+
+    for local in ({}, {"momentum": 0.5}, {"momentum": 0.5, "weight_decay": 0.1, "lr": 1}):
+        make_optimizer(Local(**{"optimizer": kept, "lr": 0.2, **local}), parameters())
+    assert calls == [{"lr": 0.2}, {"lr": 0.2, "momentum": 0.5}, {"lr": 1, "momentum": 0.5, "weight_decay": 0.1}]
+    local = Local(optimizer=functools.partial(torch.optim.SGD, nesterov=True, momentum=0.9))
+    assert make_optimizer(local, parameters()).defaults["nesterov"]
+    assert local.optimizer_name == "partial"
+    assert Local(optimizer=Lion).optimizer_name == "Lion"
+
+
+def test_it_may_take_the_context_with_the_options_of_the_run() -> None:
+    def of_run(given: Any, lr: float, context: Any) -> torch.optim.Optimizer:
+        return Lion(given, lr, betas=(context.options["beta"], 0.99))
+
+    made = task(of_run)
+    bench = ModelBench(made, {"site": "a", "local": {"task.beta": 0.7}})
+    assert bench.num_examples() == 20
+    with within(context_of(made)):
+        assert make_optimizer(made.local, parameters()).defaults["betas"] == (0.8, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "told"),
+    [
+        (lambda given, lr: None, r"<lambda>: made an object of the type NoneType; allowed: a torch.optim.Optimizer"),
+        (lambda given, lr: 1 / 0, "<lambda>: ZeroDivisionError: division by zero"),
+        (lambda given: None, "<lambda>: TypeError: .*unexpected keyword argument 'lr'"),
+        (lambda given, lr: torch.optim.SGD(parameters(), lr), "<lambda>: has other parameters than those"),
+        (
+            torch.optim.LBFGS,
+            r"LBFGS: its step takes no call without arguments \(missing a required argument: 'closure'",
+        ),
+        (lambda given, lr: exit(3), "<lambda>: SystemExit: 3"),
+    ],
+)
+def test_what_makes_no_optimizer_is_told_before_a_round(optimizer: Any, told: str) -> None:
+    for request in ({"site": "a"}, {}):
+        with pytest.raises(TaskBroken, match=f"^local.optimizer: .*{told}"):
+            ModelBench(task(optimizer), request)
+
+
+def test_it_goes_with_no_algorithm_that_counts_steps_of_sgd() -> None:
+    for algorithm in ("fednova", "scaffold"):
+        with pytest.raises(TaskBroken, match=r"local.optimizer must be 'sgd' \(.*\), got 'Lion'"):
+            ModelBench(task(Lion), {"algorithm": algorithm})
+
+
+def test_a_centralized_training_asks_for_one_of_its_own() -> None:
+    local = task(Lion).local
+    with pytest.raises(ValueError, match=r"train.optimizer: absent, and local.optimizer is Lion.*allowed: sgd, adam"):
+        make_recipe(local, TrainConfig(), num_examples=20, num_ranks=1)
+    recipe = make_recipe(local, TrainConfig(optimizer="adam"), num_examples=20, num_ranks=1)
+    assert recipe.optimizer.name == "adam"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"atoll.local_optimizers": {"lion": "acme_lion:Lion", "sgd": "acme_lion:Lion", "gone": "acme_lion:Gone"}}
+    install(tmp_path, "acme-lion", modules={"acme_lion": LION}, points=points)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_run_names_an_installed_package_s_optimizer() -> None:
+    local = Local().with_overrides({"optimizer": "lion", "lr": 0.01})
+    assert local.optimizer == "lion" == local.optimizer_name
+    assert type(make_optimizer(local, parameters())).__name__ == "Lion"
+    assert type(make_optimizer(Local(), parameters())) is torch.optim.SGD, "a built-in name stays what it is"
+    with pytest.raises(TaskBroken, match=r"local.optimizer: gone: AttributeError: module 'acme_lion' has no"):
+        make_optimizer(Local(optimizer="gone"), parameters())
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", ["acme_lion:Lion", "os:system", "path/to/file.py:Lion", "lions", "", 7])
+def test_a_run_names_nothing_else(name: Any) -> None:
+    """A reference that comes over the wire is never resolved."""
+    with pytest.raises(OverridesRefused, match=r"local.optimizer: (must be one of sgd, adam|expected str)"):
+        Local().with_overrides({"optimizer": name})
+    with pytest.raises(ValueError, match=r"local\.optimizer"):
+        Local(optimizer=name)
+
+
+def test_a_site_without_the_package_reports_the_name() -> None:
+    request = {"op": "load", "task": f"{__file__}:by_default", "site": "a", "local": {"optimizer": "lion"}}
+    answer = Operations().answer(request, Deadline.never())
+    assert answer["error"] == "task_broken"
+    assert "a name that one installed package declares (`atoll plugins`)" in answer["detail"]
+    assert "got 'lion'" in answer["detail"]
+
+
+by_default = task("sgd")
