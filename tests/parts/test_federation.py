@@ -7,7 +7,7 @@ import pytest
 
 from atoll.cli.runs import admin
 from atoll.protocol.vocabulary import RunState
-from atoll.server.journal.state_directory import running_coordinator
+from atoll.server.journal.holder import running_coordinator
 from benchmarks.dividing import VARIABLE
 from tests.federation.processes import federation
 
