@@ -4,7 +4,8 @@
 
 A coordinator and three agents are real processes; the updates are known to the bit. First comes an undisturbed run,
 then one run for each step of `protocol/crash_points.py`, in which a process kills itself there and is restarted, then
-runs in which processes are killed from outside. Every run must finish. The figures:
+runs in which processes are killed from outside. In some of the runs every agent sends its update in parts (`+ parts`),
+which must give the bits of the whole updates. Every run must finish. The figures:
 
     lost        updates that were accepted, by the records at any time or by an agent's log, and are in no committed
                 model, without a record of the reason
@@ -21,7 +22,7 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,32 @@ COUNTS = {
 }
 """The visits that are tested, for some steps; every other step is tested at its first and second visit."""
 
-QUICK = ("journal.after_write:3", "upload.mid_chunk:2", "aggregate.mid_fold:2", "agent.uploading:2")
+PARTED = {
+    "upload.mid_chunk": (2, 7),
+    "upload.before_check": (1, 5),
+    "upload.part_kept": (1, 2, 4, 9, 12),
+    "upload.before_accept": (1, 3),
+    "journal.before_write": (8,),
+    "journal.after_write": (8,),
+    "agent.part_written": (1, 2, 4, 6),
+    "agent.root_spooled": (1, 2),
+    "agent.spooled": (1, 2),
+    "agent.uploading": (2, 5),
+    "agent.uploaded": (1, 3, 4),
+    "agent.answered": (1, 2),
+}
+"""The visits that are tested with updates in parts: whatever happens between an update and its verdict."""
+
+DIVIDED, IN_PARTS = "rows:4", " + parts"
+ONLY_IN_PARTS = ("upload.part_kept", "agent.part_written", "agent.root_spooled")
+
+QUICK = (
+    "journal.after_write:3",
+    "upload.mid_chunk:2",
+    "aggregate.mid_fold:2",
+    "agent.uploading:2",
+    "upload.part_kept:2",
+)
 NUM_KILLS, NUM_KILLS_QUICK = 200, 6
 KILLS_A_RUN = 6
 PAUSE_S = (0.05, 2.0)
@@ -100,19 +126,22 @@ def undisturbed(shape: Shape) -> dict[int, str]:
     return federation.end.models
 
 
-def at_step(tally: Tally, crash_at: str, shape: Shape) -> None:
+def at_step(tally: Tally, planned: str, shape: Shape) -> None:
     """Run with one death at a crash point."""
+    crash_at = planned.removesuffix(IN_PARTS)
+    if planned != crash_at or crash_at.partition(":")[0] in ONLY_IN_PARTS:
+        shape, planned = replace(shape, divided=DIVIDED), crash_at + IN_PARTS
     who = SITES[0] if crash_at.startswith("agent.") else COORDINATOR
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         federation = Federation(Path(folder), shape, (who, crash_at))
         try:
             verdict = federation.run()
         except NotMeasured as error:
-            tally.failed(crash_at, error)
+            tally.failed(planned, error)
             return
     if not federation.num_kills:
-        tally.not_reached.append(crash_at)
-    tally.add(crash_at, federation, verdict)
+        tally.not_reached.append(planned)
+    tally.add(planned, federation, verdict)
 
 
 def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
@@ -122,7 +151,7 @@ def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
         number += 1
         rng, name = random.Random(f"{seed}/{number}"), f"seed {seed}, run {number}"
         with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-            federation = Federation(Path(folder), shape)
+            federation = Federation(Path(folder), replace(shape, divided=DIVIDED if number % 2 == 0 else ""))
             try:
                 verdict = federation.run(Killer(rng, min(KILLS_A_RUN, num_kills - done), PAUSE_S))
             except NotMeasured as error:
@@ -135,7 +164,8 @@ def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
 def schedule() -> list[str]:
     """Return every tested visit of every step."""
     steps = [step for step, _ in STEPS if not step.startswith("rank.")]  # tests/federation/test_ranks.py kills ranks
-    return [f"{step}:{count}" for step in steps for count in COUNTS.get(step, (1, 2))]
+    whole = [f"{step}:{n}" for step in steps if step not in ONLY_IN_PARTS for n in COUNTS.get(step, (1, 2))]
+    return whole + [f"{step}:{n}{IN_PARTS}" for step, visits in PARTED.items() for n in visits]
 
 
 def main() -> int:
@@ -146,7 +176,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few steps, and one run of kills from outside")
     parser.add_argument("--kills", type=int, help="number of kills from outside, at random times")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random times")
-    parser.add_argument("--only", nargs="+", metavar="STEP", help="test only these steps (step or step:n)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="STEP",
+        help="test only these steps (step, step:n, or either followed by ' + parts')",
+    )
     arguments = parser.parse_args()
     default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
     num_kills = default if arguments.kills is None else arguments.kills

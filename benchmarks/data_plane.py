@@ -165,6 +165,11 @@ class Ours:
         seconds = json.loads(self._clients.ask(way))["all"]
         side.add(way, seconds, self.usage.cpu_s + self._clients.usage.cpu_s - before)
 
+    def upload(self, num_parts: int) -> float:
+        """Upload in parts, 0: as a whole, and return the seconds."""
+        seconds: float = json.loads(self._clients.ask(f"up {num_parts}"))["all"]
+        return seconds
+
     @property
     def usage(self) -> Usage:
         """Return the resources that the coordinator has used."""

@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from atoll.protocol import crash_points
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.holder import running_coordinator
+from benchmarks.dividing import VARIABLE
 from benchmarks.evidence import Ledger, Promise, Verdict, accepted_in_logs, judge, look
 from benchmarks.members import equip
 from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, free_address
@@ -31,6 +33,7 @@ class Shape:
     num_elements: int = 750_000  # 3 MB: three chunks, and a fold of three blocks
     train_s: float = 0.05
     upload_limit: int = 20_000_000  # bytes per second: an upload is under way for a good part of a round
+    divided: str = ""  # kind and number of the parts of each update, as in `benchmarks.dividing`
 
 
 @dataclass(slots=True)
@@ -115,7 +118,11 @@ class Federation:
         }
         if self.crash_at is not None and self.crash_at[0] == name:
             environment[crash_points.VARIABLE] = self.crash_at[1]
-        processes.start(name, self._command(name), environment)
+        command = self._command(name)
+        if self.shape.divided and name != COORDINATOR:
+            environment[VARIABLE] = self.shape.divided
+            command = [sys.executable, "-m", "benchmarks.dividing", *command[1:]]
+        processes.start(name, command, environment)
 
     def _command(self, name: str) -> list[str]:
         if name == COORDINATOR:

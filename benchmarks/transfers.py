@@ -4,18 +4,21 @@
 
 Each client has a control stream and, once invited, downloads the version into its model cache (each piece checked by
 its SHA-256) and uploads an update of the version's size, from a file that all clients share, until the verdict. The
-process reads `invited`, `down` and `up` from standard input, does this for all clients at once, and prints the
-durations as a line of JSON.
+process reads `invited`, `down`, `up` and `up N` (in N parts) from standard input, does this for all clients at once,
+and prints the durations as a line of JSON.
 """
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -23,13 +26,15 @@ import numpy as np
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.model_cache import ModelCache
-from atoll.client.disk.spool import Entry
+from atoll.client.disk.spool import Entry, EntryPart
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.download import download
+from atoll.client.wire.part_uploads import verdict_on
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, digest_of, parse_version
+from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.protocol.wire.allocator import keep_freed_memory
@@ -64,6 +69,19 @@ class Material:
                 pieces.append(with_changes(piece, sha256=digest.hexdigest()))
             os.fsync(file.fileno())
         self.pieces = tuple(pieces)
+
+    def parts(self, count: int) -> tuple[tuple[PartManifest, int], ...]:
+        """Return the file's pieces in parts of about one size, each with the position of its first byte."""
+        if not count:
+            return ()
+        total, position = sum(piece.num_bytes for piece in self.pieces), 0
+        groups: list[list[Piece]] = [[] for _ in range(count)]
+        for piece in self.pieces:
+            groups[min(count - 1, position * count // total)].append(piece)
+            position += piece.num_bytes
+        parts = [PartManifest(index, tuple(group)) for index, group in enumerate(groups)]
+        begins = itertools.accumulate((part.num_bytes for part in parts), initial=0)
+        return tuple(zip(parts, begins, strict=False))
 
 
 @dataclass
@@ -111,18 +129,23 @@ class Client:
         run_id, digest = RunId(self.invite.run_id), Digest(self.invite.model_digest)
         if self._tidying is not None:
             await self._tidying
-        partial = self._cache.begin(digest, self._version, reuse=False)
+        copy = self._cache.begin(digest, self._version, reuse=False)
         begun = time.perf_counter()
-        partial.resume()
-        while not partial.is_complete:
-            await download(self._link.connection, run_id, digest, partial)
-        self._cache.finish(digest, self._version, partial)
+        copy.resume()
+        while not copy.is_complete:
+            await download(self._link.connection, run_id, digest, copy)
+        self._cache.finish(digest, self._version, copy)
         seconds = time.perf_counter() - begun
         self._tidying = asyncio.ensure_future(on_thread(None, self._cache.tidy))  # while it trains, as an agent does
         return seconds
 
-    async def up(self) -> float:
-        """Upload, and return the seconds until the acceptance."""
+    async def up(self, num_parts: int = 0) -> float:
+        """Upload, and return the seconds until the acceptance.
+
+        Args:
+            num_parts: the number of parts, each on its own stream; 0: the update is sent as a whole.
+        """
+        parts = self.material.parts(num_parts)
         manifest = UpdateManifest(
             run_id=RunId(self.invite.run_id),
             round_id=RoundId(self.invite.round_id),
@@ -131,13 +154,16 @@ class Client:
             base_digest=Digest(self.invite.model_digest),
             num_examples=1,
             work=1.0,
-            pieces=self.material.pieces,
+            pieces=() if parts else self.material.pieces,
+            parts=tuple(part.listed for part, _ in parts),
         )
         encoded = manifest.encode()
         entry = Entry(self.material.path, encoded, digest_of(encoded), 0, manifest.num_bytes, {}, 0.0, 0.0)
+        contents = [EntryPart(entry.path, part.encode(), part.num_bytes, begin) for part, begin in parts] or [None]
         begun = time.perf_counter()
         async with self._link.calls() as stub:
-            verdict = await upload(stub, entry, Pace(0), is_first_attempt=False)
+            send = partial(upload, stub, entry, Pace(0), is_first_attempt=False)
+            verdict = await verdict_on([partial(send, part=content) for content in contents])
         if not verdict.accepted:
             raise RuntimeError(f"{self.name}: {verdict.reason}: {verdict.detail}")
         return time.perf_counter() - begun
@@ -148,7 +174,11 @@ class Client:
         await self._link.close()
 
 
-WAYS = {"invited": Client.invited, "down": Client.down, "up": Client.up}
+WAYS: dict[str, Callable[..., Awaitable[float]]] = {
+    "invited": Client.invited,
+    "down": Client.down,
+    "up": Client.up,
+}
 
 
 async def main() -> None:
@@ -168,7 +198,8 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
     while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
         begun = time.perf_counter()
-        seconds = await asyncio.gather(*(WAYS[line](client) for client in clients))
+        way, *numbers = line.split()
+        seconds = await asyncio.gather(*(WAYS[way](client, *map(int, numbers)) for client in clients))
         print(json.dumps({"each": seconds, "all": time.perf_counter() - begun}), flush=True)
     await asyncio.gather(*(client.leave() for client in clients))
 

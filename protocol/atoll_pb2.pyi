@@ -368,7 +368,7 @@ class UploadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[UploadOpen, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class UploadOpen(_message.Message):
-    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data", "metrics", "min_sites")
+    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data", "metrics", "min_sites", "part")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +383,7 @@ class UploadOpen(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MIN_SITES_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     statistics: _containers.MessageMap[str, Statistics]
     download_seconds: float
@@ -390,7 +391,8 @@ class UploadOpen(_message.Message):
     data: bytes
     metrics: str
     min_sites: int
-    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ..., metrics: _Optional[str] = ..., min_sites: _Optional[int] = ...) -> None: ...
+    part: bytes
+    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ..., metrics: _Optional[str] = ..., min_sites: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("position", "data")
@@ -401,14 +403,16 @@ class Chunk(_message.Message):
     def __init__(self, position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadReply(_message.Message):
-    __slots__ = ("position", "verdict", "window")
+    __slots__ = ("position", "verdict", "kept", "window")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     position: int
     verdict: Verdict
+    kept: bool
     window: int
-    def __init__(self, position: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., window: _Optional[int] = ...) -> None: ...
+    def __init__(self, position: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., kept: bool = ..., window: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("accepted", "reason", "detail", "resend")
@@ -577,10 +581,12 @@ class Refusal(_message.Message):
     def __init__(self, detail: _Optional[str] = ..., is_revoked: bool = ...) -> None: ...
 
 class OpenedUpdate(_message.Message):
-    __slots__ = ("verdict",)
+    __slots__ = ("verdict", "may_omit")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    MAY_OMIT_FIELD_NUMBER: _ClassVar[int]
     verdict: Verdict
-    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...
+    may_omit: bool
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ..., may_omit: bool = ...) -> None: ...
 
 class SubmittedUpdate(_message.Message):
     __slots__ = ("opened", "rank", "meta", "reason", "detail")

@@ -11,6 +11,9 @@ ManifestError.
                "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...],
                "normalizer","effective_steps"}    both of FedNova, each only when it is not 1
 
+An update of several parts has "parts":[{"num_bytes","plain_bytes","sha256"}, ...] instead of "pieces": see
+`part_manifest`.
+
 `aggregation/tensors/pieces` cuts a version's tensors into pieces, each with a SHA-256; an update's client chooses its
 pieces itself.
 
@@ -22,9 +25,8 @@ precisely what it refuses; here they only have to be numbers.
 
 import hashlib
 import json
-from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
@@ -40,6 +42,7 @@ from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pie
 from atoll.protocol.strict_json import (
     INT64_MAX,
     ManifestError,
+    check_canonical,
     constant,
     fields_of,
     finite,
@@ -61,6 +64,9 @@ MANIFEST_BYTES_MAX = MESSAGE_BYTES_MAX - 256 * 1024
 """Largest manifest [bytes]; it travels in one message, beside an update's statistics."""
 
 PIECES_MAX = 65_536
+PARTS_MAX = 1024
+"""Largest number of parts of an update: the number of ranks over which a client may shard its model."""
+
 DIMS_MAX = 8
 BYTES_MAX = 2**50
 """Largest size of all pieces together, and of every size and offset [bytes]: far below the range of int64."""
@@ -135,12 +141,24 @@ class VersionManifest:
             }
             for tensor, model_dtype in zip(self.layout, self.model_dtypes, strict=True)
         ]
-        return _canonical({"format": FORMAT, "kind": "version", "piece_bytes": self.piece_bytes, "tensors": tensors})
+        return canonical({"format": FORMAT, "kind": "version", "piece_bytes": self.piece_bytes, "tensors": tensors})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an update, as the update's manifest lists it."""
+
+    num_bytes: int
+    """Size of its pieces as they are sent [bytes]."""
+    plain_bytes: int
+    """Their size without a codec [bytes]."""
+    sha256: str
+    """SHA-256 of the part's own manifest (`part_manifest.PartManifest`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateManifest:
-    """The manifest of an update: its client, round, base version, number of examples, work, and pieces."""
+    """The manifest of an update: its client, round, base version, number of examples, work, and pieces or parts."""
 
     run_id: RunId
     round_id: RoundId
@@ -154,20 +172,23 @@ class UpdateManifest:
     """FedNova's ‖a‖₁, which divides the trained floats."""
     effective_steps: float = 1.0
     """This update's contribution to FedNova's τ_eff."""
+    parts: tuple[Part, ...] = ()
+    """The parts, in order; then `pieces` is empty. Default: the update is sent as a whole."""
     num_bytes: int = field(init=False, repr=False, compare=False)
     """Size of the pieces as they are sent [bytes]; computed once, for every chunk of an upload needs it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_bytes", sum(piece.num_bytes for piece in self.pieces))
+        assert not (self.pieces and self.parts)
+        object.__setattr__(self, "num_bytes", sum(item.num_bytes for item in self.parts or self.pieces))
 
     @property
     def plain_bytes(self) -> int:
         """Size of the update without a codec [bytes]."""
-        return sum(piece.plain_bytes for piece in self.pieces)
+        return sum(item.plain_bytes for item in self.parts or self.pieces)
 
     @property
     def codecs(self) -> frozenset[str]:
-        """Names of the codecs of its pieces; empty for a plain update."""
+        """Names of the codecs of its pieces; empty for a plain update, and for one of parts, which have them."""
         return frozenset(piece.codec for piece in self.pieces if piece.codec)
 
     @property
@@ -177,18 +198,7 @@ class UpdateManifest:
 
     def encode(self) -> bytes:
         """Return the canonical bytes."""
-        pieces = [
-            {
-                "tensor": piece.tensor,
-                "dtype": piece.dtype,
-                "offsets": piece.offsets,
-                "lengths": piece.lengths,
-                "sha256": piece.sha256,
-                **({"codec": piece.codec, "num_bytes": piece.encoded_bytes} if piece.codec else {}),
-            }
-            for piece in self.pieces
-        ]
-        return _canonical(
+        return canonical(
             {
                 "format": FORMAT,
                 "kind": "update",
@@ -199,10 +209,25 @@ class UpdateManifest:
                 "base_digest": self.base_digest,
                 "num_examples": self.num_examples,
                 "work": self.work,
-                "pieces": pieces,
+                **({"parts": list(map(asdict, self.parts))} if self.parts else {"pieces": encoded_pieces(self.pieces)}),
             }
             | {name: value for name in _STEPS_KEYS if (value := getattr(self, name)) != 1.0}
         )
+
+
+def encoded_pieces(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
+    """Return the pieces of an update or of a part as the manifest has them."""
+    return [
+        {
+            **({"codec": piece.codec, "num_bytes": piece.encoded_bytes} if piece.codec else {}),
+            "dtype": piece.dtype,
+            "lengths": piece.lengths,
+            "offsets": piece.offsets,
+            "sha256": piece.sha256,
+            "tensor": piece.tensor,
+        }
+        for piece in pieces
+    ]
 
 
 def digest_of(manifest: bytes) -> Digest:
@@ -230,7 +255,7 @@ def parse_version(data: bytes) -> VersionManifest:
         pieces += of_tensor
     _check_together(tuple(pieces), "tensors")
     manifest = VersionManifest(tuple(layout), tuple(pieces), piece_bytes, tuple(model_dtypes))
-    _check_canonical(manifest.encode(), data)
+    check_canonical(manifest.encode(), data)
     return manifest
 
 
@@ -242,7 +267,8 @@ def parse_update(data: bytes) -> UpdateManifest:
     """
     document = read_object(data, num_bytes_max=MANIFEST_BYTES_MAX)
     given = _STEPS_KEYS & document.keys()
-    fields = fields_of(document, "manifest", keys=_UPDATE_KEYS | given)
+    content = "parts" if "parts" in document else "pieces"
+    fields = fields_of(document, "manifest", keys=_UPDATE_KEYS | given | {content})
     constant(fields["format"], "format", expected=FORMAT)
     constant(fields["kind"], "kind", expected="update")
     manifest = UpdateManifest(
@@ -253,22 +279,49 @@ def parse_update(data: bytes) -> UpdateManifest:
         base_digest=Digest(sha256_hex(fields["base_digest"], "base_digest")),
         num_examples=integer(fields["num_examples"], "num_examples", low=-INT64_MAX - 1, high=INT64_MAX),
         work=finite(fields["work"], "work"),
-        pieces=tuple(
-            _piece(item, f"pieces[{index}]")
-            for index, item in enumerate(items_of(fields["pieces"], "pieces", num_max=PIECES_MAX))
-        ),
+        pieces=read_pieces(fields["pieces"]) if content == "pieces" else (),
+        parts=_parts(fields["parts"]) if content == "parts" else (),
         **{name: within(fields[name], name, low=1.0, high=NORMALIZER_MAX) for name in given},
     )
-    _check_together(manifest.pieces, "pieces")
-    _check_canonical(manifest.encode(), data)
+    check_canonical(manifest.encode(), data)
     return manifest
+
+
+def read_pieces(value: object) -> tuple[Piece, ...]:
+    """Read the pieces of an update or of a part; raises as `parse_update`."""
+    items = items_of(value, "pieces", num_max=PIECES_MAX)
+    pieces = tuple(_piece(item, f"pieces[{index}]") for index, item in enumerate(items))
+    _check_together(pieces, "pieces")
+    return pieces
+
+
+def _parts(value: object) -> tuple[Part, ...]:
+    parts: list[Part] = []
+    for index, item in enumerate(items_of(value, "parts", num_max=PARTS_MAX)):
+        path = f"parts[{index}]"
+        fields = fields_of(item, path, keys=_PART_KEYS)
+        num_bytes, plain_bytes = (
+            integer(fields[name], f"{path}.{name}", low=0, high=BYTES_MAX) for name in ("num_bytes", "plain_bytes")
+        )
+        parts.append(Part(num_bytes, plain_bytes, sha256_hex(fields["sha256"], f"{path}.sha256")))
+    if not parts:
+        refuse("parts", len(parts), f"1 to {PARTS_MAX}")
+    if len({part.sha256 for part in parts}) < len(parts):  # each manifest has its part's index
+        raise ManifestError("parts: one manifest is listed twice; allowed: each once")
+    if (total := sum(max(part.num_bytes, part.plain_bytes) for part in parts)) > BYTES_MAX:
+        raise ManifestError(f"parts: {count_of(total, 'byte')} together; allowed: at most {BYTES_MAX}")
+    return tuple(parts)
 
 
 _VERSION_KEYS = frozenset({"format", "kind", "piece_bytes", "tensors"})
 _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
 _STEPS_KEYS = frozenset({"normalizer", "effective_steps"})
-_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS - {"num_bytes"} | {"format", "kind"}
+_PART_KEYS = frozenset(Part.__dataclass_fields__)
+_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS - {"num_bytes", "pieces", "parts"} | {
+    "format",
+    "kind",
+}
 _ENCODED_PIECE_KEYS = _PIECE_KEYS | {"codec", "num_bytes"}
 
 
@@ -328,7 +381,10 @@ def _encoded(piece: Piece, fields: dict[str, Any], path: str) -> Piece:
 
 def _sizes(value: object, path: str) -> tuple[int, ...]:
     items = items_of(value, path, num_max=DIMS_MAX)
-    return tuple(integer(item, f"{path}[{index}]", low=0, high=BYTES_MAX) for index, item in enumerate(items))
+    for index, item in enumerate(items):
+        if type(item) is not int or not 0 <= item <= BYTES_MAX:  # the text of its place costs more than the check
+            integer(item, f"{path}[{index}]", low=0, high=BYTES_MAX)
+    return tuple(items)
 
 
 def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
@@ -338,7 +394,7 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
     boxes: set[tuple[str, tuple[int, ...]]] = set()
     for index, piece in enumerate(pieces):
         _check_size(piece.dtype, piece.lengths, f"{path}[{index}]")
-        total += max(piece.num_bytes, piece.plain_bytes)
+        total += max(piece.encoded_bytes, piece.plain_bytes)
         kind = (piece.dtype, len(piece.lengths))
         if kinds.setdefault(piece.tensor, kind) != kind:
             refuse(f"{path}[{index}]", piece.tensor, "one dtype and one number of dimensions per tensor")
@@ -359,14 +415,6 @@ def _check_size(dtype: str, lengths: tuple[int, ...], path: str) -> None:
             refuse(path, lengths, f"at most {BYTES_MAX} bytes")
 
 
-def _check_canonical(canonical: bytes, data: bytes) -> None:
-    if canonical != data:
-        at = bisect_left(range(len(data)), True, key=lambda index: canonical[: index + 1] != data[: index + 1])
-        raise ManifestError(
-            f"manifest: not canonical from byte {at} on: keys sorted, no spaces, ASCII, shortest floats"
-        )
-
-
 FAULTS_MAX = 20
 
 
@@ -385,9 +433,14 @@ def check_against(
         At most `FAULTS_MAX` faults, and the number of further ones.
     """
     pieces = manifest.pieces
-    faults = check_rows(layout, pieces) if grows else check_cover(layout, pieces, may_omit=may_omit)
+    return first_of(check_rows(layout, pieces) if grows else check_cover(layout, pieces, may_omit=may_omit))
+
+
+def first_of(faults: list[str]) -> list[str]:
+    """Return at most `FAULTS_MAX` faults, and the number of further ones."""
     return faults[:FAULTS_MAX] + [f"and {len(faults) - FAULTS_MAX} more"] * (len(faults) > FAULTS_MAX)
 
 
-def _canonical(document: dict[str, Any]) -> bytes:
+def canonical(document: dict[str, Any]) -> bytes:
+    """Return the canonical bytes of a JSON object."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -7,6 +7,7 @@ path, the value (shortened) and what is allowed. A bool is no integer, an intege
 import json
 import math
 import reprlib
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
@@ -46,11 +47,11 @@ def read_object(data: bytes, *, num_bytes_max: int) -> dict[str, Any]:
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise ManifestError(f"manifest: key {_short.repr(name)} occurs twice in one object")
-        fields[name] = value
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise ManifestError(f"manifest: key {_short.repr(twice)} occurs twice in one object")
     return fields
 
 
@@ -128,3 +129,12 @@ def sha256_hex(value: object, path: str) -> str:
     if type(value) is not str or len(value) != 64 or value.strip("0123456789abcdef"):
         refuse(path, value, "64 lower-case hexadecimal digits")
     return value
+
+
+def check_canonical(expected: bytes, data: bytes) -> None:
+    """Raise ManifestError unless the bytes of a manifest are the canonical ones."""
+    if expected != data:
+        at = bisect_left(range(len(data)), True, key=lambda index: expected[: index + 1] != data[: index + 1])
+        raise ManifestError(
+            f"manifest: not canonical from byte {at} on: keys sorted, no spaces, ASCII, shortest floats"
+        )

@@ -70,6 +70,7 @@ REAL = (
     "parallel/planner/test_dry_run.py",
     "parallel/trainer/test_on_ranks.py",
     "parallel/worker/test_process.py",
+    "parts",
     "protocol/wire/test_stream.py",
     "server/following/test_stream.py",
     "server/hosting/test_own_codecs.py",

@@ -35,6 +35,7 @@ REPORT = ROOT / "docs" / "mutants.md"
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "mutants", "demo-run", "bench-out", "*.pyc")
 SEEDS = 400
 PURE_TESTS = (
+    "tests/server/parts/test_gathering.py",
     "tests/server/rounds/test_cohort_round.py",
     "tests/server/rounds/test_buffer_round.py",
     "tests/server/folding/test_plan.py",
@@ -66,7 +67,7 @@ class Outcome:
 
 
 ROUNDS, RUN, LEDGER = "server/rounds/cohort_round.py", "server/rounds/run_machine.py", "server/rounds/ledger.py"
-EVALUATIONS = "server/rounds/evaluations.py"
+EVALUATIONS, GATHERING = "server/rounds/evaluations.py", "server/parts/gathering.py"
 OPEN_ROUND, ADMISSION, INTAKE = (
     "server/rounds/open_round.py",
     "server/rounds/update_claims.py",
@@ -694,6 +695,55 @@ PLANTED = (
         "        self.start += 1  # sessions of an older start are void: no member is visited\n",
         "",
         "after a restart the earlier sessions count as open",
+    ),
+    Mutant(
+        "accept with a missing part",
+        GATHERING,
+        "        return self.covers and len(self.kept) == self.num_parts",
+        "        return self.covers and len(self.kept) >= self.num_parts - 1",
+        "an update counts although one of its parts is missing",
+    ),
+    Mutant(
+        "a part counts when its stream begins",
+        GATHERING,
+        "        self.coming.add(index)\n        return index not in self.kept",
+        "        self.coming.add(index)\n        self.kept.add(index)\n        return True",
+        "a part whose bytes are not durable counts as kept",
+    ),
+    Mutant(
+        "parts not judged together",
+        GATHERING,
+        "        return self.covers and len(self.kept) == self.num_parts",
+        "        return len(self.kept) == self.num_parts",
+        "an update counts although its parts overlap or leave a gap",
+    ),
+    Mutant(
+        "parts judged after their bytes",
+        GATHERING,
+        "len(self.kept | self.coming) == self.num_parts",
+        "len(self.kept) == self.num_parts",
+        "all bytes of an update that does not fit the model are taken before it is refused",
+    ),
+    Mutant(
+        "kept parts asked for again",
+        GATHERING,
+        "        return index not in self.kept",
+        "        return True",
+        "a part that is durable is sent once more",
+    ),
+    Mutant(
+        "partial uploads counted by part",
+        GATHERING,
+        "    order = [begun, *(digest for digest in partial if digest != begun)]",
+        "    order = [begun, *partial]",
+        "each part counts as a partial upload, and an update's own parts push it out",
+    ),
+    Mutant(
+        "the newest partial upload goes",
+        GATHERING,
+        "    return order[:most], order[most:]",
+        "    return order[-most:], order[:-most]",
+        "a client's newest partial upload is deleted instead of its oldest",
     ),
 )
 

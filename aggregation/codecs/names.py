@@ -67,6 +67,16 @@ def open_codec(name: str) -> "Codec":
     return installed.open_named(name) if installed.is_installed(name) else parse_codec(name)
 
 
+def fault_of_opening(names: Iterable[str]) -> str:
+    """Open codecs that this process may load; return why one of them is not here; "" when all are open."""
+    try:
+        for name in names:
+            open_codec(name)
+    except ValueError as fault:
+        return str(fault)
+    return ""
+
+
 def supported() -> tuple[str, ...]:
     """Return the families of codecs that this process has: the built-in ones, and those of installed packages."""
     return (*FAMILIES, *installed.families())

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -126,9 +127,10 @@ def _gram_of(terms: Sequence[Term], threads: int, layout: Layout) -> NDArray[np.
 
 def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
     """Open the updates until the stack is left; of many updates the files are opened at each read."""
+    up_to = accumulate(max(1, len(item.update.parts)) for item in updates)
     return [
-        Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
-        for k, item in enumerate(updates)
+        Term(stack.enter_context(UpdateReader(item.update, keep_open=num_files <= FILES_OPEN_MAX)), item)
+        for num_files, item in zip(up_to, updates, strict=True)
     ]
 
 

@@ -1,15 +1,20 @@
 """The coverage of a model by an update's pieces: each element of every tensor exactly once."""
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, update_dtypes
 
 BOXES_MAX = 1024
 """Largest number of boxes of one tensor: the number of ranks over which a client may shard it."""
+
+ROWS_AT_ONCE = 64
+"""Number of boxes that are compared with all later ones at a time: at most 64 x 1,024 comparisons per axis."""
 
 
 def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = False) -> list[str]:
@@ -29,16 +34,24 @@ def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = Fal
     Returns:
         Faults, each with the tensor, the value and what is allowed.
     """
-    boxes: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        boxes.setdefault(piece.tensor, []).append(piece)
-    known = {tensor.name for tensor in layout}
-    faults = [f"tensor {name!r} is not one of the model's {len(known)}" for name in boxes if name not in known]
+    boxes, faults = _by_tensor(layout, pieces, _Boxes.keep)
     for tensor in layout:
         if tensor.name in boxes:
-            faults += _faults_of(tensor, boxes[tensor.name])
+            faults += boxes[tensor.name].faults()
         elif not may_omit:
             faults.append(f"tensor {tensor.name!r} is missing: {count_of(tensor.num_elements, 'element')}")
+    return faults
+
+
+def check_inside(layout: Layout, pieces: Iterable[Piece]) -> list[str]:
+    """List the faults that some of an update's pieces have without the others: their tensors, dtypes and places.
+
+    The time is as in `check_cover`, without the comparisons of boxes.
+    """
+    boxes, faults = _by_tensor(layout, pieces, _Boxes.add)
+    for tensor in layout:
+        if tensor.name in boxes:
+            faults += boxes[tensor.name].faults_inside()
     return faults
 
 
@@ -72,25 +85,73 @@ def appended(layout: Layout, pieces: Iterable[Piece]) -> Layout:
     return tuple(replace(tensor, shape=(rows.get(tensor.name, 0), *tensor.shape[1:])) for tensor in layout)
 
 
-def _faults_of(tensor: Tensor, boxes: list[Piece]) -> list[str]:
-    if len(boxes) > BOXES_MAX:
-        return [f"tensor {tensor.name!r} has {count_of(len(boxes), 'box', 'boxes')}, allowed are {BOXES_MAX}"]
-    faults = _dtype_faults(tensor, boxes)
-    misplaced = [fault for box in boxes if (fault := _misplaced(tensor, box))]
-    if misplaced:
-        return faults + misplaced
-    if tensor.num_elements == 0:
-        return faults + (
-            [f"tensor {tensor.name!r} is empty and has {count_of(len(boxes), 'box', 'boxes')}, not 1"]
-            if boxes[1:]
-            else []
-        )
-    return faults + _tiling_faults(tensor, boxes)
+def _by_tensor(
+    layout: Layout, pieces: Iterable[Piece], add: Callable[["_Boxes", Piece], None]
+) -> tuple[dict[str, "_Boxes"], list[str]]:
+    """Return the boxes of each tensor, and the faults about tensors that the model does not have."""
+    known = {tensor.name: tensor for tensor in layout}
+    boxes: dict[str, _Boxes] = {}
+    unknown: dict[str, None] = {}
+    for piece in pieces:
+        if (of_tensor := boxes.get(piece.tensor)) is None:
+            if piece.tensor not in known:
+                unknown[piece.tensor] = None
+                continue
+            of_tensor = boxes[piece.tensor] = _Boxes(known[piece.tensor])
+        add(of_tensor, piece)
+    return boxes, [f"tensor {name!r} is not one of the model's {len(known)}" for name in unknown]
 
 
-def _dtype_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
+class _Boxes:
+    """The boxes of one tensor, in 16 bytes for each axis: those of 1,024 parts are never all there as pieces."""
+
+    __slots__ = ("_count", "_dtypes", "_misplaced", "_numbers", "_tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._count = tensor, 0
+        self._dtypes: set[str] = set()
+        self._misplaced: list[str] = []
+        self._numbers: array[int] | None = None  # offsets and lengths of those that lie inside, box after box
+
+    def keep(self, box: Piece) -> None:
+        """Add a box, and keep its place for `faults`."""
+        self.add(box)
+        if not self._misplaced and self._count <= BOXES_MAX:
+            self._numbers = self._numbers or array("q")
+            self._numbers.extend(box.offsets)
+            self._numbers.extend(box.lengths)
+
+    def add(self, box: Piece) -> None:
+        """Add a box; more than `BOXES_MAX` are only counted."""
+        self._count += 1
+        if self._count > BOXES_MAX:
+            return
+        self._dtypes.add(box.dtype)
+        if fault := _misplaced(self._tensor, box):
+            self._misplaced.append(fault)
+
+    def faults_inside(self) -> list[str]:
+        """List the faults of the boxes' number, dtypes and places."""
+        if self._count > BOXES_MAX:
+            of = count_of(self._count, "box", "boxes")
+            return [f"tensor {self._tensor.name!r} has {of}, allowed are {BOXES_MAX}"]
+        return _dtype_faults(self._tensor, self._dtypes) + self._misplaced
+
+    def faults(self) -> list[str]:
+        """List all faults of the boxes of the whole tensor, each of which was kept."""
+        faults = self.faults_inside()
+        if self._misplaced or self._count > BOXES_MAX:
+            return faults
+        if self._tensor.num_elements == 0:
+            several = f"is empty and has {count_of(self._count, 'box', 'boxes')}, not 1"
+            return faults + [f"tensor {self._tensor.name!r} {several}"] * (self._count > 1)
+        numbers = np.array(self._numbers or (), np.int64).reshape(self._count, 2, len(self._tensor.shape))
+        return faults + _tiling_faults(self._tensor, numbers[:, 0], numbers[:, 1])
+
+
+def _dtype_faults(tensor: Tensor, found: set[str]) -> list[str]:
     allowed = sorted({tensor.dtype, "F32"} if tensor.dtype in FLOATS else update_dtypes(tensor.dtype))
-    dtypes = sorted({box.dtype for box in boxes})
+    dtypes = sorted(found)
     faults = [
         f"tensor {tensor.name!r} has dtype {dtype!r}, allowed: {', '.join(allowed)}"
         for dtype in dtypes
@@ -103,35 +164,47 @@ def _dtype_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
 
 def _misplaced(tensor: Tensor, box: Piece) -> str | None:
     """Return the reason why a box does not fit its tensor. In Python's integers: a hostile number may have any size."""
-    where = f"box at {box.offsets} of lengths {box.lengths} of tensor {tensor.name!r}"
-    num_axes = len(tensor.shape)
-    if len(box.offsets) != num_axes or len(box.lengths) != num_axes:
-        return f"{where} has {len(box.offsets)} and {len(box.lengths)} axes, allowed are {num_axes}"
-    if box.lengths == tensor.shape and not any(box.offsets):
+    offsets, lengths, shape = box.offsets, box.lengths, tensor.shape
+    if len(offsets) != len(shape) or len(lengths) != len(shape):
+        why = f"has {len(offsets)} and {len(lengths)} axes, allowed are {len(shape)}"
+    elif lengths == shape and not any(offsets):
         return None
-    if min(box.lengths, default=1) < 1:
-        return f"{where} has a length below 1"
-    for offset, length, size in zip(box.offsets, box.lengths, tensor.shape, strict=True):
-        if offset < 0 or offset + length > size:
-            return f"{where} is not inside the shape {tensor.shape}"
-    return None
+    elif min(lengths, default=1) < 1:
+        why = "has a length below 1"
+    else:
+        for begin, length, size in zip(offsets, lengths, shape, strict=True):
+            if begin < 0 or begin + length > size:
+                why = f"is not inside the shape {shape}"
+                break
+        else:
+            return None
+    return f"box at {offsets} of lengths {lengths} of tensor {tensor.name!r} {why}"
 
 
-def _tiling_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
-    """List overlaps (their number and the first) and missing elements of boxes that all lie inside the tensor."""
-    shape = (len(boxes), len(tensor.shape))
-    low = np.array([box.offsets for box in boxes], np.int64).reshape(shape)
-    high = low + np.array([box.lengths for box in boxes], np.int64).reshape(shape)
+def _tiling_faults(tensor: Tensor, low: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[str]:
+    """List overlaps (their number and the first) and missing elements of boxes that all lie inside the tensor.
+
+    Args:
+        tensor: the tensor.
+        low: (boxes, axes), their offsets.
+        lengths: (boxes, axes), their lengths.
+    """
+    high, (num_boxes, num_axes) = low + lengths, low.shape
     num_overlaps = 0
     first = ""
-    for i in range(len(boxes) - 1):
-        meets = ((low[i] < high[i + 1 :]) & (low[i + 1 :] < high[i])).all(axis=1)
+    for begin in range(0, num_boxes, ROWS_AT_ONCE):
+        rows, after = slice(begin, begin + ROWS_AT_ONCE), slice(begin, None)
+        meets = np.triu(np.ones((len(low[rows]), len(low[after])), bool), 1)
+        for axis in range(num_axes):
+            meets &= low[rows, None, axis] < high[None, after, axis]
+            meets &= low[None, after, axis] < high[rows, None, axis]
         num_overlaps += int(meets.sum())
         if not first and num_overlaps:
-            first = f"{boxes[i].offsets} and {boxes[i + 1 + int(meets.argmax())].offsets}"
+            pair = np.unravel_index(int(meets.argmax()), meets.shape)
+            first = " and ".join(str(tuple(low[begin + int(k)].tolist())) for k in pair)
     if num_overlaps:
         return [
             f"tensor {tensor.name!r} has {count_of(num_overlaps, 'overlapping pair')} of boxes, the first at {first}"
         ]
-    missing = tensor.num_elements - sum(box.num_elements for box in boxes)
+    missing = tensor.num_elements - int(lengths.prod(axis=1).sum())
     return [f"tensor {tensor.name!r} lacks {missing} of {count_of(tensor.num_elements, 'element')}"] if missing else []

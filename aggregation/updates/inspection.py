@@ -50,6 +50,27 @@ class Inspection:
         return not (self.wrong_digests or self.malformed or self.non_finite)
 
 
+class Merged:
+    """The magnitudes and norms of an update in parts, from those of its parts, in any order."""
+
+    def __init__(self) -> None:
+        self.magnitudes: dict[str, float | int] = {}
+        """The largest |element| of each tensor: exactly that of the whole update."""
+        self._terms: dict[str, list[float]] = {}
+
+    def add(self, magnitudes: Mapping[str, float | int], squared_norms: Mapping[str, float]) -> None:
+        """Add what was found in one part."""
+        for name, magnitude in magnitudes.items():
+            self.magnitudes[name] = max(self.magnitudes.get(name, magnitude), magnitude)
+        for name, squared in squared_norms.items():
+            self._terms.setdefault(name, []).append(squared)
+
+    @property
+    def squared_norms(self) -> dict[str, float]:
+        """The sum of the squared elements of each tensor, the parts' sums added exactly and rounded once."""
+        return {name: math.fsum(of_tensor) for name, of_tensor in self._terms.items()}
+
+
 def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> Inspection:
     """Verify digests and finiteness, and record magnitudes and norms, in one pass.
 

@@ -1,13 +1,15 @@
 """A reader of stored updates, block by block, in the flat C order of their tensors, for all boxes.
 
-An update lies on disk as it was received: the bytes of its pieces, one after the other, raw or encoded. The reader
+An update lies on disk as it was received: the bytes of its pieces, one after the other, raw or encoded, in one file or
+in one for each of its parts. The reader
 trusts that the boxes cover each tensor exactly once (`coverage.check_cover`, when the update is accepted). It decodes
 the chunks of an encoded piece that a block meets: a block of the fold is whole chunks, so that each is decoded once.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +40,23 @@ class StoredUpdate:
     """The position of the first piece [bytes]."""
     data: bytes | None = None
     """All bytes of a small update that has no file of its own."""
+    parts: tuple[tuple[Path, int], ...] = ()
+    """The files of an update in parts, each with the number of its pieces; then `path` only names the update."""
+
+    @classmethod
+    def of_parts(
+        cls, path: Path, parts: Iterable[tuple[Path, tuple[Piece, ...]]], magnitudes: Mapping[str, float | int]
+    ) -> "StoredUpdate":
+        """Make an update of several files, each with its own pieces.
+
+        Args:
+            path: the update's name in errors.
+            parts: the files, each with its pieces in the order of their bytes.
+            magnitudes: as the field.
+        """
+        parts = tuple(parts)
+        pieces = tuple(piece for _, of_part in parts for piece in of_part)
+        return cls(path, pieces, magnitudes, parts=tuple((file, len(of_part)) for file, of_part in parts))
 
 
 def stored_model(path: Path) -> StoredUpdate:
@@ -69,42 +88,53 @@ class UpdateReader:
 
     Args:
         update: the update to read.
-        keep_open: hold one file descriptor from entry to exit; otherwise open the file at each read. An update whose
-            bytes are in memory needs none.
+        keep_open: hold one file descriptor for each file from entry to exit; otherwise open the file at each read. An
+            update whose bytes are in memory needs none.
     """
 
     def __init__(self, update: StoredUpdate, *, keep_open: bool = True) -> None:
-        self._path, self._data = update.path, update.data
+        self._path = update.path
         self._keep_open = keep_open and update.data is None
-        self._fd: int | None = None
-        self._drops = False
-        self._pieces: dict[str, list[tuple[Piece, int]]] = {}
+        self._files: list[_File] = []
+        self._pieces: dict[str, list[_Place]] = {}
         self._boxes: dict[str, list[_Box]] = {}
-        position = update.data_start
-        for piece in update.pieces:
-            self._pieces.setdefault(piece.tensor, []).append((piece, position))
-            position += piece.num_bytes
+        pieces = iter(update.pieces)
+        for path, num_pieces in update.parts or ((update.path, len(update.pieces)),):
+            file, position = _File(path, update.data), update.data_start
+            self._files.append(file)
+            for piece in islice(pieces, num_pieces):
+                self._pieces.setdefault(piece.tensor, []).append(_Place(piece, file, position))
+                position += piece.num_bytes
 
     def __enter__(self) -> Self:
         if self._keep_open:
-            self._fd = os.open(self._path, os.O_RDONLY)
-            self._drops = not _begins_in_memory(self._fd)
+            try:
+                for file in self._files:
+                    file.open()
+            except BaseException:
+                self._close()
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        self._close()
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.close()
 
     def carries(self, tensor: str) -> bool:
         """Return whether the update has this tensor."""
         return tensor in self._pieces
 
+    def _of(self, tensor: str) -> Iterator[Piece]:
+        return (place.piece for place in self._pieces[tensor])
+
     def stored_dtype(self, tensor: str) -> str:
         """Return the stored dtype of a float tensor: F32, F16 or BF16; F32 if its boxes differ or are encoded."""
-        dtypes = {"F32" if piece.codec else piece.dtype for piece, _ in self._pieces[tensor]}
+        dtypes = {"F32" if piece.codec else piece.dtype for piece in self._of(tensor)}
         return dtypes.pop() if len(dtypes) == 1 else "F32"
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -128,14 +158,14 @@ class UpdateReader:
         """
         if not 0 <= start <= stop <= tensor.num_elements:
             raise IndexError(f"elements {start}..{stop} of tensor {tensor.name!r} are not in 0..{tensor.num_elements}")
-        pieces = self._pieces[tensor.name]
-        piece, position = pieces[0]
+        places = self._pieces[tensor.name]
+        piece = places[0].piece
         block = np.empty(stop - start, np.float32 if piece.dtype in FLOATS else np.int64) if out is None else out
         if piece.lengths == tensor.shape:
-            self._read_piece(piece, position, start, block)
+            self._read_piece(places[0], start, block)
             return block
         if tensor.name not in self._boxes:
-            self._boxes[tensor.name] = [_box_of(piece, position, tensor.shape) for piece, position in pieces]
+            self._boxes[tensor.name] = [_box_of(place, tensor.shape) for place in places]
         for box in self._boxes[tensor.name]:
             if box.start < stop and start < box.stop:
                 self._gather(box, start, stop, block)
@@ -150,7 +180,7 @@ class UpdateReader:
         head = max(0, -int(begins[0]))
         tail = max(0, int(begins[-1]) + box.run - (stop - start))
         values = np.empty((last - first) * box.run - head - tail, block.dtype)
-        self._read_piece(box.piece, box.position, first * box.run + head, values)
+        self._read_piece(box.place, first * box.run + head, values)
         if box.run < SHORT_RUN:
             index = (begins[:, np.newaxis] + np.arange(box.run)).reshape(-1)
             block[index[head : index.size - tail]] = values
@@ -161,30 +191,50 @@ class UpdateReader:
             block[low:high] = values[done : done + high - low]
             done += high - low
 
-    def _read_piece(self, piece: Piece, position: int, start: int, values: NDArray[Any]) -> None:
-        """Read elements from `start` on of the piece at `position`, in the order of its bytes, into `values`."""
-        if piece.codec:
-            values[:] = self._decoded(piece, position, start, start + values.size)
+    def _read_piece(self, place: "_Place", start: int, values: NDArray[Any]) -> None:
+        """Read elements of the piece from `start` on, in the order of its bytes, into `values`."""
+        if place.piece.codec:
+            values[:] = self._decoded(place, start, start + values.size)
             return
-        dtype = piece.dtype
+        dtype = place.piece.dtype
         as_stored = NUMPY_DTYPES[dtype] == values.dtype
         raw = values if as_stored else np.empty(values.size, NUMPY_DTYPES[dtype])
-        self._fill(raw, position + start * ITEM_BYTES[dtype])
+        place.file.fill(raw, place.position + start * ITEM_BYTES[dtype])
         if not as_stored:
             values[:] = to_float32(raw, dtype) if dtype in FLOATS else raw
 
-    def _decoded(self, piece: Piece, position: int, start: int, stop: int) -> NDArray[np.float32]:
+    def _decoded(self, place: "_Place", start: int, stop: int) -> NDArray[np.float32]:
         def read(begin: int, num_bytes: int) -> memoryview:
             raw = np.empty(num_bytes, np.uint8)
-            self._fill(raw, position + begin)
+            place.file.fill(raw, place.position + begin)
             return raw.data
 
+        piece = place.piece
         try:
             return decode_range(parse_codec(piece.codec), piece.num_elements, start, stop, read)
         except ValueError as fault:
             raise ValueError(f"update {self._path}: tensor {piece.tensor!r}: {fault}") from fault
 
-    def _fill(self, raw: NDArray[Any], position: int) -> None:
+
+class _File:
+    """A file of an update, or its bytes in memory."""
+
+    def __init__(self, path: Path, data: bytes | None) -> None:
+        self._path, self._data = path, data
+        self._fd: int | None = None
+        self._drops = False
+
+    def open(self) -> None:
+        self._fd = os.open(self._path, os.O_RDONLY)
+        self._drops = not _begins_in_memory(self._fd)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def fill(self, raw: NDArray[Any], position: int) -> None:
+        """Read the bytes from `position` on into `raw`."""
         if self._data is not None:
             read_into(raw, self._data, position, path=self._path)
         elif self._fd is not None:
@@ -197,6 +247,15 @@ class UpdateReader:
                 read_into(raw, fd, position, path=self._path)
             finally:
                 os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A piece and the place of its bytes."""
+
+    piece: Piece
+    file: _File
+    position: int
 
 
 def _begins_in_memory(fd: int) -> bool:
@@ -226,8 +285,7 @@ class _Box:
     count the runs, which both the file and the flat tensor hold in C order.
     """
 
-    piece: Piece
-    position: int  # of its first byte
+    place: _Place
     lengths: tuple[int, ...]
     strides: tuple[int, ...]  # of the same axes in the flat tensor [elements]
     run: int
@@ -261,8 +319,8 @@ class _Box:
         return runs + 1
 
 
-def _box_of(piece: Piece, position: int, shape: tuple[int, ...]) -> _Box:
-    strides = [1]
+def _box_of(place: _Place, shape: tuple[int, ...]) -> _Box:
+    piece, strides = place.piece, [1]
     for length in shape[:0:-1]:
         strides.insert(0, strides[0] * length)
     start = sum(offset * stride for offset, stride in zip(piece.offsets, strides, strict=True))
@@ -271,8 +329,7 @@ def _box_of(piece: Piece, position: int, shape: tuple[int, ...]) -> _Box:
     while axis > 0 and piece.lengths[axis] == shape[axis]:
         axis -= 1
     return _Box(
-        piece=piece,
-        position=position,
+        place=place,
         lengths=piece.lengths[:axis] or (1,),
         strides=tuple(strides[:axis]) or (strides[0] * shape[0],),
         run=piece.lengths[axis] * strides[axis],

@@ -6,6 +6,11 @@ An entry is one file, which appears under its name complete and durable, or not 
 
 The bytes of the pieces follow each other from `data_start` on, in canonical order, and are sent as they lie there. The
 manifest alone identifies an entry (its run, its round); the file's name is for people.
+
+An update in parts is a folder: for each part its bytes and its manifest, and the rest of the entry in `root.json`,
+which is written last. A folder without it is no entry, and is removed.
+
+    part.0000, part.0000.json, part.0001, ..., root.json
 """
 
 import errno
@@ -14,8 +19,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +29,34 @@ from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.client.session.events import Key, Sums
-from atoll.protocol.durable import move_into
-from atoll.protocol.manifest import UpdateManifest, parse_update
+from atoll.protocol import crash_points
+from atoll.protocol.durable import move_into, write_atomically
+from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
+from atoll.protocol.part_manifest import PartManifest, part_of
 from atoll.protocol.vocabulary import Digest, RunId
 
 logger = logging.getLogger(__name__)
 
 MAGIC = b"atoll/1\n"
-SUFFIX = ".update"
+SUFFIX, FOLDER_SUFFIX = ".update", ".parts"
+ROOT = "root.json"
 _FOOT_BYTES = 8 + len(MAGIC)
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 class SpoolFull(OSError):
     """No room for one more update, on the disk or within `spool_max_bytes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPart:
+    """A part of a finished update on disk."""
+
+    path: Path
+    manifest: bytes
+    num_bytes: int
+    """Size of its pieces [bytes]."""
+    data_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,8 @@ class Entry:
     train_seconds: float
     rank: int = 0
     """The aggregation rank that it is for."""
+    parts: tuple[EntryPart, ...] = ()
+    """The parts, in order, each sent on its own stream; empty: the update is sent as a whole."""
 
 
 class Spool:
@@ -93,12 +115,15 @@ class Spool:
         download_seconds: float = 0.0,
         train_seconds: float = 0.0,
         rank: int = 0,
+        parts: Sequence[PartManifest] = (),
     ) -> Entry:
         """Turn a safetensors file of the manifest's pieces into an entry, by moving it; durable on return.
 
         Args:
-            data: the file; it is gone afterwards, also when there is no room.
+            data: the file; or the folder of an update in parts, with the bytes of the pieces of each one in
+                `part_name(index)`. It is gone afterwards, also when there is no room.
             manifest: of the update.
+            parts: the manifests of its parts, in order.
             statistics: sums of the training, merged by addition at the coordinator.
             download_seconds: duration of the download of the base version [s].
             train_seconds: duration of the training [s].
@@ -109,52 +134,65 @@ class Spool:
         """
         try:
             self.check_room(manifest.num_bytes)
-            entry = self._add(data, manifest, statistics, download_seconds, train_seconds, rank)
+            path = self._folder / (_name(manifest) if not parts else _folder_name(manifest))
+            entry = Entry(
+                path,
+                encoded := manifest.encode(),
+                digest_of(encoded),
+                0 if parts else parse_header(data)[1],
+                manifest.num_bytes,
+                dict(statistics),
+                download_seconds,
+                train_seconds,
+                rank,
+                tuple(_part_in(path, part) for part in parts),
+            )
+            add = self._add_folder if parts else self._add_file
+            add(data, entry)
         except OSError as error:
-            data.unlink(missing_ok=True)
+            remove(data)
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, SpoolFull):
                 raise SpoolFull(error.errno, f"the update cannot be stored: {error.strerror}") from error
             raise
         self._entries[_key(manifest)] = entry
         return entry
 
-    def _add(
-        self,
-        data: Path,
-        manifest: UpdateManifest,
-        statistics: Sums,
-        download_seconds: float,
-        train_seconds: float,
-        rank: int,
-    ) -> Entry:
-        _, data_start = parse_header(data)
-        path = self._folder / _name(manifest)
-        encoded = manifest.encode()
-        digest = Digest(hashlib.sha256(encoded).hexdigest())
-        entry = Entry(
-            path,
-            encoded,
-            digest,
-            data_start,
-            manifest.num_bytes,
-            dict(statistics),
-            download_seconds,
-            train_seconds,
-            rank,
-        )
+    def _add_file(self, data: Path, entry: Entry) -> None:
         with data.open("ab") as file:
             file.write(_trailer(entry))
             file.flush()
             os.fsync(file.fileno())
-        move_into(data, path)
+        move_into(data, entry.path)
         sync_folder(self._folder)
-        return entry
+
+    def _add_folder(self, data: Path, entry: Entry) -> None:
+        """Move the parts into a folder of the spool; the file that makes them an entry comes last."""
+        remove(entry.path)  # of an earlier attempt that found no room
+        entry.path.mkdir()
+        try:
+            for index, part in enumerate(entry.parts):
+                source = data / part_name(index)
+                with source.open("rb") as file:
+                    os.fsync(file.fileno())
+                move_into(source, part.path)
+                write_atomically(part.path.with_name(f"{part.path.name}.json"), part.manifest, sync_name=False)
+                crash_points.reached("agent.part_written")
+            sync_folder(entry.path)
+            write_atomically(entry.path / ROOT, json.dumps(_document(entry)).encode())
+            sync_folder(self._folder)
+        except OSError:
+            remove(entry.path)
+            raise
+        crash_points.reached("agent.root_spooled")
+        remove(data)
 
     def discard(self, key: Key) -> None:
         """Delete an entry. If a crash undoes the deletion, the update is sent again and gets the same answer."""
         entry = self._entries.pop(key, None)
         if entry is not None:
-            entry.path.unlink(missing_ok=True)
+            if entry.parts:  # a crash while they are deleted leaves no entry
+                (entry.path / ROOT).unlink(missing_ok=True)
+            remove(entry.path)
 
 
 def _key(manifest: UpdateManifest) -> Key:
@@ -172,8 +210,29 @@ def _name(manifest: UpdateManifest) -> str:
     return f"{plain_name(manifest.run_id)}.{manifest.round_id}{SUFFIX}"
 
 
-def _trailer(entry: Entry) -> bytes:
-    document = {
+def _folder_name(manifest: UpdateManifest) -> str:
+    return f"{plain_name(manifest.run_id)}.{manifest.round_id}{FOLDER_SUFFIX}"
+
+
+def part_name(index: int) -> str:
+    """Return the name of the file with the bytes of a part."""
+    return f"part.{index:04d}"
+
+
+def _part_in(folder: Path, part: PartManifest) -> EntryPart:
+    return EntryPart(folder / part_name(part.index), part.encode(), part.num_bytes)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    return {
         "manifest": entry.manifest.decode("ascii"),
         "data_start": entry.data_start,
         "statistics": entry.statistics,
@@ -181,17 +240,20 @@ def _trailer(entry: Entry) -> bytes:
         "train_seconds": entry.train_seconds,
         "rank": entry.rank,
     }
-    body = json.dumps(document).encode()
+
+
+def _trailer(entry: Entry) -> bytes:
+    body = json.dumps(_document(entry)).encode()
     return body + len(body).to_bytes(8, "little") + MAGIC
 
 
 def _read_all(folder: Path) -> Iterator[tuple[Key, Entry]]:
     for path in sorted(folder.iterdir()):
         try:
-            yield _read(path)
+            yield _read_folder(path) if path.is_dir() else _read(path)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             logger.warning("%s is not a whole update and is removed: %s", path, error)
-            path.unlink()
+            remove(path)
 
 
 def _read(path: Path) -> tuple[Key, Entry]:
@@ -204,19 +266,44 @@ def _read(path: Path) -> tuple[Key, Entry]:
         if path.suffix != SUFFIX or foot[8:] != MAGIC or begin < 0:
             raise ValueError("its end is missing")
         document: Mapping[str, Any] = json.loads(os.pread(file.fileno(), length, begin))
+    entry, manifest = _entry(path, document)
+    if path.name != _name(manifest) or manifest.parts or entry.data_start + manifest.num_bytes != begin:
+        raise ValueError("its name or length does not match its manifest")
+    return _key(manifest), entry
+
+
+def _read_folder(path: Path) -> tuple[Key, Entry]:
+    """Read an entry of several parts back; raises as `_read`."""
+    if not (path / ROOT).is_file():
+        raise ValueError(f"it has no {ROOT}")
+    entry, manifest = _entry(path, json.loads((path / ROOT).read_bytes()))
+    parts: list[EntryPart] = []
+    for index in range(len(manifest.parts)):
+        data = path / part_name(index)
+        encoded = data.with_name(f"{data.name}.json")
+        if not (data.is_file() and encoded.is_file()):
+            raise ValueError(f"part {index} is missing")
+        part = part_of(manifest, encoded.read_bytes())
+        if part is None or part.index != index or data.stat().st_size != part.num_bytes:
+            raise ValueError(f"part {index} does not match its manifest")
+        parts.append(_part_in(path, part))
+    if path.name != _folder_name(manifest) or not parts:
+        raise ValueError("its name does not match its manifest")
+    return _key(manifest), replace(entry, parts=tuple(parts))
+
+
+def _entry(path: Path, document: Mapping[str, Any]) -> tuple[Entry, UpdateManifest]:
     encoded = document["manifest"].encode("ascii")
     manifest = parse_update(encoded)
-    data_start = int(document["data_start"])
-    if path.name != _name(manifest) or data_start + manifest.num_bytes != begin:
-        raise ValueError("its name or length does not match its manifest")
-    return _key(manifest), Entry(
+    entry = Entry(
         path=path,
         manifest=encoded,
-        digest=Digest(hashlib.sha256(encoded).hexdigest()),
-        data_start=data_start,
+        digest=digest_of(encoded),
+        data_start=int(document["data_start"]),
         num_bytes=manifest.num_bytes,
         statistics={name: tuple(map(float, sums)) for name, sums in document["statistics"].items()},
         rank=int(document.get("rank", 0)),
         download_seconds=float(document["download_seconds"]),
         train_seconds=float(document["train_seconds"]),
     )
+    return entry, manifest

@@ -17,6 +17,7 @@ worker.*.log  output of the user's code, one file for each task
 import os
 from pathlib import Path
 
+from atoll.client.disk.spool import remove
 from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.folder_id import folder_id
 from atoll.protocol.settings import ConfigError
@@ -52,7 +53,7 @@ class StateDirectory:
         except OSError as error:
             raise ConfigError([f"state: {path} cannot be used: {error.strerror or error}"]) from error
         for leftover in self.work.iterdir():
-            leftover.unlink()
+            remove(leftover)
 
     def worker_log(self, task: str) -> Path:
         """Return the path of the log with the output of a task's code."""

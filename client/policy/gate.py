@@ -139,7 +139,7 @@ class Gate:
             task = self._history.task_of(manifest.run_id)
         except HistoryUnusable as error:
             return _unusable(error)
-        size = entry.num_bytes + len(entry.manifest)
+        size = entry.num_bytes + len(entry.manifest) + sum(len(part.manifest) for part in entry.parts)
         upload = PolicyRequest(
             kind=Kind.UPLOAD,
             run_id=manifest.run_id,

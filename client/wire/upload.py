@@ -1,4 +1,5 @@
-"""The upload of one spooled update: it resumes where the receiver's copy ends, at most one window ahead of it."""
+"""The upload of one spooled update, or of a part of one: it resumes where the receiver's copy ends, at most one window
+ahead of it."""
 
 import asyncio
 import logging
@@ -8,7 +9,7 @@ from contextlib import suppress
 
 import grpc
 
-from atoll.client.disk.spool import Entry
+from atoll.client.disk.spool import Entry, EntryPart
 from atoll.client.wire.messages import statistics, too_many
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -62,14 +63,16 @@ async def upload(
     pace: Pace,
     *,
     is_first_attempt: bool,
+    part: EntryPart | None = None,
     disclosure: Disclosure = ANY_SUM,
     on_progress: Callable[[int], None] = lambda position: None,
-) -> pb.Verdict:
-    """Send an update and return the receiver's verdict on it.
+) -> pb.Verdict | None:
+    """Send an update and return the receiver's verdict on it; None: it keeps the part, and waits for others.
 
     Args:
         stub: of the coordinator, or of an aggregation rank.
         entry: the update, in the spool.
+        part: the part of the entry to send; None: the entry has none.
         pace: rate limit, shared by all uploads.
         is_first_attempt: no byte of the update was ever sent; then one of a single chunk follows its manifest at once,
             without waiting for the position, which can only be 0.
@@ -81,17 +84,18 @@ async def upload(
         OSError: the spool cannot be read.
     """
     stream: UploadStream = Stream(stub.Upload)
-    fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+    content = part or entry
+    fd = os.open(content.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        sending = _Sending(stream, fd, entry, pace, on_progress)
-        await sending.open(disclosure)
+        sending = _Sending(stream, fd, content, pace, on_progress)
+        await sending.open(_opened(entry, disclosure, part))
         return await sending.run(at_once=is_first_attempt)
     finally:
         os.close(fd)
         stream.cancel()
 
 
-def _opened(entry: Entry, disclosure: Disclosure) -> pb.UploadOpen:
+def _opened(entry: Entry, disclosure: Disclosure, part: EntryPart | None) -> pb.UploadOpen:
     if fault := too_many(entry.statistics):
         logger.warning("the statistics of %s are not sent: %s", entry.path.name, fault)
     stays = fault or disclosure.metrics is MetricsLeave.NONE
@@ -102,6 +106,7 @@ def _opened(entry: Entry, disclosure: Disclosure) -> pb.UploadOpen:
         min_sites=disclosure.min_sites,
         download_seconds=entry.download_seconds,
         train_seconds=entry.train_seconds,
+        part=part.manifest if part is not None else b"",
     )
 
 
@@ -109,15 +114,15 @@ class _Sending:
     """The state of one upload: bytes sent, bytes confirmed, the receiver's window."""
 
     def __init__(
-        self, stream: UploadStream, fd: int, entry: Entry, pace: Pace, on_progress: Callable[[int], None]
+        self, stream: UploadStream, fd: int, content: Entry | EntryPart, pace: Pace, on_progress: Callable[[int], None]
     ) -> None:
-        self._stream, self._fd, self._entry, self._pace, self._on_progress = stream, fd, entry, pace, on_progress
+        self._stream, self._fd, self._content, self._pace, self._on_progress = stream, fd, content, pace, on_progress
         self._sent = self._confirmed = 0
         self._window = UPLOAD_WINDOW_BYTES
 
-    async def open(self, disclosure: Disclosure) -> None:
+    async def open(self, opened: pb.UploadOpen) -> None:
         """Send the manifest, with all bytes of an update of at most INLINE_BYTES_MAX."""
-        opened, total = _opened(self._entry, disclosure), self._entry.num_bytes
+        total = self._content.num_bytes
         if total <= INLINE_BYTES_MAX:
             await self._pace.take(total)
             opened.data = self._read(total)
@@ -125,9 +130,9 @@ class _Sending:
         if opened.data:
             self._note_sent(total)
 
-    async def run(self, *, at_once: bool) -> pb.Verdict:
-        """Send the rest of the update and return the verdict."""
-        total = self._entry.num_bytes
+    async def run(self, *, at_once: bool) -> pb.Verdict | None:
+        """Send the rest of the bytes and return the verdict; None: a part is kept."""
+        total = self._content.num_bytes
         is_begun = at_once and INLINE_BYTES_MAX < total <= self._chunk_bytes
         while True:
             while is_begun and self._sent < total and self._may_send:
@@ -135,10 +140,10 @@ class _Sending:
             reply = await self._stream.read()
             if reply is None:
                 raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "the coordinator ended the upload without a verdict")
-            if reply.WhichOneof("reply") == "verdict":
+            if (kind := reply.WhichOneof("reply")) in ("verdict", "kept"):
                 with suppress(StreamBroken):
-                    await self._stream.read()  # let the call end; a verdict is the last message
-                return reply.verdict
+                    await self._stream.read()  # let the call end; this is the last message
+                return reply.verdict if kind == "verdict" else None
             self._confirm(reply.position, is_first=not is_begun)
             self._window = min(UPLOAD_WINDOW_BYTES, reply.window or UPLOAD_WINDOW_BYTES)
             is_begun = True
@@ -158,20 +163,20 @@ class _Sending:
         self._note_sent(num_bytes)
 
     def _read(self, num_bytes: int) -> bytes:
-        data = os.pread(self._fd, num_bytes, self._entry.data_start + self._sent)
+        data = os.pread(self._fd, num_bytes, self._content.data_start + self._sent)
         if len(data) != num_bytes:
-            raise OSError(f"{self._entry.path} ends before its last piece")
+            raise OSError(f"{self._content.path} ends before its last piece")
         return data
 
     def _note_sent(self, num_bytes: int) -> None:
         self._sent += num_bytes
         crash_points.reached("agent.uploading")
-        if self._sent == self._entry.num_bytes:
+        if self._sent == self._content.num_bytes:
             crash_points.reached("agent.uploaded")
 
     def _confirm(self, position: int, *, is_first: bool) -> None:
-        if position > self._entry.num_bytes or (not is_first and position > self._sent):
-            detail = f"the coordinator claims byte {position} of {self._entry.num_bytes}, and {self._sent} were sent"
+        if position > self._content.num_bytes or (not is_first and position > self._sent):
+            detail = f"the coordinator claims byte {position} of {self._content.num_bytes}, and {self._sent} were sent"
             raise StreamBroken(grpc.StatusCode.FAILED_PRECONDITION, detail)
         if position > self._confirmed:
             self._on_progress(position)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.coordinator_connection import CoordinatorConnection
+from atoll.client.wire.part_uploads import REFUSED, verdict_on
 from atoll.client.wire.transfer_log import told
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
@@ -27,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 UPLOADS_MAX = 4
 """Concurrent uploads; further ones wait."""
-
-REFUSED = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION})
-"""Status codes that no repetition of the upload changes: the two sides do not understand each other."""
 
 
 class Uploads:
@@ -60,6 +59,7 @@ class Uploads:
         self._spool, self._connection, self._spawn, self._on_event = spool, connection, spawn, on_event
         self._ask, self._report, self._disclosure = ask, report, disclosure
         self._slots, self._pace = asyncio.Semaphore(UPLOADS_MAX), Pace(bytes_per_s)
+        self._one_in_parts = asyncio.Lock()  # its streams and those of other updates share the calls of a connection
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
         self._stalled: dict[Key, tuple[Link, float]] = {}
@@ -122,24 +122,31 @@ class Uploads:
         if link is None:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "there is no connection")
         calls = self._calls_of_rank(key, entry.rank, link) if self._connection.ranks.num_ranks else link.calls()
-        what, confirmed = f"uploading the update of round {key[2]} of {key[1]}", 0
+        what = f"uploading the update of round {key[2]} of {key[1]}"
+        confirmed: dict[int, int] = {}  # bytes of each part
         logger.info("%s, %s", what, printable_size(entry.num_bytes))
 
-        def on_progress(position: int) -> None:
-            nonlocal confirmed
-            confirmed = position
+        def confirm(part: int, position: int) -> None:
+            confirmed[part] = position
             self._stalled[key] = link, asyncio.get_running_loop().time()
 
         async with calls as stub:
-            with told(what, entry.num_bytes, lambda: confirmed):
-                verdict = await upload(
-                    stub,
-                    entry,
-                    self._pace,
-                    is_first_attempt=is_first_attempt,
-                    disclosure=self._disclosure(),
-                    on_progress=on_progress,
-                )
+            send = partial(
+                upload,
+                stub,
+                entry,
+                self._pace,
+                is_first_attempt=is_first_attempt,
+                disclosure=self._disclosure(),
+            )
+            with told(what, entry.num_bytes, lambda: sum(confirmed.values())):
+                if entry.parts:
+                    async with self._one_in_parts:
+                        parts = enumerate(entry.parts)
+                        sends = [partial(send, part=part, on_progress=partial(confirm, i)) for i, part in parts]
+                        verdict = await verdict_on(sends)
+                else:
+                    verdict = await verdict_on([partial(send, on_progress=partial(confirm, 0))])
         self._stalled.pop(key, None)
         return verdict
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.client.disk.residual_store import Owner
-from atoll.client.disk.spool import Entry
+from atoll.client.disk.spool import Entry, remove
 from atoll.client.disk.stores import Stores
 from atoll.client.session.events import (
     Evaluated,
@@ -28,6 +28,7 @@ from atoll.client.work.runner import EvaluateOrder, Runner, RunnerFailed, Statis
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
 from atoll.protocol import crash_points
 from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, FailureReason
 from atoll.protocol.wire.stream import StreamBroken
@@ -79,6 +80,7 @@ class Jobs:
         """Train within `budget` seconds and put the update into the spool; returns Trained or JobFailed."""
         key = invitation.key
         self._residual_out.unlink(missing_ok=True)  # left by a training that failed
+        remove(self._update_out)
         try:
             order = TrainOrder(
                 task=invitation.task,
@@ -133,6 +135,7 @@ class Jobs:
             100 * trained.work,
             trained.seconds,
         )
+        parts = [PartManifest(index, pieces) for index, pieces in enumerate(trained.parts)]
         manifest = UpdateManifest(
             run_id=invitation.run_id,
             round_id=invitation.round_id,
@@ -144,6 +147,7 @@ class Jobs:
             pieces=trained.pieces,
             normalizer=trained.normalizer,
             effective_steps=trained.effective_steps,
+            parts=tuple(part.listed for part in parts),
         )
 
         def add() -> Entry:
@@ -161,6 +165,7 @@ class Jobs:
                 download_seconds=self._download_seconds,
                 train_seconds=trained.seconds,
                 rank=invitation.rank,
+                parts=parts,
             )
 
         try:

@@ -26,7 +26,7 @@ class TrainOrder:
     task: str
     model: Path
     out: Path
-    """File of the update."""
+    """File of the update; or folder of one in parts (`spool.part_name`)."""
     round_id: int
     seed: int
     version: int = 0
@@ -88,7 +88,7 @@ class Training:
     """The result of a training."""
 
     pieces: tuple[Piece, ...]
-    """The pieces of the update in `TrainOrder.out`, in canonical order."""
+    """The pieces of the update in `TrainOrder.out`, in canonical order; empty for an update in parts."""
     num_examples: int
     work: float
     """Fraction of the requested steps that were done, in (0, 1]."""
@@ -100,6 +100,8 @@ class Training:
     """FedNova's share of τ_eff; see `UpdateManifest`."""
     has_own: bool = False
     """`TrainOrder.own_out` was written."""
+    parts: tuple[tuple[Piece, ...], ...] = ()
+    """The pieces of each part, in canonical order, whose bytes are in a file of the folder `TrainOrder.out`."""
 
 
 class Runner(Protocol):

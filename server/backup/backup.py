@@ -309,8 +309,8 @@ def _drop_unreferenced(staging: Path, needs: list[Need]) -> None:
     for need in needs:
         files = RunFiles(staging, need.run_id)
         for folder in (files.folder, *(rank for rank in files.ranks if rank)):
-            for path in (folder / "updates").glob("*.bin"):
-                if path.stem not in need.updates:
+            for path in (folder / "updates").glob("*"):
+                if path.name.partition(".")[0] not in need.updates:
                     path.unlink()
             for path in (folder / "versions").glob("*"):
                 if int(path.name.partition(".")[0]) > need.version:  # `belongs` lets only versions come here

@@ -11,7 +11,8 @@ FORMAT = 1
 
 _IDENTITY = r"(?:identity|authority)/[ -~]+"
 _VERSION = r"versions/\d{6,}(?:\.[a-z_]+)?\.(?:safetensors|manifest\.json)"
-_IMMUTABLE = rf"runs/\w[\w.-]*/(?:{_VERSION}|updates/[0-9a-f]{{64}}\.bin)"
+_UPDATE = r"updates/[0-9a-f]{64}(?:\.bin|\.\d{4}\.(?:bin|json))"
+_IMMUTABLE = rf"runs/\w[\w.-]*/(?:{_VERSION}|{_UPDATE})"
 _RUNS = rf"{_IMMUTABLE}|runs/\w[\w.-]*/(?:ranks|worker\.log)"
 _AUDIT = r"audit/(?:audit-\d+\.jsonl|cut-\d+\.bin|key\.pem|public\.pem)"
 _STATISTICS = r"statistics/\d{6,}\.json"

@@ -13,9 +13,12 @@ from sqlalchemy import Connection, select
 from atoll.aggregation.file_digest import sha256_of_next
 from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, parse_header
 from atoll.aggregation.updates.inspection import inspect
-from atoll.protocol.manifest import digest_of, parse_update, parse_version
+from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update, parse_version
+from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, RunState, Version
+from atoll.server.errors import StoreCorrupted
+from atoll.server.files.part_files import PartFiles, file_stem
 from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.journal.holder import run_folder
@@ -90,10 +93,17 @@ class RunFiles:
         folders = [self.folder] if not self.num_ranks or version == 0 else [rank for rank in self.ranks if rank]
         return [folder / "versions" / name for folder in folders]
 
-    def update(self, digest: Digest, rank: int) -> Path | None:
-        """Return the path of an accepted update; None: it is at a rank on another machine."""
+    def update(self, digest: Digest, rank: int, part: int | None = None) -> Path | None:
+        """Return the path of an accepted update, or of a part of one; None: it is at a rank on another machine."""
         folder = self.ranks[rank] if self.num_ranks else self.folder
-        return None if folder is None else folder / "updates" / f"{digest}.bin"
+        return None if folder is None else folder / "updates" / f"{file_stem(digest, part)}.bin"
+
+    def update_files(self, digest: Digest, meta: StoredUpdateMeta) -> list[Path]:
+        """Return the paths of an accepted update's files on this machine: of each part its bytes and its findings."""
+        parts: list[int | None] = [*range(_num_parts(meta))]
+        files = [self.update(digest, meta.rank, part) for part in parts or [None]]
+        found = [file for file in files if file is not None]
+        return found + [file.with_suffix(".json") for file in found if parts]
 
 
 def lacking(path: Path, needs: list[Need]) -> list[Path]:
@@ -103,7 +113,8 @@ def lacking(path: Path, needs: list[Need]) -> list[Path]:
         files = RunFiles(path, need.run_id)
         for version in need.digests:
             wanted += [files.manifest(version), *files.tensors(version)]
-        wanted += [files.update(digest, meta.rank) for digest, meta in need.updates.items()]
+        for digest, meta in need.updates.items():
+            wanted += files.update_files(digest, meta)
     return sorted(file for file in wanted if file is not None and not file.is_file())
 
 
@@ -116,9 +127,8 @@ def damaged(path: Path, needs: list[Need]) -> Iterator[str]:
             if files.manifest(version).is_file():
                 yield from _damage_of_version(files, version, digest)
         for digest, meta in need.updates.items():
-            file = files.update(digest, meta.rank)
-            if file is not None and file.is_file():
-                yield from _damage_of_update(file, meta)
+            if (file := files.update(digest, meta.rank)) is not None:
+                yield from _damage_of_update(file, digest, meta)
 
 
 def _damage_of_version(files: RunFiles, version: Version, digest: Digest) -> Iterator[str]:
@@ -140,12 +150,35 @@ def _damage_of_version(files: RunFiles, version: Version, digest: Digest) -> Ite
         yield f"{whole}: {error}"
 
 
-def _damage_of_update(file: Path, meta: StoredUpdateMeta) -> Iterator[str]:
+def _damage_of_update(file: Path, digest: Digest, meta: StoredUpdateMeta) -> Iterator[str]:
     try:
         manifest = parse_update(meta.manifest)
     except ManifestError as error:
         yield f"{file}: its manifest: {error}"
         return
+    if not manifest.parts:
+        yield from _damage_of_bytes(file, manifest) if file.is_file() else ()
+        return
+    parts = PartFiles(file.parent, file.parent, manifest, digest)
+    for index in range(len(manifest.parts)):
+        if not all(path.is_file() for path in parts.paths(file.parent, index)):
+            continue  # named as missing
+        try:
+            for data, part in parts.pieces([index]):
+                yield from _damage_of_bytes(data, part)
+        except StoreCorrupted as error:
+            yield str(error)
+
+
+def _num_parts(meta: StoredUpdateMeta) -> int:
+    """Return the number of an update's parts; 0 when it has none, or when its manifest is damaged."""
+    try:
+        return len(parse_update(meta.manifest).parts)
+    except ManifestError:
+        return 0
+
+
+def _damage_of_bytes(file: Path, manifest: UpdateManifest | PartManifest) -> Iterator[str]:
     is_whole = file.stat().st_size == manifest.num_bytes
     if not is_whole or inspect(file, manifest.pieces).wrong_digests:
         yield f"{file}: its bytes are not those of its manifest"

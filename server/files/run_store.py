@@ -4,6 +4,7 @@
     versions/000012.momentum.safetensors  +  .manifest.json   the state of the server optimizer, written before
     updates/<digest>.bin                                      a sound update as received
     incoming/<digest>.bin                                     a partial upload, which resumes at its length
+    updates/, incoming/<digest>.0003.*                        part 3 of an update: see `part_files`
 
 The metadata of an accepted update, and all bytes of a small one, are written with the event that accepts it
 (`journal`). A version exists when its manifest does, which is written last and removed first. So a crash at any point
@@ -31,6 +32,7 @@ from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.incoming import Incoming
+from atoll.server.files.part_files import PartFiles, file_stem
 from atoll.server.files.version_folder import VersionFolder
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
 
@@ -40,8 +42,9 @@ INCOMING_AGE_MAX_S = 86400.0
 GONE = ".gone"
 """Suffix of a file whose deletion has begun."""
 
+DIGEST_CHARACTERS = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_UPDATE_FILE = re.compile(r"([0-9a-f]{64})\.bin(\.gone)?")
+_UPDATE_FILE = re.compile(r"([0-9a-f]{64})(?:\.\d{4})?\.(?:bin|json)(\.part|\.gone)?")
 _VERSION_FILE = re.compile(r"(\d{6,})(?:\.[a-z_]+)?\.(safetensors|manifest\.json)(\.part|\.gone)?")
 
 
@@ -77,8 +80,8 @@ class RunStore(VersionFolder):
         super().__init__(folder)
         self._updates, self._incoming = folder / "updates", folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
-        self._open: set[Incoming] = set()
-        self._lock = threading.Lock()  # protects the set, and an upload that opens from garbage collection
+        self._open: dict[Incoming, int | None] = {}  # of a part: the size of the whole update
+        self._lock = threading.Lock()  # protects the mapping, and an upload that opens from garbage collection
         for path in (self._versions, self._updates, self._incoming):
             path.mkdir(parents=True, exist_ok=True)
             if path.is_symlink():
@@ -98,13 +101,17 @@ class RunStore(VersionFolder):
 
     # ------------------------------------------------------------ updates
 
-    def incoming_path(self, digest: Digest) -> Path:
-        """Return the path of an upload in progress."""
-        return self._incoming / f"{_checked(digest)}.bin"
+    def incoming_path(self, digest: Digest, part: int | None = None) -> Path:
+        """Return the path of an upload in progress, or of a part of one."""
+        return self._incoming / f"{file_stem(_checked(digest), part)}.bin"
 
     def update_path(self, digest: Digest) -> Path:
-        """Return the path of an accepted update."""
+        """Return the path of an accepted update; one in parts has this name, and no such file."""
         return self._updates / f"{_checked(digest)}.bin"
+
+    def parts_of(self, manifest: UpdateManifest, digest: Digest) -> PartFiles:
+        """Return the files of an update in parts."""
+        return PartFiles(self._incoming, self._updates, manifest, _checked(digest))
 
     def digests(self) -> set[Digest]:
         """Return the digests of all updates on disk, complete or partial."""
@@ -118,33 +125,58 @@ class RunStore(VersionFolder):
         with self._lock:
             return self.update_path(digest).exists()
 
-    def open_incoming(self, digest: Digest, total_bytes: int) -> Incoming:
-        """Begin or resume an upload.
+    def open_incoming(
+        self, digest: Digest, total_bytes: int, *, part: int | None = None, whole_bytes: int = 0
+    ) -> Incoming:
+        """Begin or resume an upload, or a part of one.
+
+        Room is reserved for the whole update, so that of two that do not fit beside each other one can end.
 
         After a crash of the machine, bytes on disk may be wrong. `Incoming.inspect` detects that; then the upload must
         be discarded and sent again.
+
+        Args:
+            digest: the update's.
+            total_bytes: the size of its bytes, or of the part's.
+            part: the part's index; None: the update has no parts.
+            whole_bytes: the size of all parts.
 
         Raises:
             DiskFull: the missing bytes do not fit: beside the other open uploads and the space that stays free, or in
                 the space for a run's uploads that are not accepted yet.
         """
-        path = self.incoming_path(digest)
+        path = self.incoming_path(digest, part)
         with self._lock:
-            already = path.stat().st_size if path.exists() else 0
-            reserved = sum(upload.total_bytes - upload.position for upload in self._open)
-            missing, free = max(0, total_bytes - already), shutil.disk_usage(self._incoming).free
+            if part is None:
+                wanted, already = total_bytes, path.stat().st_size if path.exists() else 0
+            else:
+                wanted, already = whole_bytes, _size_of(self._incoming, digest)
+            reserved = self._reserved(digest)
+            missing, free = max(0, wanted - already), shutil.disk_usage(self._incoming).free
             if missing and missing + reserved + self._disk.free_min > free:
                 raise DiskFull(
-                    f"{self._incoming}: an update of {count_of(total_bytes, 'byte')} does not "
+                    f"{self._incoming}: an update of {count_of(wanted, 'byte')} does not "
                     f"fit: {count_of(free, 'byte is', 'bytes are')} free, "
                     f"{reserved} are reserved for other uploads, {self._disk.free_min} stay free"
                 )
             if missing and self._disk.incoming_max:
-                self._check_quota(missing + reserved, total_bytes)
+                self._check_quota(missing + reserved, wanted)
             with naming_full_disk(path):
-                upload = Incoming(path, total_bytes, self._closed, has_file=self._has_files_only)
-            self._open.add(upload)
+                has_file = self._has_files_only or part is not None
+                upload = Incoming(path, total_bytes, self._closed, has_file=has_file)
+            self._open[upload] = None if part is None else whole_bytes
         return upload
+
+    def _reserved(self, digest: Digest) -> int:
+        """Return the missing bytes of the other open updates; an update whose parts are open counts once."""
+        wholes: dict[str, int] = {}
+        reserved = 0
+        for upload, whole_bytes in self._open.items():
+            if whole_bytes is None:
+                reserved += upload.total_bytes - upload.position
+            elif (owner := upload.path.name[:DIGEST_CHARACTERS]) != digest:
+                wholes[owner] = whole_bytes
+        return reserved + sum(max(0, whole - _size_of(self._incoming, owner)) for owner, whole in wholes.items())
 
     def _check_quota(self, wanted: int, total_bytes: int) -> None:
         taken, most = _size_of(self._incoming), self._disk.incoming_max
@@ -158,11 +190,14 @@ class RunStore(VersionFolder):
 
     def _closed(self, upload: Incoming) -> None:
         with self._lock:
-            self._open.discard(upload)
+            self._open.pop(upload, None)
 
-    def discard_incoming(self, digest: Digest) -> None:
-        """Delete the bytes of an upload."""
-        self.incoming_path(digest).unlink(missing_ok=True)
+    def discard_incoming(self, digest: Digest, part: int | None = None) -> None:
+        """Delete the bytes of an upload, with all of its parts, or those of one part."""
+        self.incoming_path(digest, part).unlink(missing_ok=True)
+        if part is None:
+            for path in sorted(self._incoming.glob(f"{digest}.*"), reverse=True):  # findings before their bytes
+                path.unlink(missing_ok=True)
 
     def keep(self, upload: Incoming, manifest: UpdateManifest, inspection: Inspection) -> KeptUpdate:
         """Make a complete, sound upload durable, for the machine's decision.
@@ -175,6 +210,15 @@ class RunStore(VersionFolder):
             move_into(upload.path, self.update_path(manifest.digest))
             sync_folder(self._updates)
         return KeptUpdate(_meta(manifest, inspection), upload.data)
+
+    def keep_whole(self, manifest: UpdateManifest) -> KeptUpdate:
+        """Make an update of kept parts whole, for the machine's decision.
+
+        Raises:
+            StoreCorrupted: a part is missing.
+            DiskFull: there is no room; try again.
+        """
+        return KeptUpdate(encode_meta(self.parts_of(manifest, manifest.digest).make_whole()), None)
 
     def kept_before(self, manifest: UpdateManifest) -> KeptUpdate | None:
         """Return a sound upload whose decision or answer was lost before; None: the client must send it (again).
@@ -205,6 +249,9 @@ class RunStore(VersionFolder):
             raise StoreCorrupted(f"{path}: its manifest has another digest")
         try:
             manifest = parse_update(meta.manifest)
+            if manifest.parts:
+                parts = self.parts_of(manifest, digest).pieces()
+                return StoredUpdate.of_parts(path, ((file, part.pieces) for file, part in parts), meta.magnitudes)
             num_bytes = path.stat(follow_symlinks=False).st_size if data is None else len(data)
         except (FileNotFoundError, ManifestError) as error:
             raise StoreCorrupted(f"{path}: {error}") from error
@@ -251,8 +298,11 @@ class RunStore(VersionFolder):
         def is_unused(digest: str, _: float) -> bool:
             return digest not in live
 
+        newest = _newest_of(self._incoming)  # the parts of an update stay, and go, together
+
         def is_abandoned(digest: str, at: float) -> bool:
-            is_open = any(upload.path.stem == digest for upload in self._open)
+            is_open = any(upload.path.name[:DIGEST_CHARACTERS] == digest for upload in self._open)
+            at = max(at, newest.get(digest, at))
             return not is_open and digest not in live and not keep(Digest(digest), at)
 
         freed = _sweep(self._versions, _VERSION_FILE, is_old, self._lock)
@@ -303,9 +353,21 @@ def _sweep(folder: Path, names: re.Pattern[str], is_garbage: Callable[[str, floa
     return freed
 
 
-def _size_of(folder: Path) -> int:
+def _size_of(folder: Path, beginning: str = "") -> int:
     with os.scandir(folder) as entries:
-        return sum(stat.st_size for stat in map(_stat, entries) if stat is not None)
+        stats = (_stat(entry) for entry in entries if entry.name.startswith(beginning))
+        return sum(stat.st_size for stat in stats if stat is not None)
+
+
+def _newest_of(folder: Path) -> dict[str, float]:
+    """Return the time of the last change of each upload's files [s since the epoch]."""
+    newest: dict[str, float] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name, stat = _UPDATE_FILE.fullmatch(entry.name), _stat(entry)
+            if name is not None and stat is not None:
+                newest[name[1]] = max(newest.get(name[1], 0.0), stat.st_mtime)
+    return newest
 
 
 def _stat(entry: "os.DirEntry[str]") -> os.stat_result | None:

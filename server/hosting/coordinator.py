@@ -16,6 +16,7 @@ from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
+from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState, Version
@@ -418,12 +419,13 @@ class Coordinator:
         for entry in entries_of(run_id, effects):
             self.audit.record(*entry, caller=COORDINATOR)
 
-    def judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+    def judge(
+        self, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
+    ) -> Judge | pb.Verdict:
         """Return the judge of an announced update, or at once the verdict when its run is not hosted here."""
-        run = self.runs.get(manifest.run_id)
-        if run is None:
+        if (run := self.runs.get(manifest.run_id)) is None:
             return refused(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
-        return Judge.of(run, manifest, opened)
+        return Judge.of(run, manifest, opened, part)
 
     def _start_next(self) -> None:
         """Start or resume runs from the head of the queue while there is room."""

@@ -5,18 +5,20 @@ bytes asks the judge before and after the upload; it is this process or an aggre
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import BESIDE
+from atoll.aggregation.tensors.layout import BESIDE, Layout
 from atoll.parallel.task.metrics import only_finite
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
-from atoll.protocol.threads import off_loop
+from atoll.protocol.part_manifest import PartManifest, check_part, check_parts
+from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.messages import sums_of
@@ -35,11 +37,20 @@ class Judge:
     run: RunDriver
     manifest: UpdateManifest
     update: Update
+    part: PartManifest | None = None
+    """The part whose bytes follow; None: the update has none."""
 
     @classmethod
-    def of(cls, run: RunDriver, manifest: UpdateManifest, opened: pb.UploadOpen) -> "Judge":
-        """Make the judge of an update that a client announces."""
-        return cls(run, manifest, _update(manifest, digest_of(opened.manifest), opened))
+    def of(
+        cls, run: RunDriver, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
+    ) -> "Judge":
+        """Make the judge of an update that a client announces, or of a part of one."""
+        return cls(run, manifest, _update(manifest, digest_of(opened.manifest), opened), part)
+
+    @property
+    def may_omit(self) -> bool:
+        """Return whether the update may leave out whole tensors."""
+        return self.run.config.aggregation.partial
 
     async def before_bytes(self) -> pb.Verdict | None:
         """Return the verdict that is possible before the bytes come; None: the bytes are wanted."""
@@ -56,19 +67,40 @@ class Judge:
             return await self.refuse(
                 RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
             )
-        layout, num_pieces = base.manifest.layout, len(self.manifest.pieces)
-        may_omit = run.config.aggregation.partial and num_pieces > 0
-        if fault := run.config.aggregation.fault_of_rows(self.manifest.num_bytes):
+        layout, num_pieces = base.manifest.layout, len((self.part or self.manifest).pieces)
+        if fault := self._fault_of_rows():
             return await self.refuse(RejectReason.WRONG_LAYOUT, fault)
-        grows = run.config.aggregation.grows
-        check = partial(check_against, layout, self.manifest, may_omit=may_omit, grows=grows)
-        if faults := await off_loop(100 * num_pieces, check):
+        if faults := await off_loop(100 * num_pieces, partial(self._faults_of_pieces, layout)):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
-        judge_codec = partial(codec_fault, self.manifest, run.config.aggregation.codec_name)
+        judge_codec = partial(codec_fault, self.part or self.manifest, run.config.aggregation.codec_name)
         if fault := await off_loop(100 * num_pieces, judge_codec):
             return await self.refuse(RejectReason.WRONG_CODEC, fault)
         if is_first_upload(run.machine, update):
             run.post(UploadBegun(update.client_id, update.round_id))
+        return None
+
+    def _fault_of_rows(self) -> str:
+        """Return why an update is none to append to the model; "" if it may be, or nothing is appended."""
+        aggregation = self.run.config.aggregation
+        if aggregation.grows and self.part is not None:
+            return "an update of rows to append comes whole, not in parts"
+        return aggregation.fault_of_rows(self.manifest.num_bytes)
+
+    def _faults_of_pieces(self, layout: Layout) -> list[str]:
+        """List the faults of the pieces that are announced: of the whole update, or of a part without the others."""
+        if self.part is not None:
+            return check_part(layout, self.part)
+        may_omit = self.may_omit and len(self.manifest.pieces) > 0
+        return check_against(layout, self.manifest, may_omit=may_omit, grows=self.run.config.aggregation.grows)
+
+    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
+        """Return the refusal of an update whose parts together do not cover the model, each element once."""
+        base = self.run.reducer.known(self.update.base_version)
+        if base is None:  # it was there when the first part was announced
+            return await self.refuse(RejectReason.WRONG_BASE, f"version {self.update.base_version} is gone")
+        check = partial(check_parts, base.manifest.layout, parts, may_omit=self.may_omit)
+        if faults := await on_thread(None, check):
+            return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
         return None
 
     async def old_verdict(self) -> pb.Verdict | None:
@@ -101,7 +133,7 @@ def _accepted(*, is_carried: bool) -> pb.Verdict:
     return pb.Verdict(accepted=True, detail="late" if is_carried else "")
 
 
-def codec_fault(manifest: UpdateManifest, allowed: str) -> str:
+def codec_fault(manifest: UpdateManifest | PartManifest, allowed: str) -> str:
     """Return why a run with this codec does not take an update; "" when it does: plain values are always taken."""
     if wrong := sorted(manifest.codecs - {allowed}):
         also = f"{allowed}, or " if allowed else ""

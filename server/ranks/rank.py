@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -28,6 +29,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
 from atoll.protocol.durable import DiskFull, naming_full_disk
 from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.part_manifest import PartManifest, check_parts
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
 from atoll.protocol.wire.channel import CHUNK_BYTES
@@ -71,8 +73,9 @@ class RankPlace:
 class RemoteJudge:
     """The judge of one update that asks the coordinator; see `uploads.Judging`."""
 
-    def __init__(self, stub: rpc.AggregationStub, rank: int, opened: pb.UploadOpen) -> None:
-        self._stub, self._rank, self._opened = stub, rank, pb.UploadOpen()
+    def __init__(self, rank: "Rank", manifest: UpdateManifest, opened: pb.UploadOpen) -> None:
+        self._stub, self._rank, self._coordinator = rank.aggregation, rank.place.rank, rank.coordinator
+        self._manifest, self._opened, self._may_omit = manifest, pb.UploadOpen(), False
         self._opened.CopyFrom(opened)
         self._opened.ClearField("data")
 
@@ -82,7 +85,20 @@ class RemoteJudge:
             reply = await self._stub.OpenUpdate(self._opened)
         except grpc.aio.AioRpcError as error:
             raise _away(error) from None
+        self._may_omit = reply.may_omit
+        self._opened.ClearField("part")  # judged; what follows is about the update
         return reply.verdict if reply.HasField("verdict") else None
+
+    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
+        """Let the coordinator refuse an update whose parts do not cover the model; only this rank has all of them."""
+        try:
+            _, base, _ = await fetch_manifest(self._coordinator, self._manifest.run_id, self._manifest.base_digest)
+        except NotFetched as error:
+            raise CoordinatorAway(str(error)) from error
+        check = partial(check_parts, base.layout, parts, may_omit=self._may_omit)
+        if faults := await on_thread(None, check):
+            return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults))
+        return None
 
     async def old_verdict(self) -> pb.Verdict | None:
         """Return None: the coordinator looks for an older verdict itself when it decides."""
@@ -165,8 +181,8 @@ class Rank:
         run = self.run(run_id)
         return run.known(digest) or await run.find(self.coordinator, digest)
 
-    def _judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> RemoteJudge:
-        return RemoteJudge(self.aggregation, self.place.rank, opened)
+    def _judge(self, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None) -> RemoteJudge:
+        return RemoteJudge(self, manifest, opened)
 
     def status(self) -> pb.RankMessage:
         """Return the report of this process: bytes received, sent and exchanged."""

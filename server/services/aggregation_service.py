@@ -12,6 +12,7 @@ from atoll.aggregation.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import parse_update
+from atoll.protocol.part_manifest import part_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
@@ -105,8 +106,9 @@ class AggregationService(rpc.AggregationServicer):
     async def OpenUpdate(self, request: pb.UploadOpen, context: Context) -> pb.OpenedUpdate:
         """Return the verdict that is possible before an update's bytes come, if there is one."""
         judge = await self._judge(request)
-        verdict = judge if isinstance(judge, pb.Verdict) else await judge.before_bytes()
-        return pb.OpenedUpdate(verdict=verdict)
+        if isinstance(judge, pb.Verdict):
+            return pb.OpenedUpdate(verdict=judge)
+        return pb.OpenedUpdate(verdict=await judge.before_bytes(), may_omit=judge.may_omit)
 
     async def SubmitUpdate(self, requests: AsyncIterator[pb.SubmittedUpdate], context: Context) -> pb.Verdict:
         """Decide about an update whose bytes are durable at a rank, or refuse it because of them."""
@@ -137,9 +139,11 @@ class AggregationService(rpc.AggregationServicer):
         return await judge.decide(KeptUpdate(await off_loop(len(found), completed), None))
 
     async def _judge(self, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+        """Return the judge of an update; a rank names the part when it opens it, and none once all are whole."""
         try:
             manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
-            return self._coordinator.judge(manifest, opened)
+            part = await off_loop(len(opened.part), part_of, manifest, opened.part) if opened.part else None
+            return self._coordinator.judge(manifest, opened, part)
         except ManifestError as error:
             return refused(RejectReason.BAD_MANIFEST, str(error))
 

@@ -14,12 +14,13 @@ from functools import partial
 from typing import Protocol
 
 from atoll.aggregation.codecs.installed import is_installed
-from atoll.aggregation.codecs.names import open_codec
+from atoll.aggregation.codecs.names import fault_of_opening
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
+from atoll.protocol.part_manifest import PartManifest, part_of
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
@@ -29,7 +30,9 @@ from atoll.protocol.wire.channel import CHUNK_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.wire.upload_window import Confirmations, chunk_of, window_of
 from atoll.server.files.incoming import SMALL_BYTES, Incoming
 from atoll.server.files.run_store import KeptUpdate, RunStore
+from atoll.server.parts.gathering import newest_first
 from atoll.server.transfers.downloads import BadRequest
+from atoll.server.transfers.parts import PartsUnderWay
 from atoll.server.transfers.timeouts import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
 from atoll.server.transfers.verdicts import refused
 
@@ -51,6 +54,12 @@ class Judging(Protocol):
     async def old_verdict(self) -> pb.Verdict | None:
         """Return the verdict that was given in the meantime, if any."""
 
+    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
+        """Return the refusal of an update whose parts together do not cover the model, each element once.
+
+        The parts are read on a thread, one after the other; an error of reading them is raised.
+        """
+
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Decide about a sound update that is durable here."""
 
@@ -58,8 +67,12 @@ class Judging(Protocol):
         """Refuse the update because of its bytes."""
 
 
-JudgeOf = Callable[[UpdateManifest, pb.UploadOpen], "Judging | pb.Verdict"]
-"""Returns the judge of an update that a client announces, or at once a verdict when there is no judge for it."""
+JudgeOf = Callable[[UpdateManifest, pb.UploadOpen, PartManifest | None], "Judging | pb.Verdict"]
+"""Returns the judge of an update, or of a part of one, that a client announces, or at once a verdict when there is no
+judge for it."""
+
+Streams = dict[tuple[Digest, int | None], "asyncio.Task[object]"]
+"""The streams of one client's update for one round, by the update's digest and the part."""
 
 
 class Uploads:
@@ -81,10 +94,11 @@ class Uploads:
         floor: float = FLOOR_BYTES_PER_S,
     ) -> None:
         self._judge_of, self._store_of, self._compute_of, self._floor = judge_of, store_of, compute_of, floor
-        self._receiving: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[object]] = {}
+        self._receiving: dict[tuple[RunId, RoundId, ClientId], Streams] = {}
+        self._parts = PartsUnderWay()
         self._in_flight: dict[RunId, list[Digest]] = {}
         self._watchers: list[tuple[RunId, set[Digest]]] = []
-        self._partial: dict[tuple[RunId, ClientId], list[Digest]] = {}  # begun and not complete, the newest last
+        self._partial: dict[tuple[RunId, ClientId], list[str]] = {}  # begun and not complete, the newest first
         self.received_bytes = 0
         """The bytes of updates received since this process began."""
 
@@ -115,6 +129,8 @@ class Uploads:
     ) -> AsyncIterator[pb.UploadReply]:
         """Yield the replies to one upload: the position to continue from, confirmations, the verdict.
 
+        The stream of a part that is kept while others are missing ends with `kept`.
+
         Raises:
             BadRequest: the client broke the protocol.
             OSError: the bytes cannot be stored now; the client should try again later.
@@ -122,10 +138,11 @@ class Uploads:
         """
         try:
             manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
+            part = await off_loop(len(opened.part), part_of, manifest, opened.part)
         except ManifestError as error:
             yield _reply(refused(RejectReason.BAD_MANIFEST, str(error)))
             return
-        judge = self._judge_of(manifest, opened)
+        judge = self._judge_of(manifest, opened, part)
         if isinstance(judge, pb.Verdict):
             yield _reply(judge)
             return
@@ -133,32 +150,29 @@ class Uploads:
             yield _reply(verdict)
             return
         digest = digest_of(opened.manifest)
+        upload = _Upload(
+            self._store_of(manifest.run_id), manifest, part, digest, judge, self._compute_of(manifest.run_id)
+        )
+        receive = self._receive_whole if part is None else self._receive_part
         async with (
-            self._only_one_of(manifest),
+            self._only_one_of(manifest, digest, part),
             self._marked_in_flight(manifest.run_id, digest),
-            aclosing(self._receive_admitted(manifest, digest, judge, opened.data, requests)) as replies,
+            aclosing(receive(upload, opened.data, requests)) as replies,
         ):
+            # a stream that this one has replaced may have got the verdict
+            if (verdict := await judge.old_verdict()) is not None:
+                yield _reply(verdict)
+                return
+            if (verdict := await upload.refusal_of_codecs()) is not None:
+                yield _reply(verdict)
+                return
             async for reply in replies:
                 yield reply
 
-    async def _receive_admitted(
-        self,
-        manifest: UpdateManifest,
-        digest: Digest,
-        judge: Judging,
-        data: bytes,
-        requests: AsyncIterator[UploadMessage],
+    async def _receive_whole(
+        self, upload: "_Upload", data: bytes, requests: AsyncIterator[UploadMessage]
     ) -> AsyncGenerator[pb.UploadReply, None]:
         """Yield the replies to an upload whose bytes are wanted and that no other stream receives."""
-        if (verdict := await judge.old_verdict()) is not None:  # given on a stream that this one has replaced
-            yield _reply(verdict)
-            return
-        run_id = manifest.run_id
-        is_own = any(map(is_installed, manifest.codecs))
-        if is_own and (fault := await on_thread(None, _unopened, manifest.codecs)):
-            yield _reply(await judge.refuse(RejectReason.WRONG_CODEC, f"here {fault}; plain values are taken"))
-            return
-        upload = _Upload(self._store_of(run_id), manifest, digest, judge, self._compute_of(run_id))
         if not await upload.was_kept_before():
             async with aclosing(self._receive_bytes(upload, data, requests)) as replies:
                 async for reply in replies:
@@ -166,14 +180,37 @@ class Uploads:
         if upload.refusal is not None:
             yield _reply(upload.refusal)
             return
-        self._forget_partial(manifest)
-        yield _reply(await judge.decide(upload.kept))
+        self._forget_partial(upload)
+        yield _reply(await upload.judge.decide(upload.kept))
+
+    async def _receive_part(
+        self, upload: "_Upload", data: bytes, requests: AsyncIterator[UploadMessage]
+    ) -> AsyncGenerator[pb.UploadReply, None]:
+        """Yield the replies to the upload of a part, of which no other stream receives the bytes."""
+        part = upload.part
+        assert part is not None
+        async with self._parts.of(upload.store, upload.manifest, upload.digest, part, upload.compute) as parts:
+            if await parts.begin(part, upload.judge):
+                async with aclosing(self._receive_bytes(upload, data, requests)) as replies:
+                    async for reply in replies:
+                        yield reply
+                if upload.refusal is not None and upload.refusal.resend:  # of this part alone
+                    yield _reply(upload.refusal)
+                    return
+                if upload.refusal is not None:
+                    parts.refuse(upload.refusal)
+                else:
+                    parts.keep(part)
+            verdict = await parts.verdict(upload.judge)
+        if verdict is not None:
+            self._forget_partial(upload)
+        yield pb.UploadReply(kept=True) if verdict is None else _reply(verdict)
 
     async def _receive_bytes(
         self, upload: "_Upload", data: bytes, requests: AsyncIterator[UploadMessage]
     ) -> AsyncGenerator[pb.UploadReply, None]:
         """Yield the position to continue from and the confirmations while the bytes come; then check them."""
-        await self._discard_older(upload.manifest, upload.store)
+        await self._discard_older(upload)
         window = self._window
         with upload.open_incoming() as file:
             if data:
@@ -184,44 +221,51 @@ class Uploads:
             async with aclosing(upload.take(file, requests, self._floor, self._chunk_bytes)) as taken:
                 async for position, num_bytes in taken:
                     self.received_bytes += num_bytes
-                    is_last = position == upload.manifest.num_bytes  # the verdict confirms it
+                    is_last = position == upload.content.num_bytes  # the verdict confirms it
                     if confirmations.is_due(position, num_bytes) and not is_last:
                         window = self._window
                         confirmations.said(position, window)
                         yield pb.UploadReply(position=position, window=window)
             await upload.check(file)
 
-    async def _discard_older(self, manifest: UpdateManifest, store: RunStore) -> None:
+    async def _discard_older(self, upload: "_Upload") -> None:
         """Discard a client's older partial uploads: beginning many and ending none must not fill the disk."""
-        partial = self._partial.setdefault((manifest.run_id, manifest.client_id), [])
-        if manifest.digest in partial:
-            partial.remove(manifest.digest)
-        partial.append(manifest.digest)
-        for old in partial[:-PARTIALS_MAX]:
-            partial.remove(old)
-            if not self.is_in_flight(manifest.run_id, old):
-                await on_thread(None, store.discard_incoming, old)
+        run_id, key = upload.manifest.run_id, (upload.manifest.run_id, upload.manifest.client_id)
+        self._partial[key], older = newest_first(self._partial.get(key, ()), upload.digest, PARTIALS_MAX)
+        for old in map(Digest, older):
+            if not self.is_in_flight(run_id, old):
+                await on_thread(None, upload.store.discard_incoming, old)
 
-    def _forget_partial(self, manifest: UpdateManifest) -> None:
-        key = manifest.run_id, manifest.client_id
-        partial = [digest for digest in self._partial.pop(key, []) if digest != manifest.digest]
+    def _forget_partial(self, upload: "_Upload") -> None:
+        key = upload.manifest.run_id, upload.manifest.client_id
+        partial = [digest for digest in self._partial.pop(key, []) if digest != upload.digest]
         if partial:
             self._partial[key] = partial
 
     @asynccontextmanager
-    async def _only_one_of(self, manifest: UpdateManifest) -> AsyncIterator[None]:
-        """Cancel the client's older upload for the round: its stream may be half dead and must not keep the file."""
-        task, part = asyncio.current_task(), (manifest.run_id, manifest.round_id, manifest.client_id)
+    async def _only_one_of(
+        self, manifest: UpdateManifest, digest: Digest, part: PartManifest | None
+    ) -> AsyncIterator[None]:
+        """Cancel the client's older upload for the round: its stream may be half dead and must not keep the file.
+
+        Other parts of the same update go on.
+        """
+        task, key = asyncio.current_task(), (manifest.run_id, manifest.round_id, manifest.client_id)
+        own = digest, part.index if part is not None else None
         assert task is not None
-        while (older := self._receiving.get(part)) is not None:
-            older.cancel()
-            await asyncio.wait([older])
-        self._receiving[part] = task
+        while older := [stream for of, stream in self._receiving.get(key, {}).items() if of[0] != digest or of == own]:
+            for stream in older:
+                stream.cancel()
+            await asyncio.wait(older)
+        streams = self._receiving.setdefault(key, {})
+        streams[own] = task
         try:
             yield
         finally:
-            if self._receiving.get(part) is task:
-                del self._receiving[part]
+            if streams.get(own) is task:
+                del streams[own]
+            if not streams and self._receiving.get(key) is streams:
+                del self._receiving[key]
 
     @asynccontextmanager
     async def _marked_in_flight(self, run_id: RunId, digest: Digest) -> AsyncIterator[None]:
@@ -238,32 +282,50 @@ class Uploads:
 
 
 class _Upload:
-    """The bytes of one update on their way in. In the end either `kept` or `refusal` is set."""
+    """The bytes of one update, or of one part, on their way in. In the end either `kept` or `refusal` is set, or, for a
+    sound part, neither."""
 
     def __init__(
-        self, store: RunStore, manifest: UpdateManifest, digest: Digest, judge: Judging, compute: Executor
+        self,
+        store: RunStore,
+        manifest: UpdateManifest,
+        part: PartManifest | None,
+        digest: Digest,
+        judge: Judging,
+        compute: Executor,
     ) -> None:
-        self.store, self.manifest, self._digest = store, manifest, digest
-        self._judge, self._compute = judge, compute
+        self.store, self.manifest, self.part, self.digest = store, manifest, part, digest
+        self.content: UpdateManifest | PartManifest = part or manifest
+        self.judge, self.compute = judge, compute
         self._inspector: Inspector | None = None
         self.kept: KeptUpdate | None = None
         """The sound and durable update."""
         self.refusal: pb.Verdict | None = None
         """The verdict on an update that is not sound."""
 
+    async def refusal_of_codecs(self) -> pb.Verdict | None:
+        """Open the codecs of installed packages; return the refusal where one is not here, or not of this version."""
+        codecs = self.content.codecs
+        if any(map(is_installed, codecs)) and (fault := await on_thread(None, fault_of_opening, codecs)):
+            return await self.judge.refuse(RejectReason.WRONG_CODEC, f"here {fault}; plain values are taken")
+        return None
+
     async def was_kept_before(self) -> bool:
         """Look for bytes that were found sound before: then only the decision, or its answer, was lost."""
-        if self.store.has_file(self._digest):
-            self.kept = await on_thread(self._compute, self.store.kept_before, self.manifest)
+        if self.store.has_file(self.digest):
+            self.kept = await on_thread(self.compute, self.store.kept_before, self.manifest)
         return self.kept is not None
 
     def open_incoming(self) -> Incoming:
         """Open the file of the bytes that have come so far."""
-        return self.store.open_incoming(self._digest, self.manifest.num_bytes)
+        if self.part is None:
+            return self.store.open_incoming(self.digest, self.manifest.num_bytes)
+        whole = self.manifest.num_bytes
+        return self.store.open_incoming(self.digest, self.part.num_bytes, part=self.part.index, whole_bytes=whole)
 
     def take_at_once(self, file: Incoming, data: bytes) -> int:
         """Take the whole update, which came with the manifest; return the number of new bytes."""
-        total = self.manifest.num_bytes
+        total = self.content.num_bytes
         if len(data) != total or len(data) > INLINE_BYTES_MAX:
             what = f"{count_of(len(data), 'byte')} of an update of {total}"
             raise BadRequest(f"UploadOpen has {what}; allowed: all of them, up to {INLINE_BYTES_MAX}, or none")
@@ -289,9 +351,9 @@ class _Upload:
             floor: see `Uploads`.
             waiting_max: returns the bytes that may wait for the writer now; less while many uploads are under way.
         """
-        position, total, patience = file.position, self.manifest.num_bytes, patience_of(floor)
+        position, total, patience = file.position, self.content.num_bytes, patience_of(floor)
         begin: int | None = None  # of the next chunk
-        behind = Behind(partial(self._append, file), self._compute)
+        behind = Behind(partial(self._append, file), self.compute)
         try:
             while position < total:
                 request, waited = await next_bytes(requests, patience)
@@ -324,29 +386,41 @@ class _Upload:
             if file.is_small:
                 continue
             if self._inspector is None:
-                self._inspector = file.inspector(self.manifest.pieces)
+                self._inspector = file.inspector(self.content.pieces)
             self._inspector.advance(file.position, data)
 
     async def check(self, file: Incoming) -> None:
         """Check the complete bytes; set `kept` once they are durable, or `refusal`."""
-        manifest = self.manifest
+        content = self.content
         crash_points.reached("upload.before_check")
-        inspector = self._inspector or file.inspector(manifest.pieces)
-        is_own = any(map(is_installed, manifest.codecs))  # code of a user, which may take its time
-        is_quick = manifest.plain_bytes <= SMALL_BYTES and not is_own  # few encoded bytes may decode to many
-        if file.is_small and is_quick and len(manifest.pieces) <= PIECES_AT_ONCE:
-            inspection, kept = _keep_if_sound(self.store, file, manifest, inspector)
+        inspector = self._inspector or file.inspector(content.pieces)
+        is_own = any(map(is_installed, content.codecs))  # code of a user, which may take its time
+        is_quick = content.plain_bytes <= SMALL_BYTES and not is_own  # few encoded bytes may decode to many
+        if file.is_small and is_quick and len(content.pieces) <= PIECES_AT_ONCE:
+            inspection = self._keep_if_sound(file, inspector)
         else:
-            inspection, kept = await on_thread(self._compute, _keep_if_sound, self.store, file, manifest, inspector)
-        if kept is not None:
-            crash_points.reached("upload.before_accept")
-            self.kept = kept
+            inspection = await on_thread(self.compute, self._keep_if_sound, file, inspector)
+        if inspection is None:
+            if self.kept is not None:
+                crash_points.reached("upload.before_accept")
         elif inspection.wrong_digests:
             names = ", ".join(sorted({piece.tensor for piece in inspection.wrong_digests})[:5])
             what = f"the bytes of {names} do not have the digests of the manifest"
             self.refusal = refused(RejectReason.DIGEST_MISMATCH, what, resend=True)
         else:
-            self.refusal = await self._judge.refuse(*_fault_of(inspection))
+            self.refusal = await self.judge.refuse(*_fault_of(inspection))
+
+    def _keep_if_sound(self, file: Incoming, inspector: Inspector) -> Inspection | None:
+        """Finish the inspection of complete bytes; keep sound ones, discard any other, whose faults are returned."""
+        inspection = inspector.finish()
+        if not inspection.is_sound or _beyond_reason(inspection):
+            self.store.discard_incoming(self.digest, self.part.index if self.part is not None else None)
+            return inspection
+        if self.part is None:
+            self.kept = self.store.keep(file, self.manifest, inspection)
+        else:
+            self.store.parts_of(self.manifest, self.digest).keep(file, self.part, inspection)
+        return None
 
 
 def _fault_of(inspection: Inspection) -> tuple[RejectReason, str]:
@@ -364,27 +438,6 @@ def _beyond_reason(inspection: Inspection) -> str:
     """List the tensors with elements beyond MAGNITUDE_MAX: a sum with them may leave float32 and fail the round."""
     beyond = ((name, m) for name, m in sorted(inspection.magnitudes.items()) if isinstance(m, float))
     return ", ".join(f"{name}: {m:g}" for name, m in beyond if m > MAGNITUDE_MAX)
-
-
-def _keep_if_sound(
-    store: RunStore, file: Incoming, manifest: UpdateManifest, inspector: Inspector
-) -> tuple[Inspection, KeptUpdate | None]:
-    """Finish the inspection of a complete upload; keep a sound update, discard any other."""
-    inspection = inspector.finish()
-    if inspection.is_sound and not _beyond_reason(inspection):
-        return inspection, store.keep(file, manifest, inspection)
-    store.discard_incoming(manifest.digest)
-    return inspection, None
-
-
-def _unopened(codecs: Iterable[str]) -> str:
-    """Open the codecs that the coordinator admits; return the reason that one is not here; empty: all are open."""
-    try:
-        for name in codecs:
-            open_codec(name)
-    except ValueError as fault:
-        return str(fault)
-    return ""
 
 
 def _reply(verdict: pb.Verdict) -> pb.UploadReply:

@@ -1,6 +1,7 @@
 """A simulated agent process around the real session, with its spool, its worker, its connections and its crashes."""
 
 import random
+from typing import Protocol
 
 from atoll.client.session.events import (
     Asked,
@@ -30,9 +31,14 @@ from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectRea
 from atoll.server.rounds.events import ClientJoined, Profile, Update
 from atoll.simulations.histories import network
 from atoll.simulations.histories.history import AgentStep, WorkerEnd
+from atoll.simulations.histories.parts import PartedUpload, PartsServer, num_parts_of
 from atoll.simulations.histories.scenario import TASK
 from atoll.simulations.histories.scheduling import World
 from atoll.simulations.histories.worker import Worker
+
+
+class AgentServer(network.Server, PartsServer, Protocol):
+    """The interface of the coordinator for an agent."""
 
 
 class SimulatedAgent:
@@ -41,7 +47,7 @@ class SimulatedAgent:
     Its time is that of its monotonic clock, which stands still while the machine sleeps, in all for `slept` seconds.
     """
 
-    def __init__(self, world: World, coordinator: network.Server, client_id: ClientId, rng: random.Random) -> None:
+    def __init__(self, world: World, coordinator: AgentServer, client_id: ClientId, rng: random.Random) -> None:
         self.world, self.coordinator, self.client_id, self.rng = world, coordinator, client_id, rng
         self.life = 0
         self.slept = self.wakes_at = 0.0
@@ -50,7 +56,9 @@ class SimulatedAgent:
         self.spool: dict[Key, Update] = {}
         self.faults: dict[Digest, RejectReason | None] = {}
         self.num_sessions = 0
+        self._parts_rng = random.Random(f"parts {world.history.seed} {client_id}")
         self.offline_until = self.approved_at = 0.0
+        self.num_parts = 0  # of the updates that this process makes; 0: it sends them as a whole
         self._forget()
 
     def _forget(self) -> None:
@@ -90,6 +98,7 @@ class SimulatedAgent:
             return
         rules = SessionRules(tasks=frozenset({TASK}), lease=self.world.scenario.client_lease)
         rng = random.Random(self.rng.random())
+        self.num_parts = self._parts_rng.choice([0, *range(1, self.world.scenario.parts + 1)])
         self.session = Session(rules, rng, {key: update.digest for key, update in self.spool.items()})
         self.world.history.agent_steps.append(AgentStep(self.now, self.client_id, Disconnected(), (), self.world.now))
         self._dial()
@@ -249,7 +258,8 @@ class SimulatedAgent:
                 update = self.spool[key]
                 fault = self.faults.get(update.digest)
                 assert key not in self.uploads, "two uploads of one update at once"
-                self.uploads[key] = network.Upload(self.world, self, self.coordinator, key, update, fault)
+                kind = PartedUpload if num_parts_of(update.digest) else network.Upload
+                self.uploads[key] = kind(self.world, self, self.coordinator, key, update, fault)
             case Discard(key, digest):
                 self._discard(key, digest)
             case ReportFailure() | ReportEvaluation():

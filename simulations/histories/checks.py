@@ -12,6 +12,7 @@ from atoll.server.rounds.record import ClientRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.sampling import draw
 from atoll.simulations.histories.history import AgentStep, History
+from atoll.simulations.histories.parts import faults_of_parts
 from atoll.simulations.histories.referee import Referee
 
 EPSILON = 1e-6
@@ -34,6 +35,7 @@ def faults_of(history: History) -> Iterator[str]:
     yield from _replay(history)
     yield from _workers(history)
     yield from _sessions(history)
+    yield from faults_of_parts(history)
 
 
 def check(history: History) -> None:

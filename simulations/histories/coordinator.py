@@ -44,6 +44,7 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.histories.control_streams import RUN, ControlStreams
 from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
 from atoll.simulations.histories.history import Acknowledged, Restart, Step
+from atoll.simulations.histories.parts import KeptParts
 from atoll.simulations.histories.scenario import TASK
 from atoll.simulations.histories.scheduling import World
 
@@ -84,6 +85,7 @@ class SimulatedCoordinator:
         self.life = 0
         self.is_up = False
         self.disk = Disk()
+        self.parts = KeptParts(world)
         self.set_by = 0.0
         self.num_step_crashes = 0
         self._no_room_until = 0.0
@@ -165,6 +167,7 @@ class SimulatedCoordinator:
         self.is_up = False
         self.streams.break_all()
         world.cut_uploads()
+        self.parts.crashed()
         self._forget()
         self._meanwhile()
         world.after(world.rng.expovariate(1 / world.scenario.faults.downtime), self.start)
@@ -353,6 +356,10 @@ class SimulatedCoordinator:
     def update_arrived(self, update: Update, reply: Reply | None) -> None:
         """Receive an update whose bytes are complete, checked and on disk."""
         self.post(UpdateReceived(update), reply)
+
+    def part_kept(self) -> bool:
+        """Return whether the process dies just after it has made a part durable."""
+        return self._dies_at("when a part is kept")
 
     def update_refused(self, update: Update, reason: RejectReason, reply: Reply) -> None:
         """Refuse an update whose bytes or manifest are bad."""

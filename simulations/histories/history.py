@@ -57,6 +57,18 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class PartStep:
+    """A step of the coordinator with the parts of an update."""
+
+    at: float
+    client_id: ClientId
+    digest: Digest
+    what: str
+    index: int | None = None
+    """The part; None: the step is about the update."""
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """A restart of the coordinator, with the acknowledged updates that its rebuilt state lacks."""
 
@@ -88,6 +100,7 @@ class History:
     faults: Counter[str] = field(default_factory=Counter)  # numbers of faults, by the name of their fields
     remarks: list[Remark] = field(default_factory=list)
     acknowledged: list[Acknowledged] = field(default_factory=list)
+    part_steps: list[PartStep] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     worker_ends: list[WorkerEnd] = field(default_factory=list)
     records: dict[RoundId, RoundRecord] = field(default_factory=dict)  # those on disk at the end
@@ -117,6 +130,9 @@ class History:
         for number, one in enumerate(self.acknowledged):
             text = f"coordinator  acknowledges {one.client_id}'s update of round {one.round_id} ({number})"
             lines.append((one.at, 3, text))
+        for part in self.part_steps:
+            which = "" if part.index is None else f" part {part.index}"
+            lines.append((part.at, 0, f"coordinator  {part.digest}{which} {part.what}"))
         lines.sort(key=lambda line: line[:2])
         shown = lines if last is None else lines[-last:]
         body = "\n".join(f"{at:10.3f}  {text}" for at, _, text in shown)

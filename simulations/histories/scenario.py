@@ -14,6 +14,8 @@ CALM = Faults()
 EVENLY = CohortConfig()
 ASYNCHRONOUS = 0.4
 """Share of the worlds with an asynchronous run."""
+PARTED = 0.4
+"""Share of the worlds with updates in parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class Scenario:
     fold: Seconds = 1.0
     draw: Seconds = 0.05
     pause: Seconds = 0.0
+    parts: int = 0
+    """Largest number of parts of an update; each life of an agent has its own number. 0: no agent has parts."""
 
 
 def random_policy(rng: random.Random) -> StragglerPolicy:
@@ -150,7 +154,8 @@ def random_scenario(seed: int, preset: str = "standard") -> Scenario:
     cohort = scenario.cohort if rng.random() < 0.6 else random_learning_cohort(rng, policy)
     policy = with_random_waits(rules.policy, random.Random(f"waits {seed}"))
     rules = replace(rules, policy=policy, pacer_window=cohort.window_of_the_pacer)
-    return replace(scenario, rules=rules, cohort=cohort)
+    parts = random.Random(f"parts {seed}")
+    return replace(scenario, rules=rules, cohort=cohort, parts=parts.choice([2, 4]) if parts.random() < PARTED else 0)
 
 
 def _random_scenario(seed: int, preset: str) -> Scenario:

@@ -33,6 +33,8 @@ class Trainer(Endpoint, Protocol):
     pace: float
     """The mean duration of a training on this client [s]."""
     profile: Profile
+    num_parts: int
+    """The number of parts of its updates; 0: it sends them as a whole."""
     spool: dict[Key, Update]
     """The agent's finished updates, to which the worker adds its own."""
     faults: dict[Digest, RejectReason | None]
@@ -112,9 +114,10 @@ class Worker:
         return Trained(request.key, update.digest)
 
     def _update(self, request: Invitation, work: float, seconds: float) -> Update:
-        """Make an update, whose digest depends on client, round and work alone, as the bits of a real one do."""
+        """Make an update, whose digest depends on client, round, work and parts alone, as the bits of a real one do."""
         agent = self._agent
-        digest = Digest(f"{agent.client_id}:r{request.round_id}" + (f":w{work:g}" if work < 1 else ""))
+        parts = f":p{agent.num_parts}" if agent.num_parts else ""
+        digest = Digest(f"{agent.client_id}:r{request.round_id}" + (f":w{work:g}" if work < 1 else "") + parts)
         update = Update(
             agent.client_id,
             request.round_id,

@@ -59,6 +59,20 @@ def store(
     return StoredUpdate(path, pieces, magnitudes, data_start=len(junk))
 
 
+def in_parts(update: StoredUpdate, num_parts: int, rng: np.random.Generator) -> StoredUpdate:
+    """Deal the boxes of a stored update at random over that many files; some may stay empty."""
+    raw, position = update.path.read_bytes(), update.data_start
+    dealt: list[list[tuple[Piece, bytes]]] = [[] for _ in range(num_parts)]
+    for piece in update.pieces:
+        dealt[int(rng.integers(num_parts))].append((piece, raw[position : position + piece.num_bytes]))
+        position += piece.num_bytes
+    files = []
+    for index, boxes in enumerate(dealt):
+        files.append((update.path.with_name(f"{update.path.name}.{index}"), tuple(piece for piece, _ in boxes)))
+        files[-1][0].write_bytes(b"".join(data for _, data in boxes))
+    return StoredUpdate.of_parts(update.path.with_name(f"{update.path.name}.parts"), files, update.magnitudes)
+
+
 def widened(array: NDArray[Any]) -> NDArray[Any]:
     """Bits of bfloat16 as float32, everything else as it is."""
     return np.left_shift(array.astype(np.uint32), 16).view(np.float32) if array.dtype == np.uint16 else array

@@ -134,6 +134,18 @@ def test_a_few_simulated_rounds_are_measured_beside_the_tight_loop():
 
 
 @pytest.mark.long
+def test_updates_in_parts_are_measured_beside_whole_ones():
+    """How fast they are is for an idle machine: `make bench NAME=parts`."""
+    values = values_of(measure("parts", "--quick"))
+    assert values["largest manifest of a part [bytes]"] < 300_000
+    assert values["405B on 64 ranks: memory while it is judged [MB]"] < 100
+    assert {name for name in values if "of the whole's rate" in name} == {
+        "8 MB in 4 parts, of the whole's rate",
+        "8 MB in 8 parts, of the whole's rate",
+    }
+
+
+@pytest.mark.long
 def test_a_few_trees_are_those_of_xgboost_alone():
     """Beside Flower: `make peers`, then `make bench NAME=trees`."""
     document = measure("trees", "--quick")

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.views.history import History
+from benchmarks.dividing import VARIABLE
 from benchmarks.members import equip
 from benchmarks.processes import free_address
 from tests.waiting import BOUND_S
 
+ROOT = Path(__file__).parents[2]
 ATOLL = str(Path(sys.executable).with_name("atoll"))
 TASK = str(Path(__file__).with_name("misbehaving_sites_task.py")) + ":task"
 
@@ -32,8 +34,14 @@ class Federation:
 
     def start(self, name, *command, **environment):
         with (self.folder / f"{name}.log").open("ab") as log:
+            divided = VARIABLE in environment
+            atoll = [sys.executable, "-m", "benchmarks.dividing"] if divided else [ATOLL]
             self.running[name] = subprocess.Popen(
-                [ATOLL, *map(str, command)], stdout=log, stderr=log, env={**os.environ, **environment}
+                [*atoll, *map(str, command)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                cwd=ROOT if divided else None,
             )
         return self.running[name]
 

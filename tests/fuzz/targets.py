@@ -26,6 +26,7 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import HttpProxy
 from atoll.protocol.identity.statement import NotTrusted, check_publisher, check_signature
 from atoll.protocol.manifest import parse_update, parse_version
+from atoll.protocol.part_manifest import check_parts, parse_part, part_of
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.strict_json import ManifestError
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
@@ -38,6 +39,7 @@ from atoll.simulations.experiments.sweep import check_cells
 from atoll.simulations.federation.config import SimulationFile
 from tests.fuzz.make_corpus import NOW, PATH
 from tests.protocol.test_manifest import UPDATE, VERSION
+from tests.protocol.test_part_manifest import LAYOUT, PARTS, ROOT
 
 _KEPT = {name: [base64.b64decode(text) for text in found] for name, found in json.loads(PATH.read_text()).items()}
 
@@ -125,7 +127,10 @@ _HELLO = hello(
 )
 _SUMS = {"mean": pb.Statistics(values=[1.0, 2.0]), "loss": pb.Statistics(values=[0.5, 2.0, 9.0])}
 _HELLOS = [pb.ClientMessage(hello=_HELLO).SerializeToString()]
-_OPENED = [pb.UploadOpen(manifest=UPDATE.encode(), statistics=_SUMS, train_seconds=3.0).SerializeToString()]
+_OPENED = [
+    pb.UploadOpen(manifest=UPDATE.encode(), statistics=_SUMS, train_seconds=3.0).SerializeToString(),
+    *(pb.UploadOpen(manifest=ROOT.encode(), part=part.encode()).SerializeToString() for part in PARTS),
+]
 
 
 def _hello(data: bytes) -> None:
@@ -137,7 +142,14 @@ def _hello(data: bytes) -> None:
 
 def _opened(data: bytes) -> None:
     opened = pb.UploadOpen.FromString(data)
-    Judge.of(None, parse_update(opened.manifest), opened)  # type: ignore[arg-type] # no run is asked yet
+    manifest = parse_update(opened.manifest)
+    part = part_of(manifest, opened.part)
+    Judge.of(None, manifest, opened, part)  # type: ignore[arg-type] # no run is asked yet
+
+
+def _part(data: bytes) -> None:
+    """Read a part, and hold it against the model as if it were the only one."""
+    check_parts(LAYOUT, [parse_part(data)])
 
 
 # ---------------------------------------------------------------- identities
@@ -213,7 +225,8 @@ _URIS = [b"atoll://client/north", b"atoll://coordinator/main", b"atoll://aggrega
 
 TARGETS = {
     "manifest of a version": Target(parse_version, (ManifestError,), [VERSION.encode()], _JSON_TOKENS),
-    "manifest of an update": Target(parse_update, (ManifestError,), [UPDATE.encode()], _JSON_TOKENS),
+    "manifest of an update": Target(parse_update, (ManifestError,), [UPDATE.encode(), ROOT.encode()], _JSON_TOKENS),
+    "manifest of a part": Target(_part, (ManifestError,), [part.encode() for part in PARTS], _JSON_TOKENS),
     "TOML of a run": _settings(RunFile),
     "TOML of a coordinator": _settings(HostFile),
     "TOML of a rank": _settings(AggregatorConfig),

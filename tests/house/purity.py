@@ -47,6 +47,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
     "server/rounds": NOTHING,
     "server/rounds/policy.py": frozenset({"pydantic"}),
+    "server/parts": NOTHING,
     "server/selection": NOTHING,
     "server/statistics/collection.py": NOTHING,
     "server/statistics/merging.py": NOTHING,

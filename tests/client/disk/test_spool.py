@@ -1,6 +1,7 @@
 """The spool: an entry is whole and durable, or absent."""
 
 import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.tensors.safetensors_file import write
-from atoll.client.disk.spool import Spool, SpoolFull
+from atoll.client.disk import spool as spool_module
+from atoll.client.disk.spool import Spool, SpoolFull, part_name
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.settings import ConfigError
 
 
@@ -172,3 +176,87 @@ def test_a_spool_on_a_volume_of_its_own_takes_updates(tmp_path, other_disk):
     assert not data.exists()
     assert Spool(other_disk, 2**30)["round", "run-1", 3] == entry
     assert [path.name for path in other_disk.iterdir()] == [entry.path.name]
+
+
+# ---------------------------------------------------------------- updates in parts
+
+
+def divided(tmp_path, *, round_id=3, sizes=(1000, 0, 24)):
+    """Write the folder of a runner, and return it with the root and the manifests of its parts."""
+    data = tmp_path / "out"
+    data.mkdir()
+    parts = []
+    for index, size in enumerate(sizes):
+        raw = np.arange(index, index + size, dtype=np.float32).tobytes()
+        (data / part_name(index)).write_bytes(raw)
+        box = Piece("w", "F32", (10_000 * index,), (size,), hashlib.sha256(raw).hexdigest())
+        parts.append(PartManifest(index, (box,) if size else ()))
+    listed = tuple(part.listed for part in parts)
+    return data, UpdateManifest("run-1", round_id, "north", 2, "0" * 64, 10, 0.5, (), parts=listed), parts
+
+
+def test_entry_of_parts_comes_back_as_it_was_added(tmp_path):
+    data, root, parts = divided(tmp_path)
+    spool = Spool(folder(tmp_path), 2**30)
+    entry = spool.add(data, root, statistics={"loss": (1.5, 3.0)}, train_seconds=2.0, rank=3, parts=parts)
+    assert not data.exists()
+    again = Spool(folder(tmp_path), 2**30)
+    assert again.entries() == {("round", "run-1", 3): root.digest}
+    assert again["round", "run-1", 3] == entry
+    assert [part.num_bytes for part in entry.parts] == [4000, 0, 96]
+    assert entry.num_bytes == 4096
+    for part, manifest in zip(entry.parts, parts, strict=True):
+        assert part.manifest == manifest.encode()
+        assert part.path.stat().st_size == part.num_bytes
+    again.discard(("round", "run-1", 3))
+    assert list(folder(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda entry: (entry / "root.json").unlink(),
+        lambda entry: (entry / "root.json").write_bytes(b"{}"),
+        lambda entry: (entry / "root.json").write_bytes(b""),
+        lambda entry: (entry / "part.0001").unlink(),
+        lambda entry: (entry / "part.0002.json").unlink(),
+        lambda entry: os.truncate(entry / "part.0002", 95),
+        lambda entry: (entry / "part.0002.json").write_bytes((entry / "part.0000.json").read_bytes()),
+        lambda entry: entry.rename(entry.with_name("run-1.4.parts")),
+    ],
+)
+def test_an_entry_that_lacks_a_part_or_the_root_is_removed_with_a_warning(tmp_path, caplog, spoil):
+    data, root, parts = divided(tmp_path)
+    spoil(Spool(folder(tmp_path), 2**30).add(data, root, statistics={}, parts=parts).path)
+    assert Spool(folder(tmp_path), 2**30).entries() == {}
+    assert list(folder(tmp_path).iterdir()) == []
+    assert "is not a whole update" in caplog.text
+
+
+def test_parts_for_which_there_is_no_room_leave_nothing(tmp_path, monkeypatch):
+    data, root, parts = divided(tmp_path)
+    with pytest.raises(SpoolFull, match="4096 bytes does not fit"):
+        Spool(folder(tmp_path), 4095).add(data, root, statistics={}, parts=parts)
+    assert not data.exists()
+    data, root, parts = divided(tmp_path)
+    spool, moves = Spool(folder(tmp_path), 2**30), []
+
+    def full(source, target):
+        moves.append(target)
+        if len(moves) == 2:
+            raise OSError(errno.ENOSPC, "no room")
+        os.replace(source, target)
+
+    monkeypatch.setattr(spool_module, "move_into", full)
+    with pytest.raises(SpoolFull, match="cannot be stored"):
+        spool.add(data, root, statistics={}, parts=parts)
+    assert spool.entries() == {}
+    assert list(folder(tmp_path).iterdir()) == []
+    assert not data.exists()
+
+
+def test_an_agent_starts_beside_what_a_runner_has_left_in_a_folder(tmp_path):
+    (tmp_path / "work" / "update.safetensors").mkdir(parents=True)
+    (tmp_path / "work" / "update.safetensors" / "part.0000").touch()
+    StateDirectory(tmp_path).close()
+    assert list((tmp_path / "work").iterdir()) == []

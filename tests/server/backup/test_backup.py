@@ -28,6 +28,7 @@ KEYS = ("identity/authority/key.pem", "identity/publisher.pem", "audit/key.pem",
 STRANGERS = (
     *("b.tar", "backup.json", "bk/identity/key.pem", "runs/b.tar", "runs/r-1/b.tar", "audit/b.tar", "audit/x/key.pem"),
     *("runs/r-1/versions/README.md", "runs/r-1/versions/x/000000.safetensors", "runs/r-1/updates/b.tar", "b/state.db"),
+    *(f"runs/r-1/updates/{SUM}.json", f"runs/r-1/updates/{SUM}.3.bin", f"runs/r-1/incoming/{SUM}.0003.json"),
     *("aggregators/b.tar", "aggregators/0of2/b.tar", "aggregators/0of2/state.db", "runs/bk/identity/key.pem", "../a"),
 )
 
@@ -59,6 +60,7 @@ def test_what_a_state_directory_holds_is_known_and_nothing_else_is_in_a_backup()
             "audit/cut-7.bin",
         ),
         *("runs/r-1/ranks", "runs/r-1/worker.log", "runs/r-1/versions/000012.momentum.manifest.json"),
+        *(f"runs/r-1/updates/{SUM}.0003.bin", f"runs/r-1/updates/{SUM}.0003.json"),
         *("aggregators/0of2/rank.json", "aggregators/0of2/address", f"aggregators/1of2/{VERSION}"),
     )
     assert all(map(belongs, (*known, VERSION, UPDATE, *KEYS)))

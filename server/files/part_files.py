@@ -1,0 +1,129 @@
+"""The parts of an update on disk, until it is accepted and after.
+
+    incoming/<digest>.0003.bin     the bytes of part 3 so far
+    incoming/<digest>.0003.json    its manifest and what was found in it: then the part is kept, and durable
+    updates/<digest>.0003.*        the same, of an update that is whole
+
+The digest is the root's, the update's: two clients' equal parts are two files. The findings lie beside the bytes, as a
+version's manifest does, and not in the journal, whose row has the root and what was found in all parts together.
+"""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.printable import count_of
+from atoll.aggregation.updates.inspection import Inspection, Merged
+from atoll.protocol.durable import move_into, write_atomically
+from atoll.protocol.manifest import UpdateManifest, digest_of
+from atoll.protocol.part_manifest import PartManifest, parse_part
+from atoll.protocol.strict_json import ManifestError
+from atoll.protocol.vocabulary import Digest
+from atoll.server.errors import StoreCorrupted
+from atoll.server.files.incoming import Incoming
+from atoll.server.journal.codec import StoredUpdateMeta, decode_meta, encode_meta
+
+
+def file_stem(digest: Digest, part: int | None = None) -> str:
+    """Return the name of an update's file, or of a part's, without its suffix."""
+    return digest if part is None else f"{digest}.{part:04d}"
+
+
+class PartFiles:
+    """The files of one update's parts.
+
+    Args:
+        incoming: the folder of uploads in progress.
+        updates: the folder of whole updates.
+        root: the update's manifest.
+        digest: the update's digest.
+    """
+
+    def __init__(self, incoming: Path, updates: Path, root: UpdateManifest, digest: Digest) -> None:
+        self._incoming, self._updates, self._root, self._digest = incoming, updates, root, digest
+
+    @property
+    def _all(self) -> range:
+        return range(len(self._root.parts))
+
+    def kept(self) -> set[int]:
+        """Return the parts that are durable; a part is synced before it has findings."""
+        return {index for index in self._all if self._folder_of(index) is not None}
+
+    def _folder_of(self, index: int) -> Path | None:
+        for folder in (self._updates, self._incoming):
+            data, findings = self.paths(folder, index)
+            if findings.is_file() and data.is_file() and data.stat().st_size == self._root.parts[index].num_bytes:
+                return folder
+        return None
+
+    def paths(self, folder: Path, index: int) -> tuple[Path, Path]:
+        """Return the paths of a part's bytes and of its findings in a folder."""
+        stem = file_stem(self._digest, index)
+        return folder / f"{stem}.bin", folder / f"{stem}.json"
+
+    def keep(self, upload: Incoming, part: PartManifest, inspection: Inspection) -> None:
+        """Make a complete, sound part durable; its findings are written last.
+
+        Raises:
+            DiskFull: there is no room; try again.
+        """
+        upload.sync()
+        findings = StoredUpdateMeta(part.encode(), inspection.magnitudes, inspection.squared_norms)
+        write_atomically(self.paths(self._incoming, part.index)[1], encode_meta(findings).encode())
+
+    def discard(self) -> None:
+        """Delete every part; findings go before the bytes that they are about."""
+        for folder in (self._incoming, self._updates):
+            for index in self._all:
+                for path in reversed(self.paths(folder, index)):
+                    path.unlink(missing_ok=True)
+
+    def manifests(self, indices: Collection[int]) -> Iterator[PartManifest]:
+        """Yield the manifests of some kept parts, each read when it is asked for.
+
+        Raises:
+            StoreCorrupted: one is missing, or is not the part of the root.
+        """
+        return (part for part, _ in self._read(indices))
+
+    def pieces(self, indices: Collection[int] | None = None) -> list[tuple[Path, PartManifest]]:
+        """Return the file and the manifest of parts of a whole update, of all by default.
+
+        Raises:
+            StoreCorrupted: one is missing or of another size, or its manifest is not that of the root.
+        """
+        read = self._all if indices is None else indices
+        return [(self.paths(self._updates, part.index)[0], part) for part, _ in self._read(read, self._updates)]
+
+    def make_whole(self) -> StoredUpdateMeta:
+        """Move the kept parts to the whole updates, durably, and return what was found in all of them together."""
+        found = Merged()
+        for _, findings in self._read(self._all):
+            found.add(findings.magnitudes, findings.squared_norms)
+        for index in self._all:
+            if self._folder_of(index) == self._incoming:
+                sources, targets = (self.paths(folder, index) for folder in (self._incoming, self._updates))
+                for source, target in zip(sources, targets, strict=True):
+                    move_into(source, target)
+        sync_folder(self._updates)
+        return StoredUpdateMeta(self._root.encode(), found.magnitudes, found.squared_norms)
+
+    def _read(
+        self, indices: Collection[int], wanted: Path | None = None
+    ) -> Iterator[tuple[PartManifest, StoredUpdateMeta]]:
+        for index in sorted(indices):
+            listed = self._root.parts[index]
+            folder = self._folder_of(index)
+            if folder is None or (wanted is not None and folder != wanted):
+                path = self.paths(wanted or self._updates, index)[0]
+                raise StoreCorrupted(f"{path}: is not whole, its manifest has {count_of(listed.num_bytes, 'byte')}")
+            path = self.paths(folder, index)[1]
+            try:
+                findings = decode_meta(path.read_text(), where=str(path))
+                part = parse_part(findings.manifest)
+            except (ManifestError, UnicodeDecodeError) as error:
+                raise StoreCorrupted(f"{path}: {error}") from error
+            if digest_of(findings.manifest) != listed.sha256:
+                raise StoreCorrupted(f"{path}: is not of the part that the update's manifest lists")
+            yield part, findings
