@@ -357,3 +357,12 @@ def test_the_discounts_of_the_page_are_those_of_the_policy(name: str) -> None:
     shown = [float(number) for number in row.split("|")[3].partition("(")[0].split(",")]
     policy = StragglerPolicy(mode="fedbuff", staleness=name)  # type: ignore[arg-type]
     assert [float(f"{policy.discount(t):.3g}") for t in (0, 1, 3, 8)] == shown
+
+
+def test_the_reference_has_a_section_of_every_public_name() -> None:
+    import atoll
+
+    sections = re.findall(
+        r"^<!-- begin generated: python (\w+) -->$", (DOCS / "api.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert sorted(sections) == sorted(name for name in atoll.__all__ if name != "__version__")

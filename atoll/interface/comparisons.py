@@ -32,13 +32,22 @@ Run = SimulatedRun | Training | DeployedRun
 KINDS: Mapping[type, str] = {SimulatedRun: "federated", Training: "centralized", DeployedRun: "deployed"}
 """The names of compared runs by their types."""
 
+LOG = "log.jsonl"
+"""The file that the folder of a centralized training has, and no other."""
+
 GROUPS = {"test": "server", "sites": "clients"}
 """The groups of a training's metrics as those of a federation."""
 
 
 @overload
 def compare(
-    a: Run, b: Run, /, *more: Run, metric: str | None = None, target: float | None = None, names: Sequence[str] = ()
+    a: Run | Path | str,
+    b: Run | Path | str,
+    /,
+    *more: Run | Path | str,
+    metric: str | None = None,
+    target: float | None = None,
+    names: Sequence[str] = (),
 ) -> "Comparison": ...
 @overload
 def compare(
@@ -57,12 +66,12 @@ def compare(
 def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
     """Compare runs with each other; or train a task federated and centralized, and compare the two, as `atoll compare`.
 
-    `compare(a, b)` takes two or more of simulated runs, centralized trainings and deployed runs. `compare(task)` makes
-    the first two.
+    `compare(a, b)` takes two or more of simulated runs, centralized trainings and deployed runs; of the first two also
+    their folders. `compare(task)` makes the first two.
 
     Args:
-        a: a run, or a task, its reference, or a run's TOML.
-        more: the other runs.
+        a: a run or its folder; or a task, its reference, or a run's TOML.
+        more: the other runs, or their folders.
         options: for runs and a task: `metric`, such as "server/accuracy" (by default the first that is no loss), and
             `target`, a value of the metric to reach. For runs: their `names`. For a task: `rounds`, `clients`, `set`
             and `progress`, as of `simulate`, where `train.*` and `plan.*` in `set` are of the centralized training,
@@ -72,15 +81,24 @@ def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
     Raises:
         AtollError: settings, task or metric have faults, with all of them before anything runs; or a run fails.
     """
+    a, *more = map(_opened, (a, *more))
     if not isinstance(a, Run):
         if more:
             raise AtollError("compare: got a task and more: name runs alone, or one task alone")
         return _of_a_task(a, **options)
     if wrong := [each for each in more if not isinstance(each, Run)]:
-        raise AtollError(f"compare: got {type(wrong[0]).__name__}; allowed: simulated and deployed runs, trainings")
+        got = type(wrong[0]).__name__ if not isinstance(wrong[0], str | Path) else str(wrong[0])
+        raise AtollError(f"compare: got {got}; allowed: simulated and deployed runs, trainings, folders of these")
     if not more:
         raise AtollError("compare: got one run; allowed: two or more, or one task")
     return _of_runs((a, *more), **options)
+
+
+def _opened(what: Any) -> Any:
+    """Return the run in a folder; anything else as it is."""
+    if not isinstance(what, str | Path) or not Path(what).is_dir():
+        return what
+    return Training(what) if (Path(what) / LOG).exists() else SimulatedRun(what)
 
 
 def _of_a_task(
@@ -163,7 +181,7 @@ def _side(run: Run, metric: str, name: str) -> "Side":
         return federated(run.report, metric, epochs=_epochs(run), kind=name)
     if isinstance(run, Training):
         data_bytes = pooled(run.task).bytes if isinstance(run.task, Task) else None
-        return centralized(run.folder / "log.jsonl", metric, data_bytes=data_bytes, kind=name)
+        return centralized(run.folder / LOG, metric, data_bytes=data_bytes, kind=name)
     return _deployed(run, metric, name)
 
 

@@ -42,7 +42,7 @@ def test_runs_of_any_kind_stand_beside_each_other(tmp_path):
     del kept["train.batch_size"]
     slow = atoll.simulate(line_task.task, rounds=2, set=kept, progress=False)
     fast = atoll.simulate(line_task.task, rounds=3, set={**kept, "local.lr": 0.1}, out=tmp_path / "run", progress=False)
-    training = atoll.train(line_task.task, epochs=1, progress=False)
+    training = atoll.train(line_task.task, epochs=1, out=tmp_path / "training", progress=False)
     found = atoll.compare(slow, fast, training)
     assert found.rows.column("run") == ["federated 1", "federated 2", "centralized"]
     assert found.rows.column("length")[:2] == ["2 rounds", "3 rounds"]
@@ -54,6 +54,8 @@ def test_runs_of_any_kind_stand_beside_each_other(tmp_path):
     assert from_folder.rows.column("run") == ["a", "b"]
     assert from_folder.rows.column("passes")[0] is None, "nothing tells the task"
     assert from_folder.plot().axes[1].lines
+    by_name = atoll.compare(str(tmp_path / "run"), tmp_path / "training", metric="loss", names=("a", "b"))
+    assert by_name.rows.column("final") == from_folder.rows.column("final")
 
 
 def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path):
@@ -62,7 +64,9 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path):
         ((task,), {"set": {"train.epoch": 3}, "rounds": 1}, "train.epoch: unknown key"),
         ((task,), {"metric": "server/f1", "rounds": 1}, "--metric: got 'server/f1'; allowed: server/loss, server/acc"),
         ((task, run), {}, "got a task and more"),
-        ((run, task), {}, "got Task; allowed: simulated and deployed runs, trainings"),
+        ((run, task), {}, "got Task; allowed: simulated and deployed runs, trainings, folders of these"),
+        ((tmp_path, "no-such-folder"), {}, "got no-such-folder; allowed: .* folders of these"),
+        ((tmp_path,), {}, "got one run; allowed: two or more"),
         ((run,), {}, "got one run; allowed: two or more"),
         ((run, run), {"names": ["a"]}, "names: got 1; allowed: 2, one for each run"),
         ((run, run), {}, "has no rounds.jsonl"),
