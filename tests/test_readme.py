@@ -127,8 +127,8 @@ def test_the_commands_of_the_examples_end_in_a_committed_model(tmp_path: Path) -
     outcome = execute(federation.replace("/tmp/", f"{tmp_path}/"), tmp_path)
     assert outcome.is_good, outcome
     assert re.search(r"^10 .*accuracy", outcome.output, re.MULTILINE), outcome.output
-    for script in simulations:
-        (apart := tmp_path / "apart").mkdir()
+    for number, script in enumerate(simulations):
+        (apart := tmp_path / f"apart-{number}").mkdir()
         (apart / "examples").symlink_to(ROOT / "examples")
         outcome = execute(script.replace("/tmp/", f"{apart}/"), apart)
         assert outcome.is_good, outcome

@@ -81,17 +81,17 @@ def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
     Raises:
         AtollError: settings, task or metric have faults, with all of them before anything runs; or a run fails.
     """
-    a, *more = map(_opened, (a, *more))
-    if not isinstance(a, Run):
-        if more:
+    first, *others = map(_opened, (a, *more))
+    if not isinstance(first, Run):
+        if others:
             raise AtollError("compare: got a task and more: name runs alone, or one task alone")
-        return _of_a_task(a, **options)
-    if wrong := [each for each in more if not isinstance(each, Run)]:
+        return _of_a_task(first, **options)
+    if wrong := [each for each in others if not isinstance(each, Run)]:
         got = type(wrong[0]).__name__ if not isinstance(wrong[0], str | Path) else str(wrong[0])
         raise AtollError(f"compare: got {got}; allowed: simulated and deployed runs, trainings, folders of these")
-    if not more:
+    if not others:
         raise AtollError("compare: got one run; allowed: two or more, or one task")
-    return _of_runs((a, *more), **options)
+    return _of_runs((first, *others), **options)
 
 
 def _opened(what: Any) -> Any:

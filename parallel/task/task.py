@@ -16,6 +16,7 @@ from atoll.parallel.task.errors import TaskNotFound
 from atoll.parallel.task.given import Plain, value_faults, with_tables, with_values
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metric
+from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.reference import ReferenceNotFound, is_file, load_module, split
 
 if TYPE_CHECKING:
@@ -172,7 +173,9 @@ def _faults(task: Task) -> Iterator[str]:
     yield from _site_faults(task.sites)
     yield from _metric_faults(task.metrics)
     yield from value_faults("options", task.options)
-    yield from value_faults("settings", task.settings)
+    if not (wrong := value_faults("settings", task.settings)):
+        wrong = _site_settings_faults(task.settings, task.site_settings, task.sites)
+    yield from wrong
 
 
 def _site_faults(sites: object) -> Iterator[str]:
@@ -182,6 +185,23 @@ def _site_faults(sites: object) -> Iterator[str]:
     yield from (f"sites: {site!r} is not a name" for site in sites if not (isinstance(site, str) and site))
     if len(set(map(repr, sites))) < len(sites):
         yield f"sites: names must differ, got {list(sites)!r}"
+
+
+def _site_settings_faults(settings: Mapping[str, Any], tables: object, sites: Any) -> list[str]:
+    if not isinstance(tables, Mapping):
+        return [f"site_settings must be a mapping from site to its settings, got {tables!r}"]
+    if wrong := [
+        f"site_settings: {site!r} must be the name of a site with a mapping of its settings, got {values!r}"
+        for site, values in tables.items()
+        if not (isinstance(site, str) and isinstance(values, Mapping))
+    ]:
+        return wrong
+    try:
+        known = [site for site in sites if isinstance(site, str)] if isinstance(sites, Sequence) else []
+        with_tables(settings, {}, tables, known)
+    except OverridesRefused as error:
+        return [f"site_settings: {fault}" for fault in error.faults]
+    return []
 
 
 def _metric_faults(metrics: object) -> Iterator[str]:

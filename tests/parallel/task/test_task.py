@@ -67,6 +67,21 @@ def test_task_refuses_what_is_of_another_kind(fault: dict[str, Any]) -> None:
         Task(**({"model": len, "data": len, "loss": len} | fault))
 
 
+@pytest.mark.parametrize(
+    ("tables", "fault"),
+    [
+        ([("a", {})], "site_settings must be a mapping from site to its settings"),
+        ({"a": 3}, "site_settings: 'a' must be the name of a site with a mapping of its settings, got 3"),
+        ({"b": {"file": "x"}}, "site_settings: sites.b: no site of the task"),
+        ({"a": {"fil": "x"}}, "site_settings: sites.a.fil: "),
+        ({"a": {"file": 3}}, "site_settings: sites.a.file: "),
+    ],
+)
+def test_settings_of_sites_are_declared_ones_of_known_sites(tables: Any, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        Task(model=len, data=len, loss=len, sites=["a"], settings={"file": ""}, site_settings=tables)  # type: ignore[arg-type]
+
+
 def test_task_has_the_documented_defaults() -> None:
     task = Task(model=len, data=len, loss=len, sites=["a"], metrics={"m": Metric(len, len)})  # type: ignore[arg-type]
     assert (task.local, task.sites, task.test_data, task.fit) == (Local(), ("a",), None, None)
