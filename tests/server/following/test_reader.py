@@ -1,8 +1,7 @@
 """The reader of a growing journal: bounded batches, interruptions, entries that are gone, and no process at work."""
 
-from dataclasses import replace
-
 import time
+from dataclasses import replace
 
 import pytest
 
