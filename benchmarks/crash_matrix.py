@@ -73,7 +73,7 @@ QUICK = (
     "upload.mid_chunk:2",
     "aggregate.mid_fold:2",
     "agent.uploading:2",
-    "upload.part_kept:2",
+    "upload.part_kept:2" + IN_PARTS,
 )
 NUM_KILLS, NUM_KILLS_QUICK = 200, 6
 KILLS_A_RUN = 6

@@ -1,4 +1,4 @@
-"""The durable, atomic write and move of files, and the error of a full disk."""
+"""The durable, atomic write, move and removal of files, and the error of a full disk."""
 
 import errno
 import os
@@ -55,6 +55,14 @@ def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_d
     os.replace(part, path)
     if sync_name and is_durable:
         sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def move_into(source: Path, target: Path) -> None:

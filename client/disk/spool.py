@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.client.session.events import Key, Sums
 from atoll.protocol import crash_points
-from atoll.protocol.durable import move_into, write_atomically
+from atoll.protocol.durable import move_into, remove, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
 from atoll.protocol.vocabulary import Digest, RunId
@@ -221,14 +220,6 @@ def part_name(index: int) -> str:
 
 def _part_in(folder: Path, part: PartManifest) -> EntryPart:
     return EntryPart(folder / part_name(part.index), part.encode(), part.num_bytes)
-
-
-def remove(path: Path) -> None:
-    """Delete a file, or a folder with all that is in it, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _document(entry: Entry) -> dict[str, Any]:

@@ -17,7 +17,7 @@ worker.*.log  output of the user's code, one file for each task
 import os
 from pathlib import Path
 
-from atoll.client.disk.spool import remove
+from atoll.protocol.durable import remove
 from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.folder_id import folder_id
 from atoll.protocol.settings import ConfigError

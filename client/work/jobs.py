@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.client.disk.residual_store import Owner
-from atoll.client.disk.spool import Entry, remove
+from atoll.client.disk.spool import Entry
 from atoll.client.disk.stores import Stores
 from atoll.client.session.events import (
     Evaluated,
@@ -27,6 +27,7 @@ from atoll.client.session.events import (
 from atoll.client.work.runner import EvaluateOrder, Runner, RunnerFailed, StatisticsOrder, Training, TrainOrder
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
 from atoll.protocol import crash_points
+from atoll.protocol.durable import remove
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread

@@ -67,6 +67,9 @@ class ModelShape:
     biases: bool = False
     """Give the linear layers of a block biases."""
 
+    qkv_biases: bool = False
+    """Give queries, keys and values alone biases, as Qwen2 does."""
+
     positions: bool = False
     """Learn positions as a table of `sequence` rows; otherwise they are rotary and have no parameters."""
 
@@ -121,11 +124,15 @@ class ModelShape:
         gates = [("up", f)] if self.mlp == "gelu" else [("gate", f), ("up", f)]
         return (
             *self._norm("attention_norm"),
-            *(weight for name, out in columns for weight in self._linear(name, out, h, 0)),
-            *self._linear("output", h, h, 1),
+            *(
+                weight
+                for name, out in columns
+                for weight in self._linear(name, out, h, 0, biases=self.biases or self.qkv_biases)
+            ),
+            *self._linear("output", h, h, 1, biases=self.biases),
             *self._norm("mlp_norm"),
-            *(weight for name, out in gates for weight in self._linear(name, out, h, 0)),
-            *self._linear("down", h, f, 1),
+            *(weight for name, out in gates for weight in self._linear(name, out, h, 0, biases=self.biases)),
+            *self._linear("down", h, f, 1, biases=self.biases),
         )
 
     def head(self) -> tuple[Weight, ...]:
@@ -143,8 +150,8 @@ class ModelShape:
         once = 6 * self.matrix_parameters + 12 * self.layers * self.hidden * self.sequence
         return tokens * once * (4 / 3 if recompute else 1)
 
-    def _linear(self, name: str, rows: int, columns: int, cut: int) -> tuple[Weight, ...]:
-        bias = (Weight(f"{name}.bias", (rows,), 0 if cut == 0 else None),) if self.biases else ()
+    def _linear(self, name: str, rows: int, columns: int, cut: int, *, biases: bool) -> tuple[Weight, ...]:
+        bias = (Weight(f"{name}.bias", (rows,), 0 if cut == 0 else None),) if biases else ()
         return (Weight(name, (rows, columns), cut), *bias)
 
     def _norm(self, name: str) -> tuple[Weight, ...]:
@@ -203,24 +210,46 @@ def _gpt(
     )
 
 
-def _llama(layers: int, hidden: int, ffn: int, *, tied: bool) -> ModelShape:
+def _llama(layers: int, hidden: int, ffn: int, heads: int = 32, *, tied: bool = False) -> ModelShape:
     return ModelShape(
-        layers=layers, hidden=hidden, heads=32, kv_heads=8, ffn=ffn, vocab=128256, sequence=8192, tied=tied
+        layers=layers, hidden=hidden, heads=heads, kv_heads=8, ffn=ffn, vocab=128256, sequence=8192, tied=tied
+    )
+
+
+def _qwen(
+    layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, vocab: int = 152064, *, tied: bool = False
+) -> ModelShape:
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocab=vocab,
+        sequence=8192,
+        tied=tied,
+        qkv_biases=True,
     )
 
 
 MODELS: dict[str, ModelShape] = {
+    "gpt2": _gpt(12, 768, 12, 1024, 0.124e9),
     "gpt2-xl": _gpt(48, 1600, 25, 1024, 1.5e9),
     "bert-large": _gpt(24, 1024, 16, 512, 0.32e9, vocab=30592, segments=2),
     "turing-nlg": _gpt(78, 4256, 28, 1024, 17.2e9),
     "gpt3": _gpt(96, 12288, 96, 2048, 175e9),
     "llama-1b": _llama(16, 2048, 8192, tied=True),
-    "llama-8b": _llama(32, 4096, 14336, tied=False),
+    "llama-8b": _llama(32, 4096, 14336),
+    "llama-70b": _llama(80, 8192, 28672, 64),
+    "llama-405b": _llama(126, 16384, 53248, 128),
+    "qwen2.5-0.5b": _qwen(24, 896, 4864, 14, 2, vocab=151936, tied=True),
+    "qwen2.5-7b": _qwen(28, 3584, 18944, 28, 4),
+    "qwen2.5-72b": _qwen(80, 8192, 29568, 64, 8),
 }
 """Models by name. Vocabularies are padded to a multiple of 128 (GPT's 50257, BERT's 30522), so that tp can cut them.
 
 Sources: Radford et al. 2019; Devlin et al. 2019; Microsoft, "Turing-NLG" (2020); Brown et al. 2020, table 2.1; Meta's
-Llama 3.1 8B and Llama 3.2 1B.
+Llama 3.1 8B, 70B and 405B and Llama 3.2 1B; Qwen2.5's configurations (2024).
 """
 
 
@@ -230,5 +259,12 @@ def as_decoder(shape: ModelShape) -> ModelShape:
     Two matrices of f columns become three of 2/3 f, rounded up to a multiple of 32, which have as many parameters.
     """
     ffn = shape.ffn if shape.mlp == "swiglu" else (2 * shape.width // 3 + 31) // 32 * 32
-    plain = {"norm": "rmsnorm", "biases": False, "positions": False, "segments": 0, "nominal": None}
+    plain = {
+        "norm": "rmsnorm",
+        "biases": False,
+        "qkv_biases": False,
+        "positions": False,
+        "segments": 0,
+        "nominal": None,
+    }
     return replace(shape, mlp="swiglu", ffn=ffn, **plain)  # type: ignore[arg-type]

@@ -12,8 +12,10 @@ from atoll.aggregation.printable import count_of, printable_size
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say, table
+from atoll.cli.printing import as_json, say, table
 from atoll.cli.stopping import if_stopped
+from atoll.cli.training.plan_client import Site, check_site, needs, say_needs
+from atoll.cli.training.plan_dry_runs import compared, dry_runs, hidden, say_dry_run
 from atoll.cli.waiting import waiting_for
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A preset (gpt2-xl, bert-large, turing-nlg, gpt3, llama-1b, llama-8b), numbers "
-        "(layers=32,hidden=4096,heads=32,vocab=32000), a preset with other numbers (llama-8b,sequence=4096), "
+        help="A preset (gpt2, gpt2-xl, bert-large, turing-nlg, gpt3, llama-1b, llama-8b, llama-70b, llama-405b, "
+        "qwen2.5-0.5b, qwen2.5-7b, qwen2.5-72b), numbers (layers=32,hidden=4096,heads=32,vocab=32000), "
+        "a preset with other numbers (llama-8b,sequence=4096), "
         "or a TOML with the tables model, cluster and training.",
     ),
 ]
@@ -81,6 +84,31 @@ DryRuns = Annotated[
         "one step, and show its memory and traffic beside the prediction.",
     ),
 ]
+Client = Annotated[
+    bool,
+    typer.Option(
+        "--client",
+        help="Also show the needs of a federated site that trains by the fastest plan: memory of each rank, disk, "
+        "bytes up and down, and their seconds.",
+    ),
+]
+Line = Annotated[
+    str | None,
+    typer.Option("--line", metavar="SPEED", help="The site's line, such as 100Mbit; by default 1Gbit. With --client."),
+]
+Codec = Annotated[
+    str | None,
+    typer.Option("--codec", metavar="NAME", help="Codec of the update; by default none. With --client."),
+]
+Lora = Annotated[
+    int | None,
+    typer.Option(
+        "--lora",
+        metavar="RANK",
+        help="Adapters of this rank on every matrix of the blocks, which alone travel; by default the whole model "
+        "does. With --client.",
+    ),
+]
 Top = Annotated[int, typer.Option("--top", metavar="N", callback=options.between(1), help="Number of meshes to show.")]
 
 
@@ -93,6 +121,10 @@ def plan(
     optimizer: Optimizer = None,
     count: Counted = None,
     dry_run: DryRuns = "",
+    client: Client = False,
+    line: Line = None,
+    codec: Codec = None,
+    lora: Lora = None,
     top: Top = 8,
     json: options.Json = False,
 ) -> None:
@@ -108,7 +140,9 @@ def plan(
     shape, machines, wanted = parse_arguments(
         model, cluster, {name: value for name, value in given.items() if value is not None}
     )
-    ranks = _ranks(dry_run, machines.world)
+    ranks, site = _ranks(dry_run, machines.world), Site(line, codec, lora)
+    site.check_wanted(is_wanted=client)
+    check_site(shape, site)
     try:
         only = None if mesh is None else _mesh(mesh)
         with waiting_for(f"the meshes of {count_of(machines.world, 'device')}", "each of them is predicted"):
@@ -120,9 +154,11 @@ def plan(
             "no mesh of this cluster can train the model",
             *(f"{count} x {kind}: {example}" for kind, count, example in found.refused),
         )
-    checked = _dry_runs(shape, found.ranked[0].candidate, ranks)
+    needed = needs(shape, found.ranked[0].candidate, site) if client else None
+    checked = dry_runs(shape, found.ranked[0].candidate, ranks)
     if json:
-        as_json(_document(shape, machines, wanted, found, checked, top))
+        document = _document(shape, machines, wanted, found, checked, top)
+        as_json(document if needed is None else {**document, "client": needed.document})
         return
     _say_arguments(model, shape, machines, wanted)
     _say_ranked(found, top)
@@ -131,8 +167,10 @@ def plan(
     for sentence in [_in_words(best.candidate), *why(shape, machines, found)]:
         say(f"  {sentence}")
     _say_costs(shape, machines, best)
+    if needed is not None:
+        say_needs(needed)
     for rank, run, predicted_for, candidate in checked:
-        _say_dry_run(rank, run, predicted_for, candidate)
+        say_dry_run(rank, run, predicted_for, candidate)
 
 
 # ---------------------------------------------------------------- the arguments
@@ -304,93 +342,6 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
     table(["part", "seconds"], [*times.items(), ("step", best.times.step)], empty="")
 
 
-# ---------------------------------------------------------------- dry runs
-
-
-def _dry_runs(
-    shape: "ModelShape", candidate: "Candidate", ranks: list[int]
-) -> "list[tuple[int, DryRun, ModelShape, Candidate]]":
-    """Return the dry run of each rank, as `_dry_run`."""
-    found = []
-    with waiting_for(
-        "the dry runs", f"a step of {count_of(len(ranks), 'rank')}, without memory for its tensors"
-    ) as wait:
-        for rank in ranks:
-            found.append((rank, *_dry_run(shape, candidate, rank)))
-            wait.advance(1, len(ranks))
-    return found
-
-
-def _dry_run(shape: "ModelShape", candidate: "Candidate", rank: int) -> "tuple[DryRun, ModelShape, Candidate]":
-    """Return the dry run of a rank, with the model and the candidate that it was made for.
-
-    The engine builds Llama-style decoders only, so another model is replaced by the decoder of its sizes. DDP is
-    replaced by `fully_shard` with replicas, as DDP's buckets need tensors with memory.
-    """
-    from atoll.parallel.planner.dry_run import apart
-    from atoll.parallel.planner.shape import as_decoder
-
-    decoder = as_decoder(shape)
-    if decoder != shape:
-        note("dry run: of the Llama-style decoder with these sizes, as the engine builds no other model")
-    if candidate.plan.is_ddp:
-        note("dry run: with fully_shard and replicas, as DDP's buckets do not run on meta tensors")
-        candidate = dataclasses.replace(candidate, plan=dataclasses.replace(candidate.plan, zero=1))
-    try:
-        return apart(decoder, candidate, rank), decoder, candidate
-    except ValueError as error:
-        raise CommandError(*str(error).splitlines()) from error
-
-
-def compared(run: "DryRun", shape: "ModelShape", candidate: "Candidate") -> list[dict[str, Any]]:
-    """Return the measurements of a dry run beside the predictions: bytes of the state, and each kind of collective."""
-    from atoll.parallel.planner.memory import memory
-    from atoll.parallel.planner.traffic import totals
-
-    expected = memory(shape, candidate, run.rank)
-    rows: list[dict[str, Any]] = [
-        {"what": name, "measured": getattr(run, name), "predicted": getattr(expected, name), "is_estimate": False}
-        for name in ("parameters", "gradients", "optimizer")
-    ]
-    rows.append({"what": "peak", "measured": run.peak, "predicted": round(expected.total), "is_estimate": True})
-    measured, predicted = run.counted(), totals(shape, candidate, run.rank)
-    for axis, kind in sorted(measured.keys() | predicted.keys()):
-        calls, num_bytes = measured.get((axis, kind), (0, 0))
-        expected_calls, expected_bytes = predicted.get((axis, kind), (0, 0))
-        what = f"{axis} {kind}"
-        rows.append({"what": f"{what}, calls", "measured": calls, "predicted": expected_calls, "is_estimate": False})
-        rows.append({"what": what, "measured": num_bytes, "predicted": expected_bytes, "is_estimate": False})
-    return rows
-
-
-def _say_dry_run(rank: int, run: "DryRun", shape: "ModelShape", candidate: "Candidate") -> None:
-    say(f"\nDry run of rank {rank}: one step of the engine")
-    table(
-        ["", "measured", "predicted", ""],
-        [
-            (
-                row["what"],
-                *(
-                    value if row["what"].endswith("calls") else printable_size(value)
-                    for value in (row["measured"], row["predicted"])
-                ),
-                _verdict(row),
-            )
-            for row in compared(run, shape, candidate)
-        ],
-        empty="",
-    )
-    say("\nComputation that can hide its collectives: neither waits for the other")
-    rows = [(*key, calls, hidden, f"{share:.1%}") for key, (calls, hidden, share) in run.hidden().items()]
-    table(["axis", "kind", "calls", "can be hidden", "of the step, each"], rows, empty="no collectives")
-
-
-def _verdict(row: dict[str, Any]) -> str:
-    if row["is_estimate"]:
-        return f"estimate, {row['predicted'] / row['measured'] - 1:+.1%}"
-    return "equal" if row["measured"] == row["predicted"] else "DIFFERENT"
-
-
 # ---------------------------------------------------------------- JSON output
 
 
@@ -428,14 +379,7 @@ def _document(
         "traffic": sent_by(shape, best.candidate, 0),
         "refused": [{"reason": kind, "meshes": count, "example": one} for kind, count, one in found.refused],
         "dry_runs": [
-            {"rank": rank, "compared": compared(run, of, candidate), "hidden": _hidden(run)}
+            {"rank": rank, "compared": compared(run, of, candidate), "hidden": hidden(run)}
             for rank, run, of, candidate in checked
         ],
     }
-
-
-def _hidden(run: "DryRun") -> list[dict[str, Any]]:
-    return [
-        {"axis": axis, "kind": kind, "calls": calls, "can_be_hidden": hidden, "share_of_step": share}
-        for (axis, kind), (calls, hidden, share) in run.hidden().items()
-    ]

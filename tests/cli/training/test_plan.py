@@ -106,3 +106,21 @@ def test_what_cannot_be_trained_is_refused_with_the_reasons() -> None:
     first, *reasons = refused("plan", "gpt3", "--cluster", "h100-80")
     assert first == "no mesh of this cluster can train the model"
     assert any("more memory than the 72 GB" in reason for reason in reasons)
+
+
+def test_the_needs_of_a_site_are_shown_with_the_seconds_on_its_line() -> None:
+    words = ("plan", "llama-8b", "--mesh", "dp_shard=8", "--client", "--line", "2Gbit", "--codec", "bf16")
+    text = said(*words)
+    client = text.partition("The needs of a site with this plan")[2]
+    assert "version, down  32.1 GB  2.1 min" in client
+    assert "update, up     16.1 GB  64.2 s" in client
+    assert "spool_max_bytes must be at least 32121044992 (its default is 8 GiB)" in client
+    found = shown(*words)["client"]
+    assert found["seconds"]["down"] == 8 * found["down"] / 2e9 == 8 * 4 * 8_030_261_248 / 2e9
+    assert [row["ranks"] for row in found["ranks"]] == [list(range(8))]
+
+
+def test_options_of_a_site_are_refused_before_the_search() -> None:
+    lines = refused("plan", TINY, "--client", "--line", "3", "--codec", "zip", "--lora", 0)
+    assert [line.partition(": got")[0].partition(": codec")[0] for line in lines] == ["--line", "--codec", "--lora"]
+    assert refused("plan", TINY, "--line", "1Mbit") == ["--line: of a site's needs: add --client, or leave it out"]

@@ -18,7 +18,13 @@ from atoll.parallel.planner.shape import MODELS, ModelShape, as_decoder
     ("name", "vocab", "parameters"),
     [
         ("gpt2-xl", 50257, 1_557_611_200),  # what the published checkpoints hold
+        ("gpt2", 50257, 124_439_808),
         ("llama-8b", 128256, 8_030_261_248),
+        ("llama-70b", 128256, 70_553_706_496),
+        ("llama-405b", 128256, 405_853_388_800),
+        ("qwen2.5-0.5b", 151936, 494_032_768),
+        ("qwen2.5-7b", 152064, 7_615_616_512),
+        ("qwen2.5-72b", 152064, 72_706_203_648),
         ("llama-1b", 128256, 1_235_814_400),
         ("bert-large", 30522, 335_141_888 - 1024 * 1025),  # without its pooler
     ],

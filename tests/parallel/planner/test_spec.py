@@ -13,7 +13,7 @@ def test_a_preset_takes_values_over_it() -> None:
 def test_numbers_alone_are_a_model_when_all_that_have_no_default_are_there() -> None:
     found = parse(ModelShape, MODELS, "layers=2,hidden=64,heads=4,vocab=1e3,tied=true,ffn=none", what="model")
     assert (found.layers, found.vocab, found.tied, found.ffn) == (2, 1000, True, None)
-    with pytest.raises(ValueError, match=r"^model: hidden, vocab must be given, or a preset \(gpt2-xl, "):
+    with pytest.raises(ValueError, match=r"^model: hidden, vocab must be given, or a preset \(gpt2, gpt2-xl, "):
         parse(ModelShape, MODELS, "layers=2,heads=4", what="model")
 
 
