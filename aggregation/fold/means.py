@@ -163,24 +163,29 @@ class ExactMean:
         if self._device is not None:
             return self._sum_on_device(self._device, start, stop)
         total, room = np.zeros(stop - start), np.empty(stop - start, np.float32)
-        for term, scale in zip(self._terms, self._scales, strict=True):
+        for term, scale in self._here(start, stop):
             block = term.reader.read(self._tensor, start, stop, room)
             if not self._add_within(total, block, scale, term.magnitude(self._tensor)):
                 raise term.beyond(self._tensor, block)
         return total
 
-    def _sum_on_device(self, device: Device, start: int, stop: int) -> NDArray[np.float64]:
+    def _here(self, start: int, stop: int) -> list[tuple[Term, float]]:
+        """Return the terms with values here in these elements, each with its scale: zeros add nothing."""
         pairs = zip(self._terms, self._scales, strict=True)
-        summands = [Summand(term.reader, float(scale), term.magnitude(self._tensor)) for term, scale in pairs]
+        return [pair for pair in pairs if pair[0].reader.meets(self._tensor, start, stop)]
+
+    def _sum_on_device(self, device: Device, start: int, stop: int) -> NDArray[np.float64]:
+        here = self._here(start, stop)
+        summands = [Summand(term.reader, float(scale), term.magnitude(self._tensor)) for term, scale in here]
         total, is_within = device.weighted_sum(self._tensor, start, stop, summands)
         if not is_within.all():
-            first = self._terms[int(np.argmin(is_within))]
+            first = here[int(np.argmin(is_within))][0]
             raise first.beyond(self._tensor, first.reader.read(self._tensor, start, stop))
         return total
 
     def share(self, start: int, stop: int) -> NDArray[np.float64]:
-        """Return the sum as it travels; empty if no update is here."""
-        return self.sum(start, stop) if self._terms else np.zeros(0)
+        """Return the sum as it travels; empty if nothing of these elements is here."""
+        return self.sum(start, stop) if self._here(start, stop) else np.zeros(0)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[np.float64]:
         """Return the mean, from the shares of all ranks."""
@@ -208,12 +213,16 @@ class IntegerMean:
 
     def sum(self, start: int, stop: int) -> NDArray[Any]:
         """Return sum_k w_k u_k of this rank's updates."""
-        blocks = ((term.read(self._tensor, start, stop), term.item.weight) for term in self._terms)
+        here = self._here(start, stop)
+        blocks = ((term.read(self._tensor, start, stop), term.item.weight) for term in here)
         return weighted_sum(blocks, stop - start, dtype=self._dtype)
 
+    def _here(self, start: int, stop: int) -> list[Term]:
+        return [term for term in self._terms if term.reader.meets(self._tensor, start, stop)]
+
     def share(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the sum as it travels; empty if no update is here."""
-        return to_words(self.sum(start, stop)) if self._terms else np.zeros(0, np.int64)
+        """Return the sum as it travels; empty if nothing of these elements is here."""
+        return to_words(self.sum(start, stop)) if self._here(start, stop) else np.zeros(0, np.int64)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[Any]:
         """Return the rounded mean, from the shares of all ranks."""

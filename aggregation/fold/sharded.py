@@ -10,6 +10,9 @@ add without rounding: the shards, one after the other, have the bits that one ra
 accumulator of the model, 8 bytes for each float, whatever the number of clients; no rank holds a whole one.
 
 A rule needs every update of an element: there the ranks exchange the updates' own values, (N-1)/N of them.
+
+The parts of one update may lie at several ranks. What a rank does not have of it is zero there, which adds exactly; the
+divisor is that of all updates (`means.Total`). So the bits are the same wherever the parts are.
 """
 
 from collections import Counter
@@ -27,7 +30,7 @@ from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.fedasync import drawn
 from atoll.aggregation.fold.means import ExactMean, IntegerMean, Term, Total, Weighted
 from atoll.aggregation.fold.prepared import check_whole, prepared, whole_tensors
-from atoll.aggregation.fold.sharded_rules import Gathered, gram_of_ranks, mixing_of_ranks
+from atoll.aggregation.fold.sharded_rules import Gathered, gram_of_ranks, mixing_of_ranks, num_updates_in
 from atoll.aggregation.fold.step import AGGREGATE, Slot, Step
 from atoll.aggregation.fold.streaming import Folded, check_updates, opened, written
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
@@ -50,7 +53,7 @@ class Cohort:
     """The totals by tensor (`means.totals_of`); no entry for a tensor that no update carries."""
     places: tuple[tuple[int, ...], ...]
     """The places of each rank's updates, in its own order, among all updates in the order of the client ids: 0 to K -
-    1."""
+    1. An update whose parts are spread is at each rank that has one of them."""
     omitted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The places of the updates that leave a tensor out, by tensor."""
 
@@ -71,7 +74,8 @@ def fold_shard(
     Args:
         layout: the whole model's tensors.
         base: this rank's shard of the global model: the pieces of `ownership.owned_pieces`, floats as F32.
-        updates: the accepted updates at this rank, possibly none; for a rule in the order of their client ids.
+        updates: the accepted updates at this rank, or its parts of them (`StoredUpdate.is_partial`), possibly none; in
+            the order of their client ids.
         out: the file of the new shard, which gets the base's metadata.
         cohort: of all ranks, the same at each.
         exchange: with the other ranks, each of which folds the same round with the same arguments.
@@ -191,13 +195,14 @@ class _Sums:
             return IntegerMean(tensor, total, carrying)
         if self._step.rule is None:
             return ExactMean(self._step, tensor, total, carrying, self._device)
-        return Gathered(self._step.rule, tensor, carrying, self._places, self._centre, self._mixing, self._step.place)
+        terms = self._inputs.terms
+        return Gathered(self._step.rule, tensor, terms, self._places, self._centre, self._mixing, self._step.place)
 
     def tile_elements(self, wanted: int) -> int:
         """Return the number of elements of a tile; for a rule, which exchanges all values, at most 2^22 / K."""
         if self._step.rule is None:
             return wanted
-        num_updates = sum(map(len, self._cohort.places))
+        num_updates = num_updates_in(self._cohort.places)
         return min(wanted, 1 << max(0, ((1 << 22) // max(num_updates, 1)).bit_length() - 1))
 
     def moved(self, tensor: Tensor) -> list[Slot]:

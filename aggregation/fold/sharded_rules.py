@@ -1,9 +1,14 @@
-"""Robust rules over updates at several ranks: the owner of an element gathers every update's value of it."""
+"""Robust rules over updates at several ranks: the owner of an element gathers every update's value of it.
 
-from collections.abc import Iterator, Mapping, Sequence
+The parts of one update may lie at several ranks. Each sends the values that it has of the tile, with zeros between
+them; of an element at most one rank has other bits than zero, so that their bitwise or is the update's own value.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -41,8 +46,8 @@ class Gathered:
     place: Place = NOWHERE
 
     def share(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Return (k, n), the values of this rank's k updates."""
-        return _rows([Scaled(term, term.item.factor) for term in self.terms], self.tensor, start, stop)
+        """Return the values of this rank's updates; see `rows_of`."""
+        return rows_of(self.terms, self.tensor, start, stop)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> Array:
         """Return the update of the rule, from the values of these elements at all ranks."""
@@ -53,23 +58,42 @@ class Gathered:
         return combine(self.tensor, start, stop, sources, self.rule, self.mixing, place=self.place)
 
 
-def _rows(sources: Sequence[Source], tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
-    rows = np.empty((len(sources), stop - start), np.float32)
-    for row, source in zip(rows, sources, strict=True):
-        source.read(tensor, start, stop, row)
-    return rows
+def rows_of(terms: Sequence[Term], tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
+    """Return the values of k updates as they travel, in one dimension.
+
+    First come k flags, 1 for an update with values here in these n elements; then n values of each of those.
+    """
+    here = [term.reader.meets(tensor, start, stop) for term in terms]
+    shares = np.empty(len(terms) + sum(here) * (stop - start), np.float32)
+    shares[: len(terms)] = here
+    rows = shares[len(terms) :].reshape(sum(here), stop - start)
+    for row, term in zip(rows, compress(terms, here), strict=True):
+        Scaled(term, term.item.factor).read(tensor, start, stop, row)
+    return shares
 
 
 def in_places(parts: Sequence[Bytes], places: Places, tensor: Tensor, num_elements: int) -> list[NDArray[np.float32]]:
     """Return the blocks of all updates that carry the tensor, in the order of their client ids."""
     of_ranks, omitted = places
-    left_out = omitted.get(tensor.name, frozenset())
-    by_place: dict[int, NDArray[np.float32]] = {}
+    found: dict[int, NDArray[np.float32]] = {}
     for part, of_rank in zip(parts, of_ranks, strict=True):
-        carrying = [place for place in of_rank if place not in left_out]
-        rows = part.view(np.float32).reshape(len(carrying), num_elements)
-        by_place.update(zip(carrying, rows, strict=True))
-    return [by_place[place] for place in sorted(by_place)]
+        shares = part.view(np.float32)
+        here = shares[: len(of_rank)].astype(bool).tolist()
+        rows = shares[len(of_rank) :].reshape(sum(here), num_elements)
+        for place, row in zip(compress(of_rank, here), rows, strict=True):
+            found[place] = _either(found[place], row) if place in found else row
+    carrying = set(chain(*of_ranks)) - omitted.get(tensor.name, frozenset())
+    return [found[place] if place in found else np.zeros(num_elements, np.float32) for place in sorted(carrying)]
+
+
+def _either(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the values of two parts of an update: where one is not zero, the other has no bit set. -0 stays -0."""
+    return np.bitwise_or(one.view(np.uint32), other.view(np.uint32)).view(np.float32)
+
+
+def num_updates_in(of_ranks: Iterable[Iterable[int]]) -> int:
+    """Return the number of updates, from the places of each rank's: one whose parts are spread is at several ranks."""
+    return len(set(chain(*of_ranks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +130,7 @@ def mixing_of_ranks(
         ValueError: as `combine.mixing_for`.
         ExchangeBroken: another rank is gone.
     """
-    num_updates = sum(map(len, places[0]))
+    num_updates = num_updates_in(places[0])
     check_count(rule, num_updates)
     if not isinstance(rule, GeometricRule):
         return None
@@ -131,7 +155,7 @@ def gram_of_ranks(
         ValueError: an update leaves out a float tensor.
         ExchangeBroken: another rank is gone.
     """
-    num_updates = sum(map(len, places[0]))
+    num_updates = num_updates_in(places[0])
     for tensor in layout:
         if tensor.dtype in FLOATS and (left_out := places[1].get(tensor.name)):
             what = f"{len(left_out)} of {count_of(num_updates, 'update')} leave out tensor {tensor.name!r}"
@@ -139,7 +163,6 @@ def gram_of_ranks(
     num_sources = num_updates + (centre is not None)
     owned, size = owned_segments(exchange.rank, exchange.size), exchange.size
     tiles = [list(_tiles_of(layout, owned_segments(rank, size), num_sources)) for rank in range(size)]
-    scaled = [Scaled(term, term.item.factor) for term in terms]
 
     def multiply(tile: Tile, shares: Sequence[Bytes]) -> Array:
         tensor, start, stop = tile
@@ -147,7 +170,7 @@ def gram_of_ranks(
         return products(blocks if centre is None else [*blocks, centre.read(tensor, start, stop)])
 
     sums = np.zeros((len(owned), num_sources, num_sources))
-    with closing(swapped(tiles, lambda item: _rows(scaled, *item[1]), exchange, threads=threads)) as ready:
+    with closing(swapped(tiles, lambda item: rows_of(terms, *item[1]), exchange, threads=threads)) as ready:
         jobs = ((index, partial(multiply, tile, shares)) for (index, tile), shares in ready)
         with closing(computed_ahead(jobs, threads=threads)) as finished:
             for index, found in finished:

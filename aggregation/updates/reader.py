@@ -2,7 +2,8 @@
 
 An update lies on disk as it was received: the bytes of its pieces, one after the other, raw or encoded, in one file or
 in one for each of its parts. The reader
-trusts that the boxes cover each tensor exactly once (`coverage.check_cover`, when the update is accepted). It decodes
+trusts that the boxes cover each tensor exactly once (`coverage.check_cover`, when the update is accepted), except of an
+update whose other parts lie elsewhere. It decodes
 the chunks of an encoded piece that a block meets: a block of the fold is whole chunks, so that each is decoded once.
 """
 
@@ -42,10 +43,17 @@ class StoredUpdate:
     """All bytes of a small update that has no file of its own."""
     parts: tuple[tuple[Path, int], ...] = ()
     """The files of an update in parts, each with the number of its pieces; then `path` only names the update."""
+    is_partial: bool = False
+    """Other parts of the update lie elsewhere: an element in none of these pieces reads as zero, and zeros add exactly."""
 
     @classmethod
     def of_parts(
-        cls, path: Path, parts: Iterable[tuple[Path, tuple[Piece, ...]]], magnitudes: Mapping[str, float | int]
+        cls,
+        path: Path,
+        parts: Iterable[tuple[Path, tuple[Piece, ...]]],
+        magnitudes: Mapping[str, float | int],
+        *,
+        is_partial: bool = False,
     ) -> "StoredUpdate":
         """Make an update of several files, each with its own pieces.
 
@@ -53,10 +61,12 @@ class StoredUpdate:
             path: the update's name in errors.
             parts: the files, each with its pieces in the order of their bytes.
             magnitudes: as the field.
+            is_partial: as the field.
         """
         parts = tuple(parts)
         pieces = tuple(piece for _, of_part in parts for piece in of_part)
-        return cls(path, pieces, magnitudes, parts=tuple((file, len(of_part)) for file, of_part in parts))
+        files = tuple((file, len(of_part)) for file, of_part in parts)
+        return cls(path, pieces, magnitudes, parts=files, is_partial=is_partial)
 
 
 def stored_model(path: Path) -> StoredUpdate:
@@ -93,13 +103,14 @@ class UpdateReader:
     """
 
     def __init__(self, update: StoredUpdate, *, keep_open: bool = True) -> None:
-        self._path = update.path
+        self._path, self._is_partial = update.path, update.is_partial
         self._keep_open = keep_open and update.data is None
         self._files: list[_File] = []
         self._pieces: dict[str, list[_Place]] = {}
         self._boxes: dict[str, list[_Box]] = {}
         pieces = iter(update.pieces)
-        for path, num_pieces in update.parts or ((update.path, len(update.pieces)),):
+        whole = () if update.is_partial else ((update.path, len(update.pieces)),)
+        for path, num_pieces in update.parts or whole:
             file, position = _File(path, update.data), update.data_start
             self._files.append(file)
             for piece in islice(pieces, num_pieces):
@@ -164,12 +175,24 @@ class UpdateReader:
         if piece.lengths == tensor.shape:
             self._read_piece(places[0], start, block)
             return block
-        if tensor.name not in self._boxes:
-            self._boxes[tensor.name] = [_box_of(place, tensor.shape) for place in places]
-        for box in self._boxes[tensor.name]:
+        if self._is_partial:
+            block[:] = 0
+        for box in self._boxes_of(tensor):
             if box.start < stop and start < box.stop:
                 self._gather(box, start, stop, block)
         return block
+
+    def meets(self, tensor: Tensor, start: int, stop: int) -> bool:
+        """Return whether a piece may have one of the elements [start, stop): if not, all of them read as zeros."""
+        places = self._pieces.get(tensor.name)
+        if places is None or not self._is_partial or places[0].piece.lengths == tensor.shape:
+            return places is not None
+        return any(box.start < stop and start < box.stop for box in self._boxes_of(tensor))
+
+    def _boxes_of(self, tensor: Tensor) -> "list[_Box]":
+        if tensor.name not in self._boxes:
+            self._boxes[tensor.name] = [_box_of(place, tensor.shape) for place in self._pieces[tensor.name]]
+        return self._boxes[tensor.name]
 
     def _gather(self, box: "_Box", start: int, stop: int, block: NDArray[Any]) -> None:
         """Copy the part of `box` within the elements [start, stop) to `block`."""
