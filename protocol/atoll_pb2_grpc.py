@@ -382,6 +382,11 @@ class AggregationStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.Verdict.FromString,
                 _registered_method=True)
+        self.SubmitPart = channel.stream_unary(
+                '/atoll.v1.Aggregation/SubmitPart',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.UploadReply.FromString,
+                _registered_method=True)
         self.GetUpdates = channel.unary_stream(
                 '/atoll.v1.Aggregation/GetUpdates',
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.UpdatesRequest.SerializeToString,
@@ -420,7 +425,15 @@ class AggregationServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitUpdate(self, request_iterator, context):
-        """Submits an update that is sound and durable at the rank, or the fault of its bytes. In parts: `meta` may be long.
+        """Submits an update that is sound and durable at the rank, or the fault of its bytes. In pieces: `meta` may be long.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitPart(self, request_iterator, context):
+        """Submits a part of an update that is sound and durable at the rank; `opened` names the part. The answer is `kept`
+        while others are missing at their ranks, and then the verdict on the update.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -462,6 +475,11 @@ def add_AggregationServicer_to_server(servicer, server):
                     servicer.SubmitUpdate,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.Verdict.SerializeToString,
+            ),
+            'SubmitPart': grpc.stream_unary_rpc_method_handler(
+                    servicer.SubmitPart,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.UploadReply.SerializeToString,
             ),
             'GetUpdates': grpc.unary_stream_rpc_method_handler(
                     servicer.GetUpdates,
@@ -583,6 +601,33 @@ class Aggregation(object):
             '/atoll.v1.Aggregation/SubmitUpdate',
             atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.SerializeToString,
             atoll_dot_protocol_dot_atoll__pb2.Verdict.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitPart(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/atoll.v1.Aggregation/SubmitPart',
+            atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.UploadReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -169,7 +169,7 @@ class ExactMean:
                 raise term.beyond(self._tensor, block)
         return total
 
-    def _here(self, start: int, stop: int) -> list[tuple[Term, float]]:
+    def _here(self, start: int, stop: int) -> list[tuple[Term, np.float64]]:
         """Return the terms with values here in these elements, each with its scale: zeros add nothing."""
         pairs = zip(self._terms, self._scales, strict=True)
         return [pair for pair in pairs if pair[0].reader.meets(self._tensor, start, stop)]

@@ -44,7 +44,7 @@ class StoredUpdate:
     parts: tuple[tuple[Path, int], ...] = ()
     """The files of an update in parts, each with the number of its pieces; then `path` only names the update."""
     is_partial: bool = False
-    """Other parts of the update lie elsewhere: an element in none of these pieces reads as zero, and zeros add exactly."""
+    """Other parts of the update lie elsewhere: an element in none of these pieces reads as zero."""
 
     @classmethod
     def of_parts(

@@ -73,6 +73,8 @@ class Entry:
     train_seconds: float
     rank: int = 0
     """The aggregation rank that it is for."""
+    spreads: bool = False
+    """Part i is for rank (rank + i) modulo the number of ranks; else all are for `rank`."""
     parts: tuple[EntryPart, ...] = ()
     """The parts, in order, each sent on its own stream; empty: the update is sent as a whole."""
 
@@ -114,6 +116,7 @@ class Spool:
         download_seconds: float = 0.0,
         train_seconds: float = 0.0,
         rank: int = 0,
+        spreads: bool = False,
         parts: Sequence[PartManifest] = (),
     ) -> Entry:
         """Turn a safetensors file of the manifest's pieces into an entry, by moving it; durable on return.
@@ -127,6 +130,7 @@ class Spool:
             download_seconds: duration of the download of the base version [s].
             train_seconds: duration of the training [s].
             rank: the aggregation rank that the update is for.
+            spreads: whether its parts are for this rank and those after it, in turn.
 
         Raises:
             SpoolFull: there is no room.
@@ -144,6 +148,7 @@ class Spool:
                 download_seconds,
                 train_seconds,
                 rank,
+                spreads,
                 tuple(_part_in(path, part) for part in parts),
             )
             add = self._add_folder if parts else self._add_file
@@ -230,6 +235,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "download_seconds": entry.download_seconds,
         "train_seconds": entry.train_seconds,
         "rank": entry.rank,
+        "spreads": entry.spreads,
     }
 
 
@@ -294,6 +300,7 @@ def _entry(path: Path, document: Mapping[str, Any]) -> tuple[Entry, UpdateManife
         num_bytes=manifest.num_bytes,
         statistics={name: tuple(map(float, sums)) for name, sums in document["statistics"].items()},
         rank=int(document.get("rank", 0)),
+        spreads=bool(document.get("spreads", False)),
         download_seconds=float(document["download_seconds"]),
         train_seconds=float(document["train_seconds"]),
     )

@@ -29,6 +29,8 @@ class Invitation:
     """Codec of the update; empty: plain."""
     rank: int = 0
     """The aggregation rank that receives the update."""
+    spreads: bool = False
+    """The parts of an update go to this rank and to those after it, in turn."""
     manifest: bytes = b""
     """Manifest of the base version; empty: to be fetched."""
     data: bytes = b""

@@ -74,6 +74,7 @@ def hello(
         software=software,
         codecs=codecs,
         gives_statistics=True,
+        spreads_parts=True,
     )
 
 
@@ -127,6 +128,7 @@ def _invitation(invite: pb.Invite) -> Invitation:
         algorithm=invite.algorithm or "fedavg",
         codec=_codec(invite.codec),
         rank=invite.rank,
+        spreads=invite.spreads,
         counted_round=RoundId(
             strict_json.integer(invite.counted_round, "counted_round", low=0, high=strict_json.INT64_MAX)
         ),

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from atoll.aggregation.printable import printable_size
-from atoll.client.disk.spool import Entry, Spool
+from atoll.client.disk.spool import Entry, EntryPart, Spool
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.wire.control_stream import Link
@@ -62,8 +62,9 @@ class Uploads:
         self._one_in_parts = asyncio.Lock()  # its streams and those of other updates share the calls of a connection
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
-        self._stalled: dict[Key, tuple[Link, float]] = {}
-        """The uploads to a rank: the session they go over, and the loop's time since which no byte has arrived."""
+        self._stalled: dict[Key, dict[int, tuple[Link, float]]] = {}
+        """The uploads to ranks, by update and, if its parts are spread, by part (else 0): the session they go over, and
+        the loop's time since which no byte of them has arrived."""
 
     def begin(self, key: Key, digest: Digest) -> None:
         """Send an update, from the byte at which the receiver's copy of it ends."""
@@ -121,42 +122,53 @@ class Uploads:
         link = self._connection.current
         if link is None:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "there is no connection")
-        calls = self._calls_of_rank(key, entry.rank, link) if self._connection.ranks.num_ranks else link.calls()
         what = f"uploading the update of round {key[2]} of {key[1]}"
         confirmed: dict[int, int] = {}  # bytes of each part
         logger.info("%s, %s", what, printable_size(entry.num_bytes))
 
-        def confirm(part: int, position: int) -> None:
-            confirmed[part] = position
-            self._stalled[key] = link, asyncio.get_running_loop().time()
+        async def send(index: int, part: EntryPart | None) -> pb.Verdict | None:
+            turn = index if entry.spreads else 0
 
-        async with calls as stub:
-            send = partial(
-                upload,
-                stub,
-                entry,
-                self._pace,
-                is_first_attempt=is_first_attempt,
-                disclosure=self._disclosure(),
-            )
-            with told(what, entry.num_bytes, lambda: sum(confirmed.values())):
-                if entry.parts:
-                    async with self._one_in_parts:
-                        parts = enumerate(entry.parts)
-                        sends = [partial(send, part=part, on_progress=partial(confirm, i)) for i, part in parts]
-                        verdict = await verdict_on(sends)
-                else:
-                    verdict = await verdict_on([partial(send, on_progress=partial(confirm, 0))])
+            def confirm(position: int) -> None:
+                confirmed[index] = position
+                self._stalled.setdefault(key, {})[turn] = link, asyncio.get_running_loop().time()
+
+            async with self._calls(key, entry.rank, turn, link) as stub:
+                verdict = await upload(
+                    stub,
+                    entry,
+                    self._pace,
+                    is_first_attempt=is_first_attempt,
+                    part=part,
+                    disclosure=self._disclosure(),
+                    on_progress=confirm,
+                )
+            self._stalled.get(key, {}).pop(turn, None)
+            return verdict
+
+        with told(what, entry.num_bytes, lambda: sum(confirmed.values())):
+            if entry.parts:
+                async with self._one_in_parts:
+                    verdict = await verdict_on([partial(send, *part) for part in enumerate(entry.parts)])
+            else:
+                verdict = await verdict_on([partial(send, 0, None)])
         self._stalled.pop(key, None)
         return verdict
 
-    def _calls_of_rank(self, key: Key, rank: int, link: Link) -> AbstractAsyncContextManager[rpc.AggregatorStub]:
-        """Choose the rank by the time without progress; a new session restarts it, for the coordinator was away."""
-        now = asyncio.get_running_loop().time()
-        if key not in self._stalled or self._stalled[key][0] is not link:
-            self._stalled[key] = link, now
+    def _calls(
+        self, key: Key, rank: int, turn: int, link: Link
+    ) -> AbstractAsyncContextManager[rpc.CoordinatorStub | rpc.AggregatorStub]:
+        """Choose the receiver: the coordinator, or the rank by its turn and by the time without progress.
+
+        A new session restarts that time, for the coordinator was away.
+        """
         ranks = self._connection.ranks
-        return ranks.connection(ranks.rank_for_update(rank, now - self._stalled[key][1])).calls()
+        if not ranks.num_ranks:
+            return link.calls()
+        now, stalled = asyncio.get_running_loop().time(), self._stalled.setdefault(key, {})
+        if turn not in stalled or stalled[turn][0] is not link:
+            stalled[turn] = link, now
+        return ranks.connection(ranks.rank_for_update(rank + turn, now - stalled[turn][1])).calls()
 
     def _held_back(self, key: Key, decision: Decision) -> Event:
         """Give up an update that the policy refuses; leave one that has to wait to the next attempt."""

@@ -166,6 +166,7 @@ class Jobs:
                 download_seconds=self._download_seconds,
                 train_seconds=trained.seconds,
                 rank=invitation.rank,
+                spreads=invitation.spreads,
                 parts=parts,
             )
 

@@ -100,10 +100,19 @@ class RunFiles:
 
     def update_files(self, digest: Digest, meta: StoredUpdateMeta) -> list[Path]:
         """Return the paths of an accepted update's files on this machine: of each part its bytes and its findings."""
-        parts: list[int | None] = [*range(_num_parts(meta))]
-        files = [self.update(digest, meta.rank, part) for part in parts or [None]]
+        if not (num_parts := _num_parts(meta)):
+            file = self.update(digest, meta.rank)
+            return [] if file is None else [file]
+        ranks = meta.ranks or (meta.rank,) * num_parts
+        files = (self.update(digest, rank, part) for part, rank in enumerate(ranks))
         found = [file for file in files if file is not None]
-        return found + [file.with_suffix(".json") for file in found if parts]
+        return found + [file.with_suffix(".json") for file in found]
+
+    def at_ranks(self, digest: Digest, meta: StoredUpdateMeta) -> Iterator[tuple[Path, tuple[int, ...] | None]]:
+        """Yield each place of an accepted update on this machine, with the parts that lie there; None: all of it."""
+        for rank in sorted(set(meta.ranks)) or [meta.rank]:
+            if (file := self.update(digest, rank)) is not None:
+                yield file, meta.parts_at(rank)
 
 
 def lacking(path: Path, needs: list[Need]) -> list[Path]:
@@ -127,8 +136,8 @@ def damaged(path: Path, needs: list[Need]) -> Iterator[str]:
             if files.manifest(version).is_file():
                 yield from _damage_of_version(files, version, digest)
         for digest, meta in need.updates.items():
-            if (file := files.update(digest, meta.rank)) is not None:
-                yield from _damage_of_update(file, digest, meta)
+            for file, parts in files.at_ranks(digest, meta):
+                yield from _damage_of_update(file, parts, digest, meta)
 
 
 def _damage_of_version(files: RunFiles, version: Version, digest: Digest) -> Iterator[str]:
@@ -150,7 +159,9 @@ def _damage_of_version(files: RunFiles, version: Version, digest: Digest) -> Ite
         yield f"{whole}: {error}"
 
 
-def _damage_of_update(file: Path, digest: Digest, meta: StoredUpdateMeta) -> Iterator[str]:
+def _damage_of_update(
+    file: Path, here: tuple[int, ...] | None, digest: Digest, meta: StoredUpdateMeta
+) -> Iterator[str]:
     try:
         manifest = parse_update(meta.manifest)
     except ManifestError as error:
@@ -160,7 +171,7 @@ def _damage_of_update(file: Path, digest: Digest, meta: StoredUpdateMeta) -> Ite
         yield from _damage_of_bytes(file, manifest) if file.is_file() else ()
         return
     parts = PartFiles(file.parent, file.parent, manifest, digest)
-    for index in range(len(manifest.parts)):
+    for index in range(len(manifest.parts)) if here is None else here:
         if not all(path.is_file() for path in parts.paths(file.parent, index)):
             continue  # named as missing
         try:

@@ -6,6 +6,9 @@
 
 The digest is the root's, the update's: two clients' equal parts are two files. The findings lie beside the bytes, as a
 version's manifest does, and not in the journal, whose row has the root and what was found in all parts together.
+
+At an aggregation rank a part moves to `updates/` by itself, and before the coordinator hears of it: from then on it is
+deleted only with the coordinator's consent (`FindUnused`).
 """
 
 from collections.abc import Collection, Iterator
@@ -15,7 +18,7 @@ from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, Merged
 from atoll.protocol.durable import move_into, write_atomically
-from atoll.protocol.manifest import UpdateManifest, digest_of
+from atoll.protocol.manifest import Part, UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest, parse_part
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest
@@ -102,12 +105,35 @@ class PartFiles:
         for _, findings in self._read(self._all):
             found.add(findings.magnitudes, findings.squared_norms)
         for index in self._all:
-            if self._folder_of(index) == self._incoming:
-                sources, targets = (self.paths(folder, index) for folder in (self._incoming, self._updates))
-                for source, target in zip(sources, targets, strict=True):
-                    move_into(source, target)
+            self._move(index)
         sync_folder(self._updates)
         return StoredUpdateMeta(self._root.encode(), found.magnitudes, found.squared_norms)
+
+    def settle(self, index: int) -> bool:
+        """Move a kept part to the whole updates, durably, whatever the others are; return whether it is kept."""
+        if self._folder_of(index) is None:
+            return False
+        if self._move(index):
+            sync_folder(self._updates)
+        return True
+
+    def _move(self, index: int) -> bool:
+        """Move a kept part. A crash in between leaves bytes without findings in `incoming/`: they are checked again."""
+        if self._folder_of(index) != self._incoming:
+            return False
+        sources, targets = (self.paths(folder, index) for folder in (self._incoming, self._updates))
+        for source, target in zip(reversed(sources), reversed(targets), strict=True):
+            move_into(source, target)
+        return True
+
+    def findings(self, index: int) -> StoredUpdateMeta:
+        """Return a kept part's manifest and what was found in it.
+
+        Raises:
+            StoreCorrupted: as `manifests`.
+        """
+        [(_, findings)] = self._read([index])
+        return findings
 
     def _read(
         self, indices: Collection[int], wanted: Path | None = None
@@ -118,12 +144,24 @@ class PartFiles:
             if folder is None or (wanted is not None and folder != wanted):
                 path = self.paths(wanted or self._updates, index)[0]
                 raise StoreCorrupted(f"{path}: is not whole, its manifest has {count_of(listed.num_bytes, 'byte')}")
-            path = self.paths(folder, index)[1]
-            try:
-                findings = decode_meta(path.read_text(), where=str(path))
-                part = parse_part(findings.manifest)
-            except (ManifestError, UnicodeDecodeError) as error:
-                raise StoreCorrupted(f"{path}: {error}") from error
-            if digest_of(findings.manifest) != listed.sha256:
-                raise StoreCorrupted(f"{path}: is not of the part that the update's manifest lists")
-            yield part, findings
+            yield read_findings(self.paths(folder, index)[1], listed)
+
+
+def read_findings(path: Path, listed: Part) -> tuple[PartManifest, StoredUpdateMeta]:
+    """Read a part's manifest and what was found in it.
+
+    Args:
+        path: the file.
+        listed: the part in the update's manifest.
+
+    Raises:
+        StoreCorrupted: the file is missing or damaged, or of another part.
+    """
+    try:
+        findings = decode_meta(path.read_text(), where=str(path))
+        part = parse_part(findings.manifest)
+    except (FileNotFoundError, ManifestError, UnicodeDecodeError) as error:
+        raise StoreCorrupted(f"{path}: {error}") from error
+    if digest_of(findings.manifest) != listed.sha256:
+        raise StoreCorrupted(f"{path}: is not of the part that the update's manifest lists")
+    return part, findings

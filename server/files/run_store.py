@@ -33,6 +33,7 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.incoming import Incoming
 from atoll.server.files.part_files import PartFiles, file_stem
+from atoll.server.files.part_notes import PartNotes
 from atoll.server.files.version_folder import VersionFolder
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
 
@@ -80,7 +81,7 @@ class RunStore(VersionFolder):
         super().__init__(folder)
         self._updates, self._incoming = folder / "updates", folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
-        self._open: dict[Incoming, int | None] = {}  # of a part: the size of the whole update
+        self._open: dict[Incoming, int] = {}  # the room that is reserved for all parts of its update; 0: for it alone
         self._lock = threading.Lock()  # protects the mapping, and an upload that opens from garbage collection
         for path in (self._versions, self._updates, self._incoming):
             path.mkdir(parents=True, exist_ok=True)
@@ -113,6 +114,10 @@ class RunStore(VersionFolder):
         """Return the files of an update in parts."""
         return PartFiles(self._incoming, self._updates, manifest, _checked(digest))
 
+    def notes_of(self, manifest: UpdateManifest, digest: Digest) -> PartNotes:
+        """Return the notes about an update whose parts are at ranks."""
+        return PartNotes(self._incoming, manifest, _checked(digest))
+
     def digests(self) -> set[Digest]:
         """Return the digests of all updates on disk, complete or partial."""
         names = (
@@ -139,7 +144,7 @@ class RunStore(VersionFolder):
             digest: the update's.
             total_bytes: the size of its bytes, or of the part's.
             part: the part's index; None: the update has no parts.
-            whole_bytes: the size of all parts.
+            whole_bytes: the size of all parts, if they come here; 0: room for this one is enough.
 
         Raises:
             DiskFull: the missing bytes do not fit: beside the other open uploads and the space that stays free, or in
@@ -147,10 +152,10 @@ class RunStore(VersionFolder):
         """
         path = self.incoming_path(digest, part)
         with self._lock:
-            if part is None:
-                wanted, already = total_bytes, path.stat().st_size if path.exists() else 0
-            else:
+            if whole_bytes:
                 wanted, already = whole_bytes, _size_of(self._incoming, digest)
+            else:
+                wanted, already = total_bytes, path.stat().st_size if path.exists() else 0
             reserved = self._reserved(digest)
             missing, free = max(0, wanted - already), shutil.disk_usage(self._incoming).free
             if missing and missing + reserved + self._disk.free_min > free:
@@ -164,7 +169,7 @@ class RunStore(VersionFolder):
             with naming_full_disk(path):
                 has_file = self._has_files_only or part is not None
                 upload = Incoming(path, total_bytes, self._closed, has_file=has_file)
-            self._open[upload] = None if part is None else whole_bytes
+            self._open[upload] = whole_bytes
         return upload
 
     def _reserved(self, digest: Digest) -> int:
@@ -172,7 +177,7 @@ class RunStore(VersionFolder):
         wholes: dict[str, int] = {}
         reserved = 0
         for upload, whole_bytes in self._open.items():
-            if whole_bytes is None:
+            if not whole_bytes:
                 reserved += upload.total_bytes - upload.position
             elif (owner := upload.path.name[:DIGEST_CHARACTERS]) != digest:
                 wholes[owner] = whole_bytes
@@ -198,6 +203,12 @@ class RunStore(VersionFolder):
         if part is None:
             for path in sorted(self._incoming.glob(f"{digest}.*"), reverse=True):  # findings before their bytes
                 path.unlink(missing_ok=True)
+
+    def discard_parts(self, digest: Digest) -> None:
+        """Delete what is here of an update in parts, also its kept parts: it is not accepted, and will not be."""
+        self.discard_incoming(digest)
+        for path in sorted(self._updates.glob(f"{_checked(digest)}.[0-9]*"), reverse=True):  # findings first
+            path.unlink(missing_ok=True)
 
     def keep(self, upload: Incoming, manifest: UpdateManifest, inspection: Inspection) -> KeptUpdate:
         """Make a complete, sound upload durable, for the machine's decision.
@@ -237,8 +248,10 @@ class RunStore(VersionFolder):
         sync_folder(self._updates)
         return KeptUpdate(_meta(manifest, inspection), None)
 
-    def stored_update(self, digest: Digest, meta: StoredUpdateMeta, data: bytes | None) -> StoredUpdate:
-        """Return an accepted update for the fold; `data` as in `KeptUpdate`.
+    def stored_update(
+        self, digest: Digest, meta: StoredUpdateMeta, data: bytes | None, *, rank: int = 0
+    ) -> StoredUpdate:
+        """Return an accepted update for the fold, or what this rank has of it; `data` as in `KeptUpdate`.
 
         Raises:
             StoreCorrupted: its file is missing, damaged, or of another size.
@@ -250,8 +263,9 @@ class RunStore(VersionFolder):
         try:
             manifest = parse_update(meta.manifest)
             if manifest.parts:
-                parts = self.parts_of(manifest, digest).pieces()
-                return StoredUpdate.of_parts(path, ((file, part.pieces) for file, part in parts), meta.magnitudes)
+                here = meta.parts_at(rank)
+                parts = ((file, part.pieces) for file, part in self.parts_of(manifest, digest).pieces(here))
+                return StoredUpdate.of_parts(path, parts, meta.magnitudes, is_partial=here is not None)
             num_bytes = path.stat(follow_symlinks=False).st_size if data is None else len(data)
         except (FileNotFoundError, ManifestError) as error:
             raise StoreCorrupted(f"{path}: {error}") from error

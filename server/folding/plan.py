@@ -38,6 +38,10 @@ class Known(Protocol):
     def rank(self) -> int:
         """The aggregation rank that has the update's bytes."""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each part, if they lie at several."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -49,6 +53,12 @@ class Planned:
     weight: int
     factor: float
     trained_factor: float
+    ranks: tuple[int, ...] = ()
+    """All ranks that have parts of it, ascending; empty: it is at `rank` alone."""
+
+    def lies_at(self, rank: int) -> bool:
+        """Return whether the rank has bytes of the update."""
+        return rank in (self.ranks or (self.rank,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,7 @@ def plan_of(
     weights, factors = weights_and_factors(effect, method, bounds)
     nova = method.normalized(weights, (meta.steps for meta in of_updates))
     planned = tuple(
-        Planned(contribution.digest, meta.rank, weight, factor, trained_factor)
+        Planned(contribution.digest, meta.rank, weight, factor, trained_factor, tuple(sorted(set(meta.ranks))))
         for contribution, meta, weight, factor, trained_factor in zip(
             effect.contributions, of_updates, weights, factors, nova.factors, strict=True
         )

@@ -29,6 +29,7 @@ class Connection:
     software: str = ""  # of its agent
     claimant: Claimant = UNKNOWN  # its process, with the address
     gives_statistics: bool = False  # its agent answers AskStatistics
+    spreads_parts: bool = False  # its agent understands `Invite.spreads`
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""
@@ -109,6 +110,11 @@ class Hub:
         """Return the codecs that a client supports; none when it is not connected."""
         connection = self._connections.get(client_id)
         return frozenset() if connection is None else connection.codecs
+
+    def spreads_parts(self, client_id: ClientId) -> bool:
+        """Return whether a client can send the parts of an update to several ranks."""
+        connection = self._connections.get(client_id)
+        return connection is not None and connection.spreads_parts
 
     def send(self, client_id: ClientId, message: ServerMessage) -> None:
         """Send a message to a client if it is connected; the machine repeats what matters when it reconnects."""

@@ -124,7 +124,7 @@ class Coordinator:
             clock=self.clock,
             keep_rounds=self.config.keep_rounds,
             crash=self._crash,
-            is_in_flight=self.uploads.is_in_flight,
+            is_in_flight=self.uploads.is_in_flight if self.ranks is None else self.ranks.parts.holds,
             assign_rank=self.ranks.assign if self.ranks is not None else lambda: 0,
             codecs_of_rank=None if self.ranks is None else self.ranks.codecs_of,
             announce_end=self.attendance.announce_end,

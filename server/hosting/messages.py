@@ -72,6 +72,8 @@ class ClientTerms:
     """The codec of its update; empty: plain values."""
     rank: int = 0
     """The aggregation rank that receives its update."""
+    spreads: bool = False
+    """The parts of its update go to this rank and to those after it, in turn."""
 
 
 def invitation(
@@ -102,6 +104,7 @@ def invitation(
             algorithm=terms.algorithm,
             codec=client.codec,
             rank=client.rank,
+            spreads=client.spreads,
             counted_round=effect.counted_round,
             model_seed=terms.model_seed,
         )

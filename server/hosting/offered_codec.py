@@ -44,6 +44,13 @@ class OfferedCodec:
             return name
         return name if self._has(family, self._codecs_of_rank(rank), f"aggregation rank {rank}") else ""
 
+    def may_spread(self, offered: str) -> bool:
+        """Return whether the parts of an update with this codec may go to several ranks: each decodes what it gets.
+
+        An installed package's codec is known of one rank, so that all parts go there.
+        """
+        return self._codecs_of_rank is not None and not is_installed(family_of(offered))
+
     def _has(self, family: str, codecs: frozenset[str] | None, who: str) -> bool:
         if codecs is None:
             return False

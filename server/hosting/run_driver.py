@@ -312,7 +312,8 @@ class RunDriver:
         seed = messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
         rank = self._assign_rank()
         codec = self._offered.of(self.config.aggregation.codec_name, effect.client_id, rank)
-        client = messages.ClientTerms(seed, codec, rank)
+        spreads = self._offered.may_spread(codec) and self._hub.spreads_parts(effect.client_id)
+        client = messages.ClientTerms(seed, codec, rank, spreads)
         return messages.invitation(effect, self._terms, model, client, now=self._clock.now())
 
     def _evaluation_request(self, effect: AskEvaluation) -> ServerMessage:

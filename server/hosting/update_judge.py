@@ -122,6 +122,10 @@ class Judge:
                 return refused(effect.reason, effect.detail)
         raise AssertionError("the machine did not answer an update")
 
+    async def withdraw(self, digest: Digest) -> bool:
+        """Return False: here parts that are kept and not accepted are where they may be discarded at will."""
+        return False
+
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
         """Refuse the update because of its manifest or its bytes."""
         if is_failure_news(self.run.machine, self.update.client_id, self.update.round_id):

@@ -57,6 +57,7 @@ RULES: Mapping[str, Rule] = {
     _AGGREGATION + "Admit": Rule(_RANKS),
     _AGGREGATION + "OpenUpdate": Rule(_RANKS),
     _AGGREGATION + "SubmitUpdate": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
+    _AGGREGATION + "SubmitPart": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
     _AGGREGATION + "GetUpdates": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
     _AGGREGATION + "FindUnused": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
     _ADMIN + "StartRun": Rule(_OPERATORS),

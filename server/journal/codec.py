@@ -7,6 +7,7 @@ default may be added to a value without a new schema version; nothing else may c
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,6 +29,12 @@ Value = TypeVar("Value")
 
 BEFORE: Mapping[str, Any] = {"retry_wait": 0.0, "failure_rest": 0.0, "approval_wait": 0.0}
 """Fields of the policy that were added after the first journals, with the values of the time before."""
+
+_PLACE = re.compile(r'"rank":(\d+)(?:,"ranks":\[([\d,]*)\])?\}\Z')
+"""The end of an update's encoded metadata. An earlier Atoll wrote no `ranks`."""
+
+PLACE_CHARACTERS_MAX = 8192
+"""The longest such end: 1,024 parts at one of 64 ranks each take 3,072 characters."""
 
 _CONFIG = ConfigDict(ser_json_inf_nan="constants", extra="forbid", strict=True)
 _PAGE: TypeAdapter[dict[ClientId, Member]] = TypeAdapter(dict[ClientId, Member], config=_CONFIG)
@@ -132,6 +139,12 @@ class StoredUpdateMeta:
     """Sum of the squared elements of each tensor."""
     rank: int = 0
     """The aggregation rank that has the bytes."""
+    ranks: tuple[int, ...] = ()
+    """The rank of each part, in order, if they lie at several ranks."""
+
+    def parts_at(self, rank: int) -> tuple[int, ...] | None:
+        """Return the parts that lie at a rank; None: the whole update lies at one."""
+        return tuple(part for part, of_part in enumerate(self.ranks) if of_part == rank) if self.ranks else None
 
     @property
     def steps(self) -> tuple[float, float]:
@@ -158,8 +171,9 @@ def decode_meta(body: str, *, where: str) -> StoredUpdateMeta:
 
 
 def lies_at(meta: str, rank: int) -> bool:
-    """Return whether an update's bytes are at this rank, by the last field of its encoded metadata alone."""
-    return meta.endswith(f'"rank":{rank}}}')
+    """Return whether bytes of an update are at this rank, by the last fields of its encoded metadata alone."""
+    place = _PLACE.search(meta, max(0, len(meta) - PLACE_CHARACTERS_MAX))
+    return place is not None and str(rank) in (place[2].split(",") if place[2] else [place[1]])
 
 
 @cache

@@ -307,6 +307,11 @@ class Journal:
             raise StoreCorrupted(f"run {run_id}: the journal has no updates {', '.join(missing[:5])}")
         return found
 
+    def has_update(self, run_id: RunId, digest: Digest) -> bool:
+        """Return whether an update was accepted, and is not deleted."""
+        some = {"run_id": run_id, "digests": [digest]}
+        return self._database.read(lambda connection: connection.execute(SELECT_UPDATES, some).first() is not None)
+
     def close(self) -> None:
         """Close the database; all commits are on disk already."""
         self._database.close()

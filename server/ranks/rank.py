@@ -29,7 +29,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
 from atoll.protocol.durable import DiskFull, naming_full_disk
 from atoll.protocol.manifest import UpdateManifest
-from atoll.protocol.part_manifest import PartManifest, check_parts
+from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
 from atoll.protocol.wire.channel import CHUNK_BYTES
@@ -44,6 +44,7 @@ from atoll.server.journal.holder import run_folder
 from atoll.server.ranks.fetch import NotFetched, fetch_manifest
 from atoll.server.ranks.gloo import Gloo, MeetingPoint
 from atoll.server.ranks.rank_store import RankRun
+from atoll.server.ranks.reported_parts import ReportedParts
 from atoll.server.transfers.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -74,10 +75,12 @@ class RemoteJudge:
     """The judge of one update that asks the coordinator; see `uploads.Judging`."""
 
     def __init__(self, rank: "Rank", manifest: UpdateManifest, opened: pb.UploadOpen) -> None:
-        self._stub, self._rank, self._coordinator = rank.aggregation, rank.place.rank, rank.coordinator
-        self._manifest, self._opened, self._may_omit = manifest, pb.UploadOpen(), False
+        self._stub, self._rank, self._run_id = rank.aggregation, rank.place.rank, manifest.run_id
+        self._opened = pb.UploadOpen()
         self._opened.CopyFrom(opened)
         self._opened.ClearField("data")
+        self.is_kept = False
+        """The coordinator has said that the part is durable, here or at another rank."""
 
     async def before_bytes(self) -> pb.Verdict | None:
         """Return the coordinator's verdict before the bytes come, if there is one."""
@@ -85,20 +88,8 @@ class RemoteJudge:
             reply = await self._stub.OpenUpdate(self._opened)
         except grpc.aio.AioRpcError as error:
             raise _away(error) from None
-        self._may_omit = reply.may_omit
-        self._opened.ClearField("part")  # judged; what follows is about the update
+        self.is_kept = reply.kept
         return reply.verdict if reply.HasField("verdict") else None
-
-    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
-        """Let the coordinator refuse an update whose parts do not cover the model; only this rank has all of them."""
-        try:
-            _, base, _ = await fetch_manifest(self._coordinator, self._manifest.run_id, self._manifest.base_digest)
-        except NotFetched as error:
-            raise CoordinatorAway(str(error)) from error
-        check = partial(check_parts, base.layout, parts, may_omit=self._may_omit)
-        if faults := await on_thread(None, check):
-            return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults))
-        return None
 
     async def old_verdict(self) -> pb.Verdict | None:
         """Return None: the coordinator looks for an older verdict itself when it decides."""
@@ -107,28 +98,47 @@ class RemoteJudge:
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Let the coordinator decide about a sound update that is durable here."""
         assert kept is not None
-        return await self._submit(await off_loop(len(kept.meta), _found, kept.meta))
+        meta = await off_loop(len(kept.meta), partial(decode_meta, where="an update"), kept.meta)
+        return await self._submit(await off_loop(len(kept.meta), _found, meta))
+
+    async def report(self, findings: StoredUpdateMeta) -> pb.Verdict | None:
+        """Report the part, which is durable here; return the verdict when every part of the update is durable."""
+        found = await off_loop(len(findings.manifest), _found, findings)
+        try:
+            reply: pb.UploadReply = await self._stub.SubmitPart(self._submission(found))
+        except grpc.aio.AioRpcError as error:
+            raise _away(error) from None
+        return reply.verdict if reply.HasField("verdict") else None
+
+    async def withdraw(self, digest: Digest) -> bool:
+        """Return whether kept parts of another update may be deleted: then they count at the coordinator no more."""
+        digests = [bytes.fromhex(digest)]
+        request = pb.UpdatesRequest(run_id=self._run_id, digests=digests, rank=self._rank, withdraws=True)
+        try:
+            return bool((await self._stub.FindUnused(request)).digests)
+        except grpc.aio.AioRpcError:
+            return False  # they stay until the next collection
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
         """Let the coordinator refuse the update because of its bytes."""
         return await self._submit(reason=reason, detail=detail[:2000])
 
     async def _submit(self, meta: bytes = b"", reason: str = "", detail: str = "") -> pb.Verdict:
-        def parts() -> Iterator[pb.SubmittedUpdate]:
-            yield pb.SubmittedUpdate(opened=self._opened, rank=self._rank, reason=reason, detail=detail)
-            for start in range(0, len(meta), CHUNK_BYTES):
-                yield pb.SubmittedUpdate(meta=meta[start : start + CHUNK_BYTES])
-
         try:
-            verdict: pb.Verdict = await self._stub.SubmitUpdate(parts())
+            verdict: pb.Verdict = await self._stub.SubmitUpdate(self._submission(meta, reason, detail))
         except grpc.aio.AioRpcError as error:
             raise _away(error) from None
         return verdict
 
+    def _submission(self, meta: bytes, reason: str = "", detail: str = "") -> Iterator[pb.SubmittedUpdate]:
+        yield pb.SubmittedUpdate(opened=self._opened, rank=self._rank, reason=reason, detail=detail)
+        for start in range(0, len(meta), CHUNK_BYTES):
+            yield pb.SubmittedUpdate(meta=meta[start : start + CHUNK_BYTES])
 
-def _found(meta: str) -> bytes:
-    """Encode the findings about an update without its manifest, which the coordinator has already."""
-    return encode_meta(replace(decode_meta(meta, where="an update"), manifest=b"")).encode()
+
+def _found(meta: StoredUpdateMeta) -> bytes:
+    """Encode the findings about an update or a part without its manifest, which the coordinator has already."""
+    return encode_meta(replace(meta, manifest=b"")).encode()
 
 
 def _away(error: grpc.aio.AioRpcError) -> CoordinatorAway:
@@ -153,7 +163,9 @@ class Rank:
         self._compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")
         self._attempt, self._stop_fold = 0, threading.Event()
-        self.uploads = Uploads(self._judge, lambda run_id: self.run(run_id).store, lambda _: self._compute)
+        self.uploads = Uploads(
+            self._judge, lambda run_id: self.run(run_id).store, lambda _: self._compute, parts=ReportedParts()
+        )
         self.sent_bytes = self.exchanged_bytes = 0
 
     def connect(self, channel: grpc.aio.Channel) -> None:
@@ -220,7 +232,7 @@ class Rank:
             base = await self.version(run_id, plan.base_digest)
             if plan.anchor is not None:
                 await self.version(run_id, plan.anchor.digest)
-            metas = await self._metas(run_id, [p.digest for p in plan.updates if p.rank == self.place.rank])
+            metas = await self._metas(run_id, [p.digest for p in plan.updates if p.lies_at(self.place.rank)])
             fold = _Fold(self.place, self.run(run_id), plan, base, metas, order, stop)
             folded, exchanged = await on_thread(self._folding, fold)
         except (ExchangeBroken, DiskFull, InterruptedError, NotFetched) as error:
@@ -332,13 +344,13 @@ class _Fold:
         self._run.check_slots(plan.base_version, {name: kept_pieces(name, step, layout, owned) for name in step.before})
         updates = [
             Weighted(
-                store.stored_update(planned.digest, self._metas[planned.digest], None),
+                store.stored_update(planned.digest, self._metas[planned.digest], None, rank=self._place.rank),
                 planned.weight,
                 planned.factor,
                 planned.trained_factor,
             )
             for planned in plan.updates
-            if planned.rank == self._place.rank
+            if planned.lies_at(self._place.rank)
         ]
         with naming_full_disk(out), self._exchange() as exchange:
             folded = fold_shard(
@@ -367,7 +379,7 @@ class _Fold:
 
     def _cohort(self) -> Cohort:
         ranks = range(self._place.num_ranks)
-        places = tuple(tuple(k for k, p in enumerate(self._plan.updates) if p.rank == rank) for rank in ranks)
+        places = tuple(tuple(k for k, p in enumerate(self._plan.updates) if p.lies_at(rank)) for rank in ranks)
         return Cohort(self._plan.totals, places, {name: frozenset(k) for name, k in self._plan.omitted.items()})
 
     def _check_wanted(self) -> None:

@@ -16,6 +16,7 @@ from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.names.conflicts import UNKNOWN, Claimant
 from atoll.server.names.places import RANK, Places
+from atoll.server.ranks.spread_parts import SpreadParts
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ class Ranks:
         self._collects: dict[str, pb.RankOrder] = {}  # the last one of each run, for ranks that are away
         self._attempt: _Attempt | None = None
         self._folding = asyncio.Lock()  # one fold at a time
+        self.parts = SpreadParts()
+        """The updates in parts that the ranks receive."""
 
     # ------------------------------------------------------------ connections
 

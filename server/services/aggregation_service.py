@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import grpc
 
@@ -11,6 +13,7 @@ from atoll.aggregation.codecs.names import known_codecs
 from atoll.aggregation.printable import count_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.durable import told_outside
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.part_manifest import part_of
 from atoll.protocol.settings import ConfigError
@@ -25,6 +28,7 @@ from atoll.server.hosting.update_judge import Judge
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
 from atoll.server.names.conflicts import Claimant
 from atoll.server.ranks.registry import RankConnection, Ranks
+from atoll.server.ranks.spread_parts import Report
 from atoll.server.transfers.timeouts import Silent, first_of
 from atoll.server.transfers.verdicts import refused
 from atoll.server.transport.interceptor import Context
@@ -35,7 +39,7 @@ logger = logging.getLogger(__name__)
 NAME_MAX, DETAIL_MAX = 200, 2000
 
 META_BYTES_MAX = 1 << 26
-"""The size of a rank's findings about one update; 65,536 tensors with the longest names stay below it."""
+"""The size of a rank's findings about one update or part; 65,536 tensors with the longest names stay below it."""
 
 
 class AggregationService(rpc.AggregationServicer):
@@ -108,16 +112,29 @@ class AggregationService(rpc.AggregationServicer):
         judge = await self._judge(request)
         if isinstance(judge, pb.Verdict):
             return pb.OpenedUpdate(verdict=judge)
-        return pb.OpenedUpdate(verdict=await judge.before_bytes(), may_omit=judge.may_omit)
+        if (verdict := await judge.before_bytes()) is not None or judge.part is None:
+            return pb.OpenedUpdate(verdict=verdict)
+        async with _storing(context):
+            return await self._ranks.parts.open(judge, judge.run.reducer.store, judge.part.index, request.part)
+
+    async def SubmitPart(self, requests: AsyncIterator[pb.SubmittedUpdate], context: Context) -> pb.UploadReply:
+        """Note that a part is durable at a rank, and decide about the update when it was the last one."""
+        request, found = await _submitted(requests, context)
+        judge = await self._judge(request.opened)
+        if isinstance(judge, pb.Verdict):
+            return pb.UploadReply(verdict=judge)
+        if judge.part is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "`opened` names no part")
+            raise AssertionError("abort raises")
+        where = f"part {judge.part.index} of update {judge.update.digest} of rank {request.rank}"
+        meta = await off_loop(len(found), partial(decode_meta, where=where), found.decode())
+        report = Report(request.rank, replace(meta, manifest=request.opened.part))
+        async with _storing(context):
+            return await self._ranks.parts.keep(judge, judge.run.reducer.store, judge.part.index, report)
 
     async def SubmitUpdate(self, requests: AsyncIterator[pb.SubmittedUpdate], context: Context) -> pb.Verdict:
         """Decide about an update whose bytes are durable at a rank, or refuse it because of them."""
-        request, found = await anext(requests, pb.SubmittedUpdate()), bytearray()
-        async for part in requests:
-            found += part.meta
-            if len(found) > META_BYTES_MAX:
-                what = f"the findings about one update have more than {META_BYTES_MAX} bytes"
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        request, found = await _submitted(requests, context)
         try:
             reason = RejectReason(request.reason or RejectReason.BAD_ENCODING)
         except ValueError:
@@ -130,6 +147,8 @@ class AggregationService(rpc.AggregationServicer):
             return verdict
         if request.reason:
             return await judge.refuse(reason, request.detail)
+        if judge.manifest.parts:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an update in parts is submitted part by part")
         where = f"update {judge.update.digest} of rank {request.rank}"
 
         def completed() -> str:
@@ -139,7 +158,7 @@ class AggregationService(rpc.AggregationServicer):
         return await judge.decide(KeptUpdate(await off_loop(len(found), completed), None))
 
     async def _judge(self, opened: pb.UploadOpen) -> Judge | pb.Verdict:
-        """Return the judge of an update; a rank names the part when it opens it, and none once all are whole."""
+        """Return the judge of an update, or of the part of it that the rank names."""
         try:
             manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
             part = await off_loop(len(opened.part), part_of, manifest, opened.part) if opened.part else None
@@ -164,6 +183,41 @@ class AggregationService(rpc.AggregationServicer):
 
     async def FindUnused(self, request: pb.UpdatesRequest, context: Context) -> pb.UnusedUpdates:
         """Return those of the updates that no decision can need."""
-        run = self._coordinator.runs.get(RunId(request.run_id))
-        unused = [d for d in request.digests if run is not None and run.retention.is_unused(Digest(d.hex()))]
-        return pb.UnusedUpdates(digests=unused)
+        run, digests = self._coordinator.runs.get(RunId(request.run_id)), map(Digest, map(bytes.hex, request.digests))
+        if run is None:
+            return pb.UnusedUpdates()
+        if request.withdraws:
+            unused = [digest for digest in digests if await self._withdraw(run.run_id, digest)]
+        else:
+            self._ranks.parts.prune(run.run_id, lambda update: run.machine.refusal(update) is not None)
+            unused = [digest for digest in digests if run.retention.is_unused(digest)]
+        return pb.UnusedUpdates(digests=map(bytes.fromhex, unused))
+
+    async def _withdraw(self, run_id: RunId, digest: Digest) -> bool:
+        """Let no part of an update count as kept; return False if it is accepted, or may be now."""
+        if not self._ranks.parts.withdraw(run_id, digest):
+            return False
+        return not await on_thread(None, self._coordinator.journal.has_update, run_id, digest)
+
+
+async def _submitted(
+    requests: AsyncIterator[pb.SubmittedUpdate], context: Context
+) -> tuple[pb.SubmittedUpdate, bytearray]:
+    """Return the first message about an update, or about a part of one, and the findings of all messages."""
+    request, found = await anext(requests, pb.SubmittedUpdate()), bytearray()
+    async for more in requests:
+        found += more.meta
+        if len(found) > META_BYTES_MAX:
+            what = f"the findings about one update have more than {META_BYTES_MAX} bytes"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+    return request, found
+
+
+@asynccontextmanager
+async def _storing(context: Context) -> AsyncIterator[None]:
+    """Let the rank, and with it the client, try again when the block meets a full or failing disk."""
+    try:
+        yield
+    except OSError as error:
+        logger.error("what is known of a part cannot be stored: %s", error)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"cannot be stored now: {told_outside(error)}")

@@ -328,4 +328,5 @@ def _connection(hello: pb.Hello, address: str) -> Connection:
     software = printable(hello.software[:SOFTWARE_MAX])
     name, tasks = ClientId(hello.client_id), frozenset(hello.tasks)
     claimant = Claimant(address, hello.process, hello.folder)
-    return Connection(name, hello.session, tasks, profile, codecs, software, claimant, hello.gives_statistics)
+    understands = hello.gives_statistics, hello.spreads_parts
+    return Connection(name, hello.session, tasks, profile, codecs, software, claimant, *understands)

@@ -1,5 +1,8 @@
 """The streams of one update's parts: each brings its own bytes, and together they get one verdict.
 
+Without aggregation ranks all parts come to one process, and are gathered here. A rank has streams of its own kind
+(`server/ranks/reported_parts.py`): the coordinator gathers.
+
 A stream that ends early leaves its part at the byte where it stopped, and the kept parts on disk. So nothing is lost
 with this object, which lives while a stream of the update is open.
 """
@@ -7,9 +10,9 @@ with this object, which lives while a stream of the update is open.
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
@@ -30,6 +33,34 @@ class JudgingParts(Protocol):
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Decide about a sound update that is durable here."""
+
+
+class PartStream(Protocol):
+    """The stream of one part, or all streams of one update. A judge is of the kind that the process makes."""
+
+    async def begin(self, part: PartManifest, judge: Any) -> bool:
+        """Note the stream of a part; return whether its bytes are wanted."""
+
+    async def keep(self, part: PartManifest) -> None:
+        """Note that a part is sound and durable."""
+
+    def refuse(self, verdict: pb.Verdict) -> None:
+        """Note that the update is refused because of a part's bytes."""
+
+    async def verdict(self, part: PartManifest, judge: Any) -> pb.Verdict | None:
+        """Return the verdict on the update; None: the part is kept, and others are missing."""
+
+
+class PartStreams(Protocol):
+    """The streams of parts that a process receives."""
+
+    come_here: bool
+    """All parts of an update come to this process: room is reserved for all of them."""
+
+    def of(
+        self, store: RunStore, manifest: UpdateManifest, digest: Digest, part: PartManifest, compute: Executor
+    ) -> AbstractAsyncContextManager[PartStream]:
+        """Return the stream of a part, within the block."""
 
 
 class Parts:
@@ -54,7 +85,7 @@ class Parts:
             await self._judge_together(self._gathering, judge)
             return is_wanted and self._gathering.verdict is None
 
-    def keep(self, part: PartManifest) -> None:
+    async def keep(self, part: PartManifest) -> None:
         """Note that a part is sound and durable."""
         assert self._gathering is not None
         self._gathering.keep(part.index)
@@ -65,7 +96,7 @@ class Parts:
         assert self._gathering is not None
         self._gathering.verdict = verdict
 
-    async def verdict(self, judge: JudgingParts) -> pb.Verdict | None:
+    async def verdict(self, part: PartManifest, judge: JudgingParts) -> pb.Verdict | None:
         """Return the verdict on the update, which is decided about when its last part is kept; None: not yet."""
         gathering = self._gathering
         assert gathering is not None
@@ -106,6 +137,8 @@ class Parts:
 
 class PartsUnderWay:
     """The updates in parts of which a stream is open."""
+
+    come_here = True
 
     def __init__(self) -> None:
         self._parts: dict[tuple[RunId, Digest], Parts] = {}

@@ -7,7 +7,7 @@ judge is in this process or, for an aggregation rank, in the coordinator's.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
@@ -32,7 +32,7 @@ from atoll.server.files.incoming import SMALL_BYTES, Incoming
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.parts.gathering import newest_first
 from atoll.server.transfers.downloads import BadRequest
-from atoll.server.transfers.parts import PartsUnderWay
+from atoll.server.transfers.parts import PartStreams, PartsUnderWay
 from atoll.server.transfers.timeouts import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
 from atoll.server.transfers.verdicts import refused
 
@@ -54,17 +54,14 @@ class Judging(Protocol):
     async def old_verdict(self) -> pb.Verdict | None:
         """Return the verdict that was given in the meantime, if any."""
 
-    async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
-        """Return the refusal of an update whose parts together do not cover the model, each element once.
-
-        The parts are read on a thread, one after the other; an error of reading them is raised.
-        """
-
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Decide about a sound update that is durable here."""
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
         """Refuse the update because of its bytes."""
+
+    async def withdraw(self, digest: Digest) -> bool:
+        """Return whether kept parts of another update of the client may be deleted, to make room for this one."""
 
 
 JudgeOf = Callable[[UpdateManifest, pb.UploadOpen, PartManifest | None], "Judging | pb.Verdict"]
@@ -83,6 +80,7 @@ class Uploads:
         store_of: returns the store of a run's updates.
         compute_of: returns the threads for a run's checks.
         floor: the speed below which an upload is ended [bytes/s]; 0: none (`timeouts.Patience`).
+        parts: the streams of updates in parts.
     """
 
     def __init__(
@@ -92,10 +90,11 @@ class Uploads:
         compute_of: Callable[[RunId], Executor],
         *,
         floor: float = FLOOR_BYTES_PER_S,
+        parts: PartStreams | None = None,
     ) -> None:
         self._judge_of, self._store_of, self._compute_of, self._floor = judge_of, store_of, compute_of, floor
         self._receiving: dict[tuple[RunId, RoundId, ClientId], Streams] = {}
-        self._parts = PartsUnderWay()
+        self._parts: PartStreams = parts or PartsUnderWay()
         self._in_flight: dict[RunId, list[Digest]] = {}
         self._watchers: list[tuple[RunId, set[Digest]]] = []
         self._partial: dict[tuple[RunId, ClientId], list[str]] = {}  # begun and not complete, the newest first
@@ -200,8 +199,8 @@ class Uploads:
                 if upload.refusal is not None:
                     parts.refuse(upload.refusal)
                 else:
-                    parts.keep(part)
-            verdict = await parts.verdict(upload.judge)
+                    await parts.keep(part)
+            verdict = await parts.verdict(part, upload.judge)
         if verdict is not None:
             self._forget_partial(upload)
         yield pb.UploadReply(kept=True) if verdict is None else _reply(verdict)
@@ -212,7 +211,7 @@ class Uploads:
         """Yield the position to continue from and the confirmations while the bytes come; then check them."""
         await self._discard_older(upload)
         window = self._window
-        with upload.open_incoming() as file:
+        with upload.open_incoming(reserves_whole=self._parts.come_here) as file:
             if data:
                 self.received_bytes += upload.take_at_once(file, data)
             else:
@@ -233,8 +232,11 @@ class Uploads:
         run_id, key = upload.manifest.run_id, (upload.manifest.run_id, upload.manifest.client_id)
         self._partial[key], older = newest_first(self._partial.get(key, ()), upload.digest, PARTIALS_MAX)
         for old in map(Digest, older):
-            if not self.is_in_flight(run_id, old):
-                await on_thread(None, upload.store.discard_incoming, old)
+            with self.in_flight_during(run_id) as in_flight:
+                is_withdrawn = await upload.judge.withdraw(old)
+                if old not in in_flight:
+                    discard = upload.store.discard_parts if is_withdrawn else upload.store.discard_incoming
+                    await on_thread(None, discard, old)
 
     def _forget_partial(self, upload: "_Upload") -> None:
         key = upload.manifest.run_id, upload.manifest.client_id
@@ -316,11 +318,11 @@ class _Upload:
             self.kept = await on_thread(self.compute, self.store.kept_before, self.manifest)
         return self.kept is not None
 
-    def open_incoming(self) -> Incoming:
-        """Open the file of the bytes that have come so far."""
+    def open_incoming(self, *, reserves_whole: bool) -> Incoming:
+        """Open the file of the bytes that have come so far; reserve room for a part alone, or for the whole update."""
         if self.part is None:
             return self.store.open_incoming(self.digest, self.manifest.num_bytes)
-        whole = self.manifest.num_bytes
+        whole = self.manifest.num_bytes if reserves_whole else 0
         return self.store.open_incoming(self.digest, self.part.num_bytes, part=self.part.index, whole_bytes=whole)
 
     def take_at_once(self, file: Incoming, data: bytes) -> int:

@@ -55,6 +55,7 @@ class Meta:
     squared_norms: Mapping[str, float]
     steps: tuple[float, float] = (1.0, 1.0)
     rank: int = 0
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ class Divided:
     def seal(self):
         self.root = replace(self.whole, pieces=(), parts=tuple(part.listed for part in self.parts))
 
-    async def send(self, index, *, data=None, cut_at=None, root=None):
+    async def send(self, index, *, data=None, cut_at=None, root=None, stub=None):
         """Send one part: the last reply, or None when the stream was cut on purpose."""
-        call = self.client.stub.Upload()
+        call = (stub or self.client.stub).Upload()
         opened = pb.UploadOpen(manifest=(root or self.root).encode(), part=self.parts[index].encode())
         await call.write(pb.UploadRequest(open=opened))
         raw = self.data[index] if data is None else data

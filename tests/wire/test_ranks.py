@@ -51,11 +51,11 @@ class Ranked:
 
 
 @asynccontextmanager
-async def with_rank(it, folder, **settings):
+async def with_rank(it, folder, *, number=0, of=1, **settings):
     folder.mkdir(exist_ok=True)
-    config = AggregatorConfig(coordinator=it.address, insecure=True, rank=0, ranks=1, state=folder, **settings)
+    config = AggregatorConfig(coordinator=it.address, insecure=True, rank=number, ranks=of, state=folder, **settings)
     async with InsecureDialer().channel(it.address, COORDINATOR) as channel:
-        rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
+        rank = Rank(RankPlace(number, of, "lo"), folder, channel)
         server, address = await process._listen(rank, config, InsecureListener())
         membership = Membership(config.coordinator, InsecureDialer(), None)
         serving = asyncio.ensure_future(process._keep_connected(rank, address, membership))

@@ -54,11 +54,11 @@ def spread(whole, first, size):
     ]
 
 
-def compare(folder, rng, step, size, num_updates, *, codec="", omits=(), execution=Execution()):
+def compare(folder, rng, step, size, num_updates, *, codec="", omits=(), execution=None):
     """The parts of all updates dealt over the ranks, against a fold of the whole updates."""
     safetensors_file.write(folder / "base", model(rng))
     write_shards(folder / "base", LAYOUT, size, lambda rank: folder / f"base{rank}")
-    updates, held = [], []
+    updates, held, execution = [], [], execution or Execution()
     for k in range(num_updates):
         whole = cut(rng, folder / f"u{k}", update(rng, omits if k % 2 else ()), codec)
         numbers = int(rng.integers(1, 1 << 20)), *rng.choice([1.0, 0.25, 0.7, 1e-20], 2).tolist()
