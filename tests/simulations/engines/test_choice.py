@@ -20,11 +20,10 @@ from tests.simulations.engines.cases import (
     SIZES,
     Case,
     all_trained,
-    batchnorm_cnn,
     dropout_mlp,
     first_version,
-    images,
     mlp,
+    noisy_mlp,
     one_by_one_task,
     vectors,
 )
@@ -81,10 +80,10 @@ def test_a_clock_decides_and_nothing_else(in_product: float, elsewhere: float, e
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (Case("dropout", model=dropout_mlp), r"not batched: 2 \(Dropout\) draws from a generator"),
+        (Case("noisy", model=noisy_mlp), r"not batched: by hand: .*; stacked: the task draws random numbers in a step"),
         (
-            Case("batchnorm", model=batchnorm_cnn, examples=images),
-            r"not batched: features.0.1 \(BatchNorm2d\) mixes the examples of a batch",
+            Case("synchronous", model=lambda: nn.Sequential(nn.Linear(6, 3), nn.SyncBatchNorm(3))),
+            r"not batched: 1 \(SyncBatchNorm\) mixes the examples of a batch",
         ),
     ],
 )
@@ -111,7 +110,7 @@ def test_of_one_client_that_fills_the_cache_only_a_chain_by_hand_is_measured(is_
 @pytest.mark.real
 def test_an_engine_that_cannot_start_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.simulations.engines.processes.processes._can_fork", lambda _: False)
-    with chosen(Case("dropout", model=lambda: dropout_mlp()).training(), workers=2) as choice:
+    with chosen(Case("noisy", model=lambda: noisy_mlp()).training(), workers=2) as choice:
         assert choice.engine.name == "sequential"
         assert [figure.engine for figure in choice.figures] == ["sequential"]
         assert choice.reasons[0].startswith("not batched: ")
