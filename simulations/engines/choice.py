@@ -6,7 +6,8 @@
     ray          like processes, on the machines of a Ray cluster
 
 The measurement trains the same few clients with each engine, for the number of steps that fit into a fraction of a
-second.
+second. Between the two engines of one process the processor time decides, which other work on the machine does not
+change; between one process and several the real time does.
 """
 
 import os
@@ -44,6 +45,10 @@ WORTH_S = 2.0
 SHARE_OF_PROCESSES = 0.75
 """Share of the measured speed of several processes that remains in a run, where the coordinator needs a processor, too:
 for a tiny model, its messages take as long as the training."""
+
+
+Clocks = tuple[Callable[[], float], Callable[[], float]]
+"""The real time, and the processor time [s]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,7 @@ def choose(
     cohort: int = COHORT,
     trainings: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    processor: Callable[[], float] = time.process_time,
 ) -> Choice:
     """Return the engine of a name; in place of "batched", if that is impossible, another one with the reason.
 
@@ -115,6 +121,7 @@ def choose(
         cohort: the number of clients of a round.
         trainings: the number of trainings of the run, as far as is known; None: many.
         clock: the real time [s].
+        processor: the processor time of this process [s].
 
     Raises:
         ValueError: the name is not one of `NAMES`.
@@ -128,7 +135,9 @@ def choose(
     if training.algorithm == CONCATENATE:
         return _for_rows(training, name, threads)
     if name == "auto":
-        return _measured(training, version, client_ids[: min(cohort, COHORT)], resources, trainings, clock)
+        is_alone = threads == 1 and training.device == "cpu"  # otherwise others than this thread compute, too
+        clocks = clock, processor if is_alone else clock
+        return _measured(training, version, client_ids[: min(cohort, COHORT)], resources, trainings, clocks)
     if name == "ray":
         return Choice(OverRay(training, workers=resources.workers, address=resources.address))
     if name == "sequential":
@@ -169,7 +178,7 @@ def _measured(
     client_ids: Sequence[str],
     resources: Resources,
     trainings: int | None,
-    clock: Callable[[], float],
+    clocks: Clocks,
 ) -> Choice:
     """Return the engine that will be fastest in a run, and close the others.
 
@@ -182,43 +191,40 @@ def _measured(
     try:
         at_once = 0
         try:
-            batched = _product(training, threads)
+            batched = Batched(training, threads=threads)
             at_once = batched.at_once
             engines.append(batched)
         except CannotBatch as error:
             reasons = (_reason(error),)
-        jobs = _jobs(engines[0], version, client_ids, clock, together=max(1, at_once) * workers)
-        reasons += _first_pass(engines, engines, version, jobs, clock)
-        fastest = max(_speed(engine, version, jobs, clock) for engine in engines)
+        jobs = _jobs(engines[0], version, client_ids, clocks[0], together=max(1, at_once) * workers)
+        reasons += _first_pass(engines, engines, version, jobs, clocks)
+        fastest = max(_speed(engine, version, jobs, clocks)[0] for engine in engines)
         if workers > 1 and (trainings is None or trainings > WORTH_S * fastest):
             several = [_unbatched(training, workers, threads)]
             several += [_batched(training, workers, threads)] if at_once else []
             engines += several
-            reasons += _first_pass(several, engines, version, jobs, clock)
-        best = dict.fromkeys(engines, 0.0)
-        for _ in range(PASSES):
-            for engine in engines:
-                best[engine] = max(best[engine], _speed(engine, version, jobs, clock))
+            reasons += _first_pass(several, engines, version, jobs, clocks)
+        passes = [{engine: _speed(engine, version, jobs, clocks) for engine in engines} for _ in range(PASSES)]
     except BaseException:
         _close(engines)
         raise
-    ranking = sorted(best, key=lambda engine: -best[engine])
-    shares = {engine: SHARE_OF_PROCESSES if isinstance(engine, Processes) else 1.0 for engine in ranking}
-    chosen = max(ranking, key=lambda engine: best[engine] * shares[engine])
-    _close([engine for engine in ranking if engine is not chosen])
-    return Choice(chosen, tuple(Figure(engine.name, best[engine]) for engine in ranking), reasons)
+    best = {
+        engine: (max(one[engine][0] for one in passes), max(one[engine][1] for one in passes)) for engine in engines
+    }
+    chosen = _fastest(best)
+    _close([engine for engine in engines if engine is not chosen])
+    ranking = sorted(engines, key=lambda engine: -best[engine][0])
+    return Choice(chosen, tuple(Figure(engine.name, best[engine][0]) for engine in ranking), reasons)
 
 
-def _product(training: Training, threads: int) -> Batched:
-    """Return a batched engine in one process.
-
-    Raises:
-        CannotBatch: the task cannot be batched, or a product would have one client; the net by hand is faster even so.
-    """
-    batched = Batched(training, threads=threads)
-    if batched.at_once == 1 and batched.kind != "by hand":
-        raise CannotBatch("the weights of one client fill the cache")
-    return batched
+def _fastest(best: dict[Engine, tuple[float, float]]) -> Engine:
+    """Return the fastest engine of a run, from the speeds of each in real and in processor time."""
+    alone = max((engine for engine in best if not isinstance(engine, Processes)), key=lambda engine: best[engine][1])
+    in_a_run: dict[Engine, float] = {
+        engine: best[engine][0] * SHARE_OF_PROCESSES for engine in best if isinstance(engine, Processes)
+    }
+    in_a_run[alone] = max(speed for engine, (speed, _) in best.items() if not isinstance(engine, Processes))
+    return max(in_a_run, key=lambda engine: in_a_run[engine])
 
 
 def _first_pass(
@@ -226,7 +232,7 @@ def _first_pass(
     engines: list[Engine],
     version: Arrays,
     jobs: Sequence[Job],
-    clock: Callable[[], float],
+    clocks: Clocks,
 ) -> tuple[str, ...]:
     """Make a first pass of the new engines, which starts their workers; remove those that fail, and return why.
 
@@ -236,7 +242,7 @@ def _first_pass(
     reasons = []
     for engine in list(new):
         try:
-            _speed(engine, version, jobs, clock)
+            _speed(engine, version, jobs, clocks)
         except (ClientFailed, WorkerDied) as error:
             if engine is engines[0]:
                 raise
@@ -261,7 +267,7 @@ def _jobs(
     """
     every = [Job(client_id, seed=number) for number, client_id in enumerate(client_ids)]
     one = replace(every[0], steps=1)
-    _speed(engine, version, [one], clock)  # excludes costs of the first use
+    _seconds_of_a_step(engine, version, one, clock)  # excludes costs of the first use
     step_s, requested = _seconds_of_a_step(engine, version, one, clock)
     if step_s * requested <= PASS_S:  # spreads the fixed costs of a client over all of its steps
         step_s, _ = _seconds_of_a_step(engine, version, replace(one, steps=requested), clock)
@@ -280,12 +286,13 @@ def _seconds_of_a_step(engine: Engine, version: Arrays, job: Job, clock: Callabl
     return seconds / steps, steps if isinstance(trained, Failed) else round(steps / trained.work)
 
 
-def _speed(engine: Engine, version: Arrays, jobs: Sequence[Job], clock: Callable[[], float]) -> float:
-    """Measure an engine's speed in clients per second, as `Figure.clients_per_s`."""
-    began, work = clock(), 0.0
+def _speed(engine: Engine, version: Arrays, jobs: Sequence[Job], clocks: Clocks) -> tuple[float, float]:
+    """Measure an engine's speed in clients per second, as `Figure.clients_per_s`, by each of the clocks."""
+    began, work = [clock() for clock in clocks], 0.0
     for result in engine.train(version, jobs):
         work += 1.0 if isinstance(result, Failed) else result.work
-    return work / max(clock() - began, 1e-9)
+    real, processor = (work / max(clock() - begin, 1e-9) for clock, begin in zip(clocks, began, strict=True))
+    return real, processor
 
 
 def _reason(error: CannotBatch) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from atoll.aggregation.tensors.layout import CONTROL
 from atoll.parallel.local_training.batches import batch_sizes
-from atoll.parallel.local_training.parameters import build_model, trained_by_name
+from atoll.parallel.local_training.parameters import build_model, integer_difference, trained_by_name
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import depends_on_context, within
@@ -24,14 +24,16 @@ from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.activations import activation_bytes
 from atoll.simulations.engines.batched.concatenation import concatenated, of_one_kind
+from atoll.simulations.engines.batched.dropout import Masks
 from atoll.simulations.engines.batched.factors import pay
 from atoll.simulations.engines.batched.measures import Losses, Measured, UnitsOfEach, metrics_of
 from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.probe import Probe
 from atoll.simulations.engines.batched.schedule import Schedule
+from atoll.simulations.engines.batched.shared import BATCH_NORMS, running_of
 from atoll.simulations.engines.batched.shared_context import SharedContext
 from atoll.simulations.engines.batched.stack import CannotBatch, is_plain
-from atoll.simulations.engines.batched.stacked_layers import obstacles_to_batching
+from atoll.simulations.engines.batched.swapping import obstacles_to_batching
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
@@ -90,10 +92,14 @@ class BatchTrainer:
         self._losses, self._metrics = Losses(self._task.loss), metrics_of(self._task.metrics)
         self._units = UnitsOfEach(self._loop.units)
         self._version: Arrays = {}
+        self.masks = Masks(training.device)
+        """The clients' generators."""
         if kind is None and self._local.optimizer in ADAPTIVE:
-            kind = BatchTrainer(_with_plain_steps(training), at_once=at_once).kind
+            plain = BatchTrainer(_with_plain_steps(training), at_once=at_once)
+            kind, self.masks.is_watched = plain.kind, plain.masks.is_used
         if kind is None:
             Probe(self, training, self._loop, self._resting).choose_kind()
+            self.masks.is_watched = self.masks.is_used
         else:
             self.take(kind)
 
@@ -101,7 +107,7 @@ class BatchTrainer:
         """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
         self.at_once = self._wanted or self._fitting(kind)
         model = build_model(self._task, self._training.model_seed).to(self._training.device).train()
-        self._net = Net(kind, model, self._losses, self._local, self._places, self.at_once, self._training.device)
+        self._net = Net(kind, model, self._losses, self._local, self._places, self.at_once, self.masks)
         self.kind = kind
 
     def window(self, num_jobs: int) -> int:
@@ -149,13 +155,15 @@ class BatchTrainer:
     ) -> dict[int, Trained | Failed]:
         """Train the clients of the chosen jobs in one product; return their results by the index of the job."""
         placed, tensors, offsets = concatenated([examples[index] for index in chosen])
-        schedule = Schedule([jobs[index] for index in chosen], placed, self._local, offsets)
+        schedule = Schedule([jobs[index] for index in chosen], placed, self._local, offsets, joins=self._joins)
         members = [chosen[at] for at in schedule.order]
         states = [self._loop.exchange.own_of(jobs[index]) for index in members]
         start = self._starts([layers for layers, _ in states])
         corrections = self._corrections([control for _, control in states])
         begun = torch.from_numpy(start).to(self._training.device)
         self._net.begin(begun, corrections, clients=len(chosen), length=schedule.length)
+        self._net.running.begin(self._version, [layers for layers, _ in states])
+        self.masks.begin([jobs[index].seed for index in members], is_shuffled=self._local.shuffle)
         with within(SharedContext(self._task, jobs[members[0]])) if self._has_context else nullcontext():
             measured = self._run(schedule, tensors, len(chosen))
         statistics, units = measured.statistics(), measured.units()
@@ -163,6 +171,7 @@ class BatchTrainer:
         with np.errstate(over="ignore", invalid="ignore"):
             are_written = self._write_together(rows, members)
             trained = [] if are_written else self._trained(len(chosen))
+            running = self._net.running.arrays()
             for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
                 done = schedule.steps[at]
                 try:
@@ -171,6 +180,7 @@ class BatchTrainer:
                     else:
                         each = [block[row] for block in trained]
                         began = start[min(row, len(start) - 1)]
+                        self._write_running(rows, index, {name: every[row] for name, every in running.items()})
                         update, own = self._write(rows, index, each, began, *states[row], done)
                 except NotFinite as error:
                     results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
@@ -200,6 +210,7 @@ class BatchTrainer:
 
     def _run(self, schedule: Schedule, tensors: tuple[torch.Tensor, ...], clients: int) -> Measured:
         measured, net = Measured(self._metrics, clients, self._units), self._net
+        drawn = torch.default_generator.get_state()
         active = 0
         for batch in schedule:
             if active != len(batch.sizes):
@@ -209,12 +220,13 @@ class BatchTrainer:
             inputs, targets = [tensor.index_select(0, rows) for tensor in tensors]
             losses, outputs = net.advance(inputs, targets, batch.sizes)
             measured.add(losses, outputs, targets, batch.sizes)
+        if not torch.equal(drawn, torch.default_generator.get_state()):
+            raise CannotBatch("the task draws random numbers in a step, and each client has a generator of its own")
         return measured
 
     def _weight(self, of_steps: Array, count: int) -> int:
         """Return the weight of a client's update in FedAvg, from the units of its steps."""
-        sizes = batch_sizes(count, self._local.batch_size, model=self._loop.model)
-        return self._loop.units.weight(of_steps.tolist(), sizes, count)
+        return self._loop.units.weight(of_steps.tolist(), self._batch_sizes(count), count)
 
     def _trained(self, clients: int) -> list[Array]:
         """Return the trained values of each parameter (clients, n)."""
@@ -262,6 +274,17 @@ class BatchTrainer:
         self._loop.exchange.finish(rows, index, update, control, num_steps)
         return update, own
 
+    def _write_running(self, rows: Rows, index: int, buffers: Arrays) -> None:
+        """Write the buffers of batch norms into a client's row: their changes, or its own state."""
+        update, own = rows.update_of(index), rows.own_of(index)
+        for name, now in buffers.items():
+            if name in own:
+                own[name][...] = now
+            elif now.dtype == np.float32:
+                np.subtract(now, self._version[name], out=update[name])
+            else:
+                update[name][...] = integer_difference(name, now, self._version[name])
+
     def _starts(self, layers: Sequence[Arrays]) -> Array:
         """Return the starting weights (1, T), or (k, T) if clients begin with local layers."""
         if not any(layers):
@@ -286,12 +309,15 @@ class BatchTrainer:
         return torch.from_numpy(matrix).to(self._training.device)
 
     def _num_steps(self, job: Job, examples: Examples) -> int:
-        requested = requested_steps(self._local, -(-examples.count // (self._local.batch_size or examples.count)))
+        requested = requested_steps(self._local, len(self._batch_sizes(examples.count)))
         return min(requested, job.steps or requested)
 
     def _width(self, examples: Examples) -> int:
         """Return the size of a client's first batch."""
-        return min(examples.count, self._local.batch_size or examples.count)
+        return self._batch_sizes(examples.count)[0]
+
+    def _batch_sizes(self, count: int) -> list[int]:
+        return batch_sizes(count, self._local.batch_size, model=self._loop.model)
 
     def _layout(self) -> None:
         """Find the trained tensors: the columns of the stack, in the order of an update's."""
@@ -300,11 +326,14 @@ class BatchTrainer:
             raise CannotBatch("; ".join(obstacles))
         trained = trained_by_name(model)
         tensors = [t for t in (*self.form.update, *self.form.own) if not t.name.startswith(CONTROL)]
+        self._moving = running_of(model).keys()
+        self._joins = any(isinstance(module, BATCH_NORMS) for module in model.modules())
         self._places = Columns(tuple(t for t in tensors if t.name in trained)).places
         self._is_whole = self._places == Columns(self.form.update).places and not self.form.own
         self._is_whole = self._is_whole and all(t.name in trained for t in self.form.update)
-        self._resting = [t.name for t in self.form.update if t.name not in trained and not t.name.startswith(CONTROL)]
-        if fixed := [t.name for t in self.form.own if t.name not in trained and not t.name.startswith(CONTROL)]:
+        fixed = [t.name for t in tensors if t.name not in trained and t.name not in self._moving]
+        self._resting = [t.name for t in self.form.update if t.name in fixed]
+        if fixed := [name for name in fixed if name not in self._resting]:
             raise CannotBatch(f"{', '.join(fixed)} stay at the clients and are not trained")
 
     def _fitting(self, kind: str) -> int:

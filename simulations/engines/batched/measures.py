@@ -110,8 +110,7 @@ class UnitsOfEach:
         if not are_numbered(targets):
             return rows, rows
         counted = (targets.view(len(sizes), -1, targets[0].numel()) != IGNORED).sum(2)
-        is_own = torch.arange(counted.shape[1])[None, :] < torch.from_numpy(sizes)[:, None]
-        counts = (counted.cpu() * is_own).sum(1).to(torch.float64)
+        counts = (counted.cpu() * own_rows(sizes, counted.shape[1])).sum(1).to(torch.float64)
         return counts, counts
 
 
@@ -176,8 +175,12 @@ def weights(sizes: Sizes, like: torch.Tensor) -> torch.Tensor:
     each = torch.from_numpy(1.0 / sizes).to(like)[:, None]
     if (sizes == like.shape[1]).all():
         return each
-    is_own = torch.arange(like.shape[1])[None, :] < torch.from_numpy(sizes)[:, None]
-    return each * is_own.to(like)
+    return each * own_rows(sizes, like.shape[1]).to(like)
+
+
+def own_rows(sizes: Sizes, width: int) -> torch.Tensor:
+    """Return (m, n) bool: True for a client's own examples, False for padding."""
+    return torch.arange(width)[None, :] < torch.from_numpy(sizes)[:, None]
 
 
 def are_classes(targets: torch.Tensor) -> bool:

@@ -2,10 +2,11 @@
 
 by hand   a written-out forward and backward, for a chain of linear layers and convolutions
 stacked   autograd over layers with the weights of every client, for models of known layers
-mapped    torch.func over the unchanged model
+mapped    torch.func over the model, whose layers of `swapping.CALLED` are stacked
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from atoll.parallel.local_training.parameters import state_of
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.local import Local
 from atoll.simulations.engines.batched.chain import Chain
+from atoll.simulations.engines.batched.dropout import Dropouts, Masks
 from atoll.simulations.engines.batched.measures import Losses, Sizes
+from atoll.simulations.engines.batched.shared import Running, Shared, running_of
 from atoll.simulations.engines.batched.stack import CannotBatch, Place, Stack
-from atoll.simulations.engines.batched.stacked_layers import Shared, keep_in_range, swap
+from atoll.simulations.engines.batched.stacked_layers import keep_in_range
+from atoll.simulations.engines.batched.swapping import swap
 
 
 class Net:
@@ -32,7 +36,7 @@ class Net:
         local: the settings of the optimizer.
         places: the places of the trained parameters in a row.
         count: the number of clients, k.
-        device: the device that computes.
+        masks: the clients' generators, on the device that computes.
 
     Raises:
         CannotBatch: this kind does not support a layer of the model.
@@ -46,17 +50,20 @@ class Net:
         local: Local,
         places: Sequence[Place],
         count: int,
-        device: str,
+        masks: Masks,
     ) -> None:
-        self.kind, self.count, self._losses = kind, count, losses
-        self.stack = Stack(local, places, count, device)
-        self._shared = Shared(self.stack)
+        self.kind, self.count, self._losses, self._masks = kind, count, losses, masks
+        self.stack = Stack(local, places, count, masks.device)
+        self.running = Running(running_of(model), count, masks.device)
+        is_mapped = kind == "mapped"
+        self._shared = Shared(self.stack, masks, self.running, is_mapped=is_mapped)
+        self._dropouts = Dropouts(masks, self._shared.call)
         self._names = [name for name, _, _ in places]
-        self._places = _places_of(model, self._names)
         self._by_hand = _by_hand(model, losses, self.stack) if kind == "by hand" else None
-        self._model = swap(model, self._shared) if kind == "stacked" else model
-        if kind == "mapped":
-            keep_in_range(model)
+        self._model = model if self._by_hand else swap(model, self._shared, is_mapped=is_mapped)
+        self._places = _places_of(self._model, self._names)
+        if is_mapped:
+            keep_in_range(self._model)
 
     def load(self, version: Arrays) -> None:
         """Load the tensors of a version that are not trained: buffers, frozen layers."""
@@ -87,7 +94,10 @@ class Net:
         """
         if self._by_hand is not None:
             return self._by_hand.advance(inputs, targets, sizes)
-        outputs = self._forward(inputs)
+        self._shared.sizes = sizes
+        self._masks.take(sizes)
+        with self._dropouts if self._masks.is_watched else nullcontext():
+            outputs = self._forward(inputs)
         losses = self._losses(outputs, targets, sizes)
         self._shared.backward(losses.sum())
         return losses.detach(), outputs.detach()

@@ -1,7 +1,7 @@
 """The check that clients in one product get the same results as alone: a few of them are trained both ways.
 
-It finds models that cannot be batched (an operation without a rule, examples that influence each other, randomness in
-the forward) before the first round, with the reason.
+It finds models that cannot be batched (an operation without a rule, examples that influence each other, randomness
+other than dropout) before the first round, with the reason.
 """
 
 import logging
@@ -176,7 +176,7 @@ def _revealing(examples: Examples, batch_size: int | None, number: int) -> Examp
     Floats have another size for each client, and are largest in the first example, which is the padding.
     """
     size = batch_size or examples.count
-    most = examples.count if examples.count > size else max(1, examples.count - number)
+    most = examples.count if examples.count > size else max(min(2, examples.count), examples.count - number)
     taken = min(most, size + number if number else 2 * size)
     inputs, *others = taken_out(replace(examples, chosen=examples.rows(torch.arange(taken)))).tensors or ()
     if inputs.is_floating_point():

@@ -122,6 +122,10 @@ def dropout_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
 
 
+def noisy_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.RReLU(), nn.Linear(8, 3))
+
+
 class ReadOneByOne(Dataset[Any]):
     """A data set without tensors, in which each reading draws from the seeded generator."""
 
@@ -228,6 +232,7 @@ OTHERS = [
     Case("batchnorm cnn", model=batchnorm_cnn, **IMAGES),
     Case("batchnorm cnn fedbn", model=batchnorm_cnn, examples=images, local={"keep": "batchnorm"}),
     Case("dropout", model=dropout_mlp, local={"epochs": 2}),
+    Case("noisy", model=noisy_mlp, local={"epochs": 2}),
     Case("half", model=lambda: mlp().bfloat16(), examples=lambda n, s: (vectors(n, s)[0].bfloat16(), vectors(n, s)[1])),
 ]
 

@@ -20,11 +20,10 @@ from tests.simulations.engines.cases import (
     SIZES,
     Case,
     all_trained,
-    batchnorm_cnn,
     dropout_mlp,
     first_version,
-    images,
     mlp,
+    noisy_mlp,
     one_by_one_task,
     vectors,
 )
@@ -74,17 +73,32 @@ def test_a_clock_decides_and_nothing_else(in_product: float, elsewhere: float, e
         return nn.functional.cross_entropy(outputs, targets)
 
     training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
-    with chosen(training, workers=1, clock=lambda: instants[0]) as choice:
+    with chosen(training, workers=1, clock=lambda: instants[0], processor=lambda: instants[0]) as choice:
         assert choice.engine.name == expected
+
+
+def test_other_work_on_the_machine_does_not_decide_between_two_engines_of_one_process() -> None:
+    """The real time stands still in the sequential engine, and runs in a product; the processor time does otherwise."""
+    real, processor = [0.0], [0.0]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        is_product = torch._C._functorch.is_batchedtensor(outputs)
+        real[0] += 1.0 if is_product else 1e-6
+        processor[0] += 1e-6 if is_product else 1.0
+        return nn.functional.cross_entropy(outputs, targets)
+
+    training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
+    with chosen(training, workers=1, clock=lambda: real[0], processor=lambda: processor[0]) as choice:
+        assert choice.engine.name == "batched (k=128)"
 
 
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (Case("dropout", model=dropout_mlp), r"not batched: 2 \(Dropout\) draws from a generator"),
+        (Case("noisy", model=noisy_mlp), r"not batched: by hand: .*; stacked: the task draws random numbers in a step"),
         (
-            Case("batchnorm", model=batchnorm_cnn, examples=images),
-            r"not batched: features.0.1 \(BatchNorm2d\) mixes the examples of a batch",
+            Case("synchronous", model=lambda: nn.Sequential(nn.Linear(6, 3), nn.SyncBatchNorm(3))),
+            r"not batched: 1 \(SyncBatchNorm\) mixes the examples of a batch",
         ),
     ],
 )
@@ -96,22 +110,19 @@ def test_what_cannot_be_batched_falls_back_with_the_reason(case: Case, reason: s
         assert told in str(choice)
 
 
-@pytest.mark.parametrize("is_chain", [True, False])
-def test_of_one_client_that_fills_the_cache_only_a_chain_by_hand_is_measured(is_chain: bool) -> None:
+def test_a_client_that_fills_the_cache_is_measured_in_products_of_one() -> None:
     def model() -> nn.Module:
-        wide = nn.Sequential(nn.Linear(6, 150_000), nn.ReLU(), nn.Linear(150_000, 3))
-        return wide if is_chain else nn.Sequential(nn.Identity(), wide)
+        return nn.Sequential(nn.Identity(), nn.Linear(6, 150_000), nn.ReLU(), nn.Linear(150_000, 3))
 
     with chosen(Case("wide", model=model).training(), workers=1) as choice:
-        names = {figure.engine for figure in choice.figures}
-        assert names == ({"sequential", "batched (k=1)"} if is_chain else {"sequential"})
-        assert choice.reasons == (() if is_chain else ("not batched: the weights of one client fill the cache",))
+        assert {figure.engine for figure in choice.figures} == {"sequential", "batched (k=1)"}
+        assert choice.reasons == ()
 
 
 @pytest.mark.real
 def test_an_engine_that_cannot_start_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.simulations.engines.processes.processes._can_fork", lambda _: False)
-    with chosen(Case("dropout", model=lambda: dropout_mlp()).training(), workers=2) as choice:
+    with chosen(Case("noisy", model=lambda: noisy_mlp()).training(), workers=2) as choice:
         assert choice.engine.name == "sequential"
         assert [figure.engine for figure in choice.figures] == ["sequential"]
         assert choice.reasons[0].startswith("not batched: ")

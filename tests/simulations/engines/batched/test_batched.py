@@ -36,6 +36,7 @@ from tests.simulations.engines.cases import (
     first_version,
     images,
     mlp,
+    noisy_mlp,
     sentences,
     subset_task,
     token_loss,
@@ -400,7 +401,9 @@ def test_a_client_that_leaves_the_finite_numbers_fails_alone(model: Callable[[],
         (lambda: mlp().bfloat16(), "torch.bfloat16, and only float32 is stacked"),
         (lambda: mlp().requires_grad_(False), "nothing in the model is trained"),
         (lambda: Unused(), "the loss does not depend on spare.bias, spare.weight"),
-        (lambda: FunctionalDropout(), r"stacked: the update of .* off, relative to its length; mapped: .*randomness"),
+        (noisy_mlp, r"stacked: the task draws random numbers in a step, and .*; mapped: .*rrelu"),
+        (lambda: nn.Sequential(nn.Linear(6, 3), Evaluated(3)), r"1 \(BatchNorm1d\) is in evaluation mode"),
+        (lambda: nn.Sequential(nn.LSTM(6, 3, proj_size=2)), r"0 \(LSTM\) has proj_size set"),
     ],
 )
 def test_what_cannot_be_batched_is_refused_with_the_reason(model: Callable[[], nn.Module], reason: str) -> None:
@@ -418,14 +421,13 @@ class Unused(nn.Module):
         return y
 
 
-class FunctionalDropout(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
+class Evaluated(nn.BatchNorm1d):
+    """A batch norm that stays in evaluation mode."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.layer(nn.functional.dropout(x, 0.5))
-        return y
+    def __new__(cls, width: int) -> Any:
+        layer = nn.BatchNorm1d(width)
+        layer.train = lambda mode=True: nn.Module.train(layer, False)  # type: ignore[method-assign]
+        return layer
 
 
 class Bag(nn.Module):
