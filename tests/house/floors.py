@@ -65,7 +65,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data/public", "engine"),
         ("exchange",),
         ("models", "trainer"),
-        ("planner",),
+        ("crew", "planner"),
     ),
     "protocol": (
         (
