@@ -41,6 +41,11 @@ class AgentConfig(BaseModel):
     A relative path in them is the task's own affair. Each task takes the names that it declares; a name that none of
     them declares is refused."""
 
+    python: Folder | None = None
+    """Interpreter of the training process, such as "/opt/site/venv/bin/python": a virtual environment of the site with
+    its own versions of the task's libraries. It needs Python 3.11 or newer, numpy and safetensors; Atoll need not be
+    installed there. Absent: the interpreter of the agent."""
+
     policy: Folder | None = None
     """The site's own policy, a TOML file that is read again whenever it changes (docs/policy.md); absent: all tasks
     that the agent was started with are allowed."""

@@ -16,6 +16,7 @@ from atoll.client.policy.gate import Gate
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner
 from atoll.parallel.task.task import TaskNotFound, task_name
+from atoll.parallel.worker.process import Environment
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
@@ -69,7 +70,7 @@ async def run_agent(
                 threads=config.threads or None,
                 device=config.device,
                 settings=config.task,
-                load_timeout=config.load_timeout,
+                environment=Environment(config.python, load_timeout_s=config.load_timeout),
             )
         membership = replace(membership, dialer=through_proxy(membership.dialer, os.environ))
         if authorities is None and (keeper := membership.keeper) is not None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from atoll.aggregation.text_files import text_of
 from atoll.cli.faults import CommandError
+from atoll.cli.flower_run import run_of_app
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.loading import loading
+from atoll.parallel.task.flower_app import is_app, with_app
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted
@@ -79,7 +81,11 @@ def load_run(
 def _loaded(what: str, overrides: Sequence[str], kind: type[File], *, context: Mapping[str, Any] | None = None) -> File:
     if is_toml(what):
         return load(kind, Path(what), overrides, context=context)
-    return load_text(kind, f"task = {quoted(what)}", overrides, name="", context=context)
+    text = f"task = {quoted(reference := with_app(what))}"
+    file = load_text(kind, text, overrides, name="", context=context)
+    if not is_app(reference):
+        return file
+    return load_text(kind, run_of_app(reference, file.options), overrides, name="", context=context)
 
 
 def _loaded_for_elsewhere(what: str, overrides: Sequence[str], kind: type[File]) -> File | None:

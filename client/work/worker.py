@@ -17,7 +17,7 @@ from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
 from atoll.parallel.statistics.parts import SiteStatistics
-from atoll.parallel.worker.process import LOAD_TIMEOUT_S, Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import Environment, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.site_statistics import from_plain
 from atoll.protocol.strict_json import ManifestError
@@ -47,7 +47,7 @@ class WorkerRunner:
         threads: threads of the training; None: the number that torch chooses.
         device: "auto", "cpu" or "cuda".
         settings: the site's own settings for its tasks.
-        load_timeout: seconds in which a worker must have loaded its task.
+        environment: the interpreter, and the seconds in which a worker must have loaded its task.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WorkerRunner:
         threads: int | None = None,
         device: str = "cpu",
         settings: Mapping[str, Any] | None = None,
-        load_timeout: float = LOAD_TIMEOUT_S,
+        environment: Environment = Environment(),  # noqa: B008 - frozen
     ) -> None:
         self._references, self._log_path = dict(tasks), state.worker_log
         self._settings = dict(settings or {})
@@ -72,7 +72,7 @@ class WorkerRunner:
                 threads=threads,
                 device=device,
                 settings=self._settings,
-                load_timeout_s=load_timeout,
+                environment=environment,
             )
             for name, reference in tasks.items()
         }

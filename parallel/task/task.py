@@ -13,6 +13,7 @@ from atoll.parallel.task.context import Context, context_of, contextual
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.eager import step_without_compiler
 from atoll.parallel.task.errors import TaskNotFound
+from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.given import Plain, value_faults, with_tables, with_values
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metric
@@ -242,11 +243,14 @@ def load_task(reference: str) -> Task | ArrayTask:
 def task_name(reference: str) -> str:
     """Return the name on which a coordinator and its agents agree, wherever the file lies on each of their machines.
 
-    `path/to/digits.py:task` becomes `digits:task`; `package.module:task` stays.
+    `path/to/digits.py:task` becomes `digits:task`; `package.module:task` stays; the folder of a Flower app becomes
+    `flower:PUBLISHER/NAME`.
 
     Raises:
         TaskNotFound: the text has not the form of a reference.
     """
+    if is_app(reference):
+        return read_app(reference).task
     try:
         place, attribute = split(reference)
     except ReferenceNotFound as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.statistics.parts import SiteStatistics
@@ -96,6 +96,19 @@ class Bench(Protocol):
 
     def no_statistics(self) -> str:
         """Return the reason that no site has statistics of its data; empty: there may be some."""
+        ...
+
+
+@runtime_checkable
+class AppBench(Bench, Protocol):
+    """A Flower app, ready for work: its ServerApp has a `main()`, of which a run is a part."""
+
+    def plan(self, nodes: int) -> Json:
+        """Return how the app runs natively with this number of clients, or the reasons that it cannot."""
+        ...
+
+    def conclude(self, arrays: Arrays, history: Json) -> None:
+        """Let `main()` go on to its end with the result of a run: the last version, and the metrics by round."""
         ...
 
 

@@ -8,7 +8,7 @@
 
 Requests, and the fields of their answers (`?`: optional):
 
-    load      task, site?, local?, algorithm?, threads?, device?  -> (none)
+    load      task, site?, local?, algorithm?, threads?, device?, folder?  -> (none)
     describe                                             -> num_examples (null if unknown), layout
     initial   seed, out                                  -> pieces
     train     model, own?, out, own_out, seed, model_seed?, round_id?, local?, algorithm?, codec?, owed?, residual?
@@ -17,6 +17,8 @@ Requests, and the fields of their answers (`?`: optional):
     evaluate  model, own?, model_seed?, local?, split: train | test | server
                                                          -> statistics (null, with a reason, if there are none)
     statistics  local?, model_seed?, only_whether?       -> statistics (of the site's data), or why_not
+    plan      nodes                                      -> strategy, settings, became, notes, reasons (of a Flower app)
+    conclude  model, history                             -> (none), at the end of the app's main()
     values    statistics                                 -> values (null: undefined), by the task's metrics
     quit                                                 -> (none), then the process ends
 

@@ -12,11 +12,12 @@ from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
+from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.metrics import Metric, as_statistics, only_finite, values
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.array_bench import ArrayBench
-from atoll.parallel.worker.bench import Bench, Received
+from atoll.parallel.worker.bench import AppBench, Bench, Received
 from atoll.parallel.worker.model_files import write_initial, write_update
 
 Json = dict[str, Any]
@@ -40,6 +41,8 @@ class Operations:
             "values_of": self._values_of,
             "measures": self._measures,
             "statistics": self._statistics,
+            "plan": self._plan,
+            "conclude": self._conclude,
         }
 
     def answer(self, request: Json, deadline: Deadline) -> Json:
@@ -52,6 +55,11 @@ class Operations:
             return {"error": kind_of(error, op), "detail": detail_of(error)}
 
     def _load(self, request: Json, deadline: Deadline) -> Json:
+        if is_app(request["task"]):
+            from atoll.parallel.worker.flower_bench import FlowerBench  # imports flwr
+
+            self._bench = FlowerBench(read_app(request["task"]), request)
+            return {}
         task = load_task(request["task"])
         if isinstance(task, Task):
             from atoll.parallel.worker.model_bench import ModelBench  # imports torch, which an ArrayTask need not have
@@ -123,6 +131,18 @@ class Operations:
         if request.get("only_whether"):  # the coordinator, which has no site's data
             return {"why_not": self._loaded().no_statistics()}
         return {"statistics": self._loaded().statistics(request, deadline).plain()}
+
+    def _plan(self, request: Json, deadline: Deadline) -> Json:
+        return self._app().plan(request["nodes"])
+
+    def _conclude(self, request: Json, deadline: Deadline) -> Json:
+        self._app().conclude(_received(request).version, request["history"])
+        return {}
+
+    def _app(self) -> AppBench:
+        bench = self._loaded()
+        assert isinstance(bench, AppBench), "only a Flower app has a main()"
+        return bench
 
     def _loaded(self) -> Bench:
         assert self._bench is not None, "load comes first"

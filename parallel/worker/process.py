@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.parallel.task.json_text import to_json
+from atoll.parallel.worker.interpreter import path_of_atoll
 
 LOG_BYTES_MAX = 8 << 20
 """Size [bytes] above which a log becomes `<name>.1` when a worker starts."""
@@ -60,6 +61,18 @@ class WorkerError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """The surroundings of a worker process."""
+
+    python: Path | None = None
+    """The interpreter, of a virtual environment with the task's libraries; None: that of this process."""
+    folder: Path | None = None
+    """The current folder of a Flower app's `main()`, which is made; None: that of this process."""
+    load_timeout_s: float = LOAD_TIMEOUT_S
+    """Seconds in which the process must have started and loaded the task."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunTerms:
     """The terms of a run for its task."""
 
@@ -83,7 +96,7 @@ class Worker:
         settings: the site's own settings for the task.
         threads: number of threads of the process; None: the libraries' own choice.
         device: torch's device: "cpu", "cuda", or "auto" for a GPU if there is one.
-        load_timeout_s: seconds in which the process must have started and loaded the task.
+        environment: the interpreter, the folder of a Flower app's `main()`, and the time to load.
     """
 
     def __init__(
@@ -96,9 +109,9 @@ class Worker:
         settings: Mapping[str, Any] | None = None,
         threads: int | None = None,
         device: str = "cpu",
-        load_timeout_s: float = LOAD_TIMEOUT_S,
+        environment: Environment = Environment(),
     ) -> None:
-        self._load_timeout_s = load_timeout_s
+        self._environment, folder = environment, environment.folder
         self._load = {
             "task": task,
             "site": site,
@@ -106,6 +119,7 @@ class Worker:
             **asdict(run or RunTerms()),
             "threads": threads,
             "device": device,
+            "folder": None if folder is None else str(folder.absolute()),
         }
         self._threads = threads
         self._log_path = log_path
@@ -165,7 +179,7 @@ class Worker:
         if self._process and self._process.alive:
             return self._process
         self._check_open()
-        process = self._process = _Process(self._log_path, self._threads)
+        process = self._process = _Process(self._log_path, self._threads, self._environment.python)
         try:
             self._check_open()  # close() may have run before this process existed
             self._ask_to_load(process)
@@ -176,11 +190,11 @@ class Worker:
 
     def _ask_to_load(self, process: "_Process") -> None:
         try:
-            process.ask("load", self._load_timeout_s, self._load)
+            process.ask("load", self._environment.load_timeout_s, self._load)
         except WorkerHung as error:
             raise WorkerHung(
-                f"the task {self._load['task']} was not loaded within {self._load_timeout_s:g} s: raise the setting "
-                f"load_timeout, if it needs more; its output is in {self._log_path}"
+                f"the task {self._load['task']} was not loaded within {self._environment.load_timeout_s:g} s: raise "
+                f"the setting load_timeout, if it needs more; its output is in {self._log_path}"
             ) from error
 
     def _check_open(self) -> None:
@@ -191,7 +205,7 @@ class Worker:
 class _Process:
     """One operating system process, from its start to its end."""
 
-    def __init__(self, log_path: Path, threads: int | None) -> None:
+    def __init__(self, log_path: Path, threads: int | None, python: Path | None) -> None:
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: it has ended
         self._writing, self._life = threading.Lock(), threading.Lock()
         self._exit_code: int | None = None
@@ -202,11 +216,11 @@ class _Process:
         with log_path.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.worker.main"],
+                [python or sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.worker.main"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+                env=_variables(threads) if python is None else _variables(threads) | path_of_atoll(log_path.parent),
                 start_new_session=True,
             )
         self.pid = self._popen.pid
@@ -297,6 +311,10 @@ class _Process:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(min(self._log_start, end), end - TAIL_BYTES))
             return log.read().decode(errors="replace").strip()
+
+
+def _variables(threads: int | None) -> dict[str, str]:
+    return os.environ | {"FLWR_TELEMETRY_ENABLED": "0"} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
 
 
 def _ending(exit_code: int) -> str:

@@ -6,7 +6,7 @@ task. A worker that crashes or hangs costs one evaluation, never a round.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,27 @@ from typing import Any
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.local_training.warm_start import Start
+from atoll.parallel.task.flower_app import is_app
 from atoll.parallel.task.metrics import values
 from atoll.parallel.worker.bench import Measures
-from atoll.parallel.worker.process import LOAD_TIMEOUT_S, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import (
+    LOAD_TIMEOUT_S,
+    Environment,
+    RunTerms,
+    Worker,
+    WorkerCrashed,
+    WorkerError,
+    WorkerHung,
+)
 from atoll.server.rounds.events import Sums
 
 logger = logging.getLogger(__name__)
+
+APP, CONCLUDED = "app", "app.concluded"
+"""The current folder of a Flower app's `main()` in the folder of a run, and the file that says that it has ended."""
+
+MAIN_TIMEOUT_S = 24 * 3600.0
+"""Seconds that the rest of a Flower app's `main()` may take after the last round."""
 
 TASK_TIMEOUT_S = 600.0
 """Seconds that one request to the worker may take."""
@@ -52,8 +67,9 @@ class Evaluator:
             reference.task,
             log_path=log_path,
             run=RunTerms(reference.local, reference.algorithm, reference.rounds),
-            load_timeout_s=load_timeout_s,
+            environment=Environment(folder=log_path.parent / APP, load_timeout_s=load_timeout_s),
         )
+        self._concluded = log_path.parent / CONCLUDED if is_app(reference.task) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
         self._timeout_s, self._seed = timeout_s, reference.seed
         self._own: frozenset[str] | None = None
@@ -119,6 +135,29 @@ class Evaluator:
             "values"
         ]
         return found
+
+    @property
+    def has_main(self) -> bool:
+        """The task is a Flower app, whose `main()` has to go on after the last round."""
+        return self._concluded is not None and not self._concluded.exists()
+
+    async def conclude(self, model: Path, history: Mapping[str, Any]) -> None:
+        """Let the app's `main()` go on to its end with the result of the run.
+
+        Args:
+            model: the last version.
+            history: metrics by kind ("train", "clients", "server"), round and name.
+
+        Raises:
+            EvaluationFailed: `main()` fails; it is not called again.
+        """
+        assert self._concluded is not None
+        try:
+            await self._call(
+                lambda: self._worker.call("conclude", MAIN_TIMEOUT_S, model=str(model), history=dict(history))
+            )
+        finally:
+            self._concluded.touch()
 
     async def rest(self) -> None:
         """End the process to free its memory; the next request starts another."""

@@ -386,7 +386,7 @@ class Coordinator:
         run = self._host(row, machine, recovered.seq, evaluator, reducer)
         if machine.ledger.state in TERMINAL:  # the last process may have ended before it collected the garbage
             run.retention.round_ended(Keep.after(recovered.seq, machine, row.config.round))
-            return
+            return await run.conclude()
         if machine.ledger.state is RunState.QUEUED:
             self.queue.append(row.run_id)
         if machine.ledger.is_open:

@@ -23,6 +23,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
 from atoll.server.hosting import messages
+from atoll.server.hosting.app_conclusion import conclude
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.offered_codec import OfferedCodec
@@ -331,8 +332,16 @@ class RunDriver:
             await asyncio.wait(self._measuring)
         await self.retention.finish()
         if self.machine.ledger.state in TERMINAL:  # it may have been resumed in the meantime
+            await self.conclude()
             self.ended.set()
             await self._evaluator.rest()
+
+    async def conclude(self) -> None:
+        """Let the `main()` of a Flower app go on after the last round, unless it has."""
+        if self.machine.ledger.state is RunState.FINISHED and self._evaluator.has_main:
+            read = partial(self._journal.evaluations, self.run_id)
+            rows = await self._loop.run_in_executor(self._journal_thread, read)
+            await conclude(self.run_id, self._evaluator, await self.reducer.whole(self.machine.ledger.version), rows)
 
     # ------------------------------------------------------------ long work
 

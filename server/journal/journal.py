@@ -312,6 +312,11 @@ class Journal:
         some = {"run_id": run_id, "digests": [digest]}
         return self._database.read(lambda connection: connection.execute(SELECT_UPDATES, some).first() is not None)
 
+    def evaluations(self, run_id: RunId) -> list[EvaluationRow]:
+        """Return all evaluations of a run that are kept, in the order of their versions."""
+        found = select(EVALUATIONS).where(EVALUATIONS.c.run_id == run_id).order_by(EVALUATIONS.c.version)
+        return self._database.read(lambda connection: [evaluation_of(row) for row in connection.execute(found)])
+
     def close(self) -> None:
         """Close the database; all commits are on disk already."""
         self._database.close()
@@ -366,6 +371,14 @@ def _deleted(connection: Connection) -> list[RunId]:
 def run_rows(connection: Connection) -> list[RunRow]:
     """Return what `Journal.runs` does, within a transaction of the caller."""
     return [_read_run(row) for row in connection.execute(select(RUNS).order_by(RUNS.c.order, RUNS.c.run_id))]
+
+
+def evaluation_of(row: Row[Any]) -> EvaluationRow:
+    """Return an evaluation from its row."""
+    statistics = row.statistics and {name: tuple(sums) for name, sums in row.statistics.items()}
+    return EvaluationRow(
+        row.run_id, row.version, row.source, statistics, row.num_clients, row.detail, row.at, row._mapping["values"]
+    )
 
 
 def _read_run(row: Row[Any]) -> RunRow:

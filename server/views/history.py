@@ -17,7 +17,15 @@ from atoll.server.errors import StateUnusable
 from atoll.server.journal.binding import has_state, open_database
 from atoll.server.journal.codec import decode_record
 from atoll.server.journal.holder import RunningCoordinator, is_held, running_coordinator
-from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, VersionRow, run_rows, settings_of
+from atoll.server.journal.journal import (
+    EvaluationRow,
+    RunRow,
+    SettingsChange,
+    VersionRow,
+    evaluation_of,
+    run_rows,
+    settings_of,
+)
 from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.journal.sources import WHOLE
@@ -123,7 +131,7 @@ class History:
         order = (EVALUATIONS.c.version, EVALUATIONS.c.source)
         with self._database.transaction() as connection:
             whole = _of_run(EVALUATIONS, run_id).where(EVALUATIONS.c.source.in_(WHOLE))
-            return [_evaluation(row) for row in connection.execute(whole.order_by(*order))]
+            return [evaluation_of(row) for row in connection.execute(whole.order_by(*order))]
 
     def site_evaluations(self, run_id: RunId, *versions: int) -> list[EvaluationRow]:
         """Return the evaluations and trainings of single sites, by version; with versions: of these alone."""
@@ -132,7 +140,7 @@ class History:
             of_sites = of_sites.where(EVALUATIONS.c.version.in_(versions))
         with self._database.transaction() as connection:
             rows = connection.execute(of_sites.order_by(EVALUATIONS.c.version, EVALUATIONS.c.source))
-            return [_evaluation(row) for row in rows]
+            return [evaluation_of(row) for row in rows]
 
     def settings(self, run_id: RunId) -> list[SettingsChange]:
         """Return the first settings of a run and each change by a resume, in their order; empty: none has changed."""
@@ -191,10 +199,3 @@ def _of_run(table: Table, run_id: RunId) -> Any:
 
 def _record(row: Row[Any]) -> RoundRecord:
     return decode_record(row.record, where=f"run {row.run_id}, round {row.round_id}")
-
-
-def _evaluation(row: Row[Any]) -> EvaluationRow:
-    statistics = row.statistics and {name: tuple(sums) for name, sums in row.statistics.items()}
-    return EvaluationRow(
-        row.run_id, row.version, row.source, statistics, row.num_clients, row.detail, row.at, row._mapping["values"]
-    )

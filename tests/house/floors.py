@@ -59,7 +59,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "parallel": (
         ("dtensor.py", "forking.py", "frozen.py", "loading.py"),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
-        ("communication", "local_training"),
+        ("communication", "flower", "local_training"),
         ("statistics",),
         ("data", "worker"),
         ("data/public", "engine"),
@@ -135,7 +135,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "exports",
         ),
         ("cli/completion.py", "cli/faults.py", "cli/waiting.py"),
-        ("cli/options.py",),
+        ("cli/flower_run.py", "cli/options.py"),
         (
             "cli/files.py",
             "cli/local_audit.py",

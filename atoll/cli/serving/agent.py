@@ -9,6 +9,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
 from atoll.cli.stopping import if_stopped
+from atoll.parallel.task.flower_app import with_app
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig
@@ -17,7 +18,8 @@ Tasks = Annotated[
     list[str],
     typer.Argument(
         metavar="TASK...",
-        help="The tasks that this agent trains, `module:attribute` or `path/to/file.py:attribute`; it refuses others.",
+        help="The tasks that this agent trains, `module:attribute`, `path/to/file.py:attribute` or the folder of a "
+        "Flower app; it refuses others.",
     ),
 ]
 Site = Annotated[
@@ -77,6 +79,7 @@ def agent(
     from atoll.cli.files import overriding
 
     options.json_only_with(check, json)
+    tasks = [with_app(task) for task in tasks]
     place = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
     settings, named = _checked(config, overriding(overrides, site=site, state=state, policy=policy, **place), tasks)
     if check:

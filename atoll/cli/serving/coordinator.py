@@ -14,6 +14,7 @@ from atoll.cli.shutdown_deadline import end_in_time
 from atoll.cli.stopping import if_stopped
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.loading import loading
+from atoll.parallel.task.flower_app import is_app
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
@@ -26,7 +27,8 @@ What = Annotated[
     str | None,
     typer.Argument(
         metavar="[TASK | RUN.toml]",
-        help="A run's TOML, or a task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults. "
+        help="A run's TOML, or a task (`module:attribute`, `path/to/file.py:attribute`, the folder of a Flower app) to "
+        "run with the defaults. "
         "Without it the coordinator continues the runs of its state directory, and waits for more.",
     ),
 ]
@@ -121,7 +123,7 @@ def _check_task(file: "RunFile") -> None:
 
     faults: list[str] = []
     builds: tuple[Callable[[], object], ...] = (
-        lambda: check(load_user_task(file.task)),
+        lambda: None if is_app(file.task) else check(load_user_task(file.task)),  # an app's main() has run already
         file.cohort.build,
         file.aggregation.build,
         file.aggregation.open_codec,

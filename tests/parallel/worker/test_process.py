@@ -18,7 +18,7 @@ import pytest
 
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.worker.process import RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 from tests.waiting import BOUND_S
 
 HERE = Path(__file__).parents[1]
@@ -364,7 +364,7 @@ def test_a_task_that_needs_longer_to_load_is_named_with_the_limit_the_setting_an
     slow = tmp_path / "slow.py"
     slow.write_text("import time\ntime.sleep(600)\n")
     with pytest.raises(WorkerHung) as raised:
-        make(f"{slow}:task", load_timeout_s=0.5).start()
+        make(f"{slow}:task", environment=Environment(load_timeout_s=0.5)).start()
     assert str(raised.value) == (
         f"the task {slow}:task was not loaded within 0.5 s: raise the setting load_timeout, if it needs more; its "
         f"output is in {tmp_path / 'worker.log'}"

@@ -1,0 +1,87 @@
+"""A Flower app as the settings of a run: a worker process runs its `main()` up to the start of the strategy."""
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from atoll.cli.faults import CommandError
+from atoll.cli.waiting import waiting_for
+from atoll.parallel.task.flower_app import FlowerApp, read_app
+from atoll.parallel.task.given import OPTION
+
+PLAN_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AppPlan:
+    """The native run of an app, or the reasons that there is none."""
+
+    app: FlowerApp
+    strategy: str
+    settings: Mapping[str, Any]
+    became: Mapping[str, str]
+    notes: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> AppPlan:
+    """Return how an app runs.
+
+    Args:
+        reference: of the app.
+        options: values of its run config over the defaults.
+        nodes: the number of clients; None: that of the project's federations.
+
+    Raises:
+        CommandError: its description is wrong, a value is, or its code raises before the strategy starts.
+    """
+    from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
+
+    try:
+        app = read_app(reference)
+        app.run_config(options)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    with tempfile.TemporaryDirectory(prefix="atoll-flower-") as scratch:
+        log = Path(scratch) / "worker.log"
+        terms = RunTerms({f"{OPTION}{key}": value for key, value in options.items()})
+        worker = Worker(reference, log_path=log, run=terms, environment=Environment(folder=Path(scratch) / "app"))
+        try:
+            with waiting_for(f"main() of {app.task}", "it runs up to the start of its strategy"):
+                answer = worker.call("plan", PLAN_TIMEOUT_S, nodes=nodes or app.num_supernodes)
+        except WorkerError as error:
+            raise CommandError(f"{reference}: {error.detail}") from error
+        except (WorkerCrashed, WorkerHung) as error:
+            raise CommandError(f"{reference}: main() does not reach its strategy: {error}") from error
+        finally:
+            worker.close()
+    return AppPlan(
+        app,
+        answer["strategy"],
+        answer["settings"],
+        answer["became"],
+        tuple(answer["notes"]),
+        tuple(answer["reasons"]),
+    )
+
+
+def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> str:
+    """Return the TOML of an app's native run.
+
+    Raises:
+        CommandError: as `plan_of`, or the app cannot run natively; with all reasons.
+    """
+    plan = plan_of(reference, options, nodes=nodes)
+    if plan.reasons:
+        raise CommandError(*(f"{reference}: cannot run natively: {reason}" for reason in plan.reasons))
+    return tomli_w.dumps({"name": run_name(plan.app.name), "task": reference, **plan.settings})
+
+
+def run_name(name: str) -> str:
+    """Return the name of an app as one of a run: other characters become hyphens."""
+    return re.sub(r"[^a-z0-9_-]", "-", name.lower())[:64] or "app"

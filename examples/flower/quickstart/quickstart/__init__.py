@@ -1,0 +1,1 @@
+"""A Flower app in the style of its own quickstart for PyTorch."""

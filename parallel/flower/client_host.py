@@ -1,0 +1,77 @@
+"""The host of a `ClientApp`: one call for each message, as in Flower's own process, with modules that stay warm."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, Metadata, RecordDict
+
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.flower_app import FlowerApp
+
+RUN_ID, SERVER = 1, 1
+
+CREATED_AT, TTL_S = 0.0, 1e12
+"""A message never expires: the round has its own deadline."""
+
+
+def node_id(site: str) -> int:
+    """Return the node id of a site: the first 63 bits of the SHA-256 of its name, the same after each restart."""
+    return int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big") >> 1
+
+
+class ClientHost:
+    """The ClientApp of an app at one site.
+
+    Args:
+        app: the app.
+        site: the owner of the data.
+        node_config: the site's settings, as `--node-config` of a SuperNode.
+    """
+
+    def __init__(self, app: FlowerApp, site: str, node_config: Mapping[str, Any]) -> None:
+        self._app, self._site, self._node_config = app, site, dict(node_config)
+        self._client_app = app.load(app.clientapp)
+        self._num_messages = 0
+
+    def call(
+        self, kind: str, content: RecordDict, *, state: RecordDict, run_config: Mapping[str, Any], group: str
+    ) -> RecordDict:
+        """Return the content of the reply to a message.
+
+        Args:
+            kind: `train`, `evaluate` or `query`, with an action as in `query.stats`; or one of the legacy kinds.
+            content: records that the app may change; no other call may have them.
+            state: the state of the context, which the app changes in place.
+            run_config: the run config.
+            group: the round, as a text.
+
+        Raises:
+            TaskBroken: the reply is an error, or no message.
+            Exception: any error that the app raises.
+        """
+        self._num_messages += 1
+        node = node_id(self._site)
+        context = Context(RUN_ID, node, dict(self._node_config), state, dict(run_config))
+        metadata = Metadata(
+            run_id=RUN_ID,
+            message_id=f"{self._site}-{self._num_messages}",
+            src_node_id=SERVER,
+            dst_node_id=node,
+            reply_to_message_id="",
+            group_id=group,
+            created_at=CREATED_AT,
+            ttl=TTL_S,
+            message_type=kind,
+        )
+        reply = self._client_app(Message(metadata=metadata, content=content), context)  # type: ignore[call-overload]
+        if not isinstance(reply, Message):
+            raise TaskBroken(f"the ClientApp must return a Message for {kind}, got {type(reply).__name__}")
+        if reply.has_error():
+            raise TaskBroken(f"the ClientApp answered {kind} with error {reply.error.code}: {reply.error.reason}")
+        return reply.content
+
+
+def config_record(config: Mapping[str, Any], server_round: int) -> ConfigRecord:
+    """Return the config of a message of a strategy: that of the run, and the round."""
+    return ConfigRecord({**config, "server-round": server_round})

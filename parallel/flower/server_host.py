@@ -1,0 +1,147 @@
+"""The host of a ServerApp: its `main()` runs on a thread, and its `strategy.start(...)` is answered natively.
+
+    main's thread       main() --> strategy.start(...) waits here: evaluate_fn calls, then the Result --> rest of main()
+    the worker's        started() --> evaluate(version, arrays) ... --> finish(result)
+
+So what an app does before and after `start` is its own code in its own process, in one call of `main()`. What is in
+`start` is Atoll's: the rounds, the journal, the recovery. After a restart `main()` runs again up to `start`.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from atoll.parallel.flower.client_host import RUN_ID, SERVER
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.flower_app import FlowerApp
+
+
+class NotNative(TaskBroken):
+    """A ServerApp does what has no native counterpart; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The arguments of `strategy.start`."""
+
+    strategy: Strategy
+    arrays: ArrayRecord
+    rounds: int
+    timeout_s: float
+    train: Mapping[str, Any]
+    evaluate: Mapping[str, Any]
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
+
+
+class ServerHost:
+    """One call of a ServerApp's `main()`; one instance at a time in a process.
+
+    Args:
+        app: the app.
+        run_config: its run config.
+    """
+
+    def __init__(self, app: FlowerApp, run_config: Mapping[str, Any]) -> None:
+        self._app, self._run_config = app, dict(run_config)
+        self._requests: queue.SimpleQueue[Callable[[], Any] | Result] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._started: Started | None = None
+        self._thread: threading.Thread | None = None
+
+    def started(self) -> Started:
+        """Return what `main()` starts; the first call runs it up to there.
+
+        Raises:
+            NotNative: `main()` ends without a start, or uses the grid itself.
+            Exception: any error of `main()`.
+        """
+        if self._started is None:
+            server_app = self._app.load(self._app.serverapp)
+            if getattr(server_app, "_main", None) is None:
+                raise NotNative(f"{self._app.serverapp} has no main(): it is of the form before Flower 1.21")
+            self._thread = threading.Thread(target=self._run, args=(server_app,), name="main", daemon=True)
+            self._thread.start()
+            found = self._answer()
+            if found is None:
+                raise NotNative("main() ends without a call of strategy.start")
+            self._started = found
+        return self._started
+
+    def evaluate(self, version: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Return the metrics of the app's `evaluate_fn`, called on main's thread; None: there is no function."""
+        evaluate_fn = self.started().evaluate_fn
+        if evaluate_fn is None:
+            return None
+        self._requests.put(lambda: evaluate_fn(version, arrays))
+        found: MetricRecord | None = self._answer()
+        return found
+
+    def finish(self, result: Result) -> None:
+        """Let `strategy.start` return, and wait for the end of `main()`.
+
+        Raises:
+            NotNative: it starts a second strategy.
+            Exception: any error of `main()`.
+        """
+        self.started()
+        self._requests.put(result)
+        self._answer()
+
+    def _answer(self) -> Any:
+        found = self._answers.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _run(self, server_app: Any) -> None:
+        original = Strategy.start
+        Strategy.start = lambda strategy, *args, **named: self._start(strategy, *args, **named)  # type: ignore[method-assign]
+        context = Context(RUN_ID, SERVER, {}, RecordDict(), self._run_config)
+        try:
+            server_app(_NoGrid(), context)
+            self._answers.put(None)
+        except BaseException as error:
+            self._answers.put(error)
+        finally:
+            Strategy.start = original  # type: ignore[method-assign]
+
+    def _start(
+        self,
+        strategy: Strategy,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: Mapping[str, Any] | None = None,
+        evaluate_config: Mapping[str, Any] | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Stand in for `Strategy.start`, with its arguments and defaults."""
+        if self._started is not None:
+            raise NotNative("main() starts a second strategy")
+        configs = dict(train_config or {}), dict(evaluate_config or {})
+        self._answers.put(Started(strategy, initial_arrays, num_rounds, timeout, *configs, evaluate_fn))
+        while True:
+            request = self._requests.get()
+            if isinstance(request, Result):
+                return request
+            try:
+                self._answers.put(request())
+            except Exception as error:
+                self._answers.put(error)
+
+
+class _NoGrid(Grid):
+    """A grid without nodes: the native run has its own coordinator."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotNative("main() uses the grid itself")
+
+    set_run = create_message = get_node_ids = push_messages = pull_messages = send_and_receive = _refuse
+    run = property(_refuse)

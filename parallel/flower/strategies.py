@@ -1,0 +1,216 @@
+"""Flower's strategies as settings of a run, for exactly these classes; a subclass is code of the app's own.
+
+    FedAvg, FedProx                the exact weighted mean
+    FedAvgM                        optimizer fedavgm
+    FedAdagrad, FedAdam, FedYogi   optimizers of `flower.optimizers`: Flower's moments begin at 0, Adam corrects bias
+    FedMedian                      rule median
+    FedTrimmedAvg                  rule trimmed_mean
+    Krum, MultiKrum, Bulyan        rules of `flower.rules`: Flower weighs the selected updates by their examples
+
+A round has no part of the connected nodes here but a number: `fraction_train` becomes a cohort of `nodes` clients.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+
+from atoll.parallel.flower.records import arrays_of, casts_of
+from atoll.parallel.flower.server_host import Started
+from atoll.parallel.flower.terms import Terms, order_to_send
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.flower_app import FlowerApp
+
+Settings = dict[str, Any]
+
+OPTIMIZERS, RULES = "atoll.parallel.flower.optimizers", "atoll.parallel.flower.rules"
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """A ServerApp as a native run."""
+
+    strategy: str
+    """The class of the strategy."""
+    settings: Settings
+    """The tables of the run's TOML."""
+    became: Mapping[str, str]
+    """The settings that each of the app's values became, for a reader."""
+    notes: tuple[str, ...] = ()
+    """The differences that stay."""
+    reasons: tuple[str, ...] = field(default=())
+    """The reasons that the app cannot run natively; empty: it can."""
+
+
+def native(app: FlowerApp, started: Started, nodes: int) -> Native:
+    """Return the native run of a ServerApp, or the reasons that there is none.
+
+    Args:
+        app: the app.
+        started: the arguments of its `strategy.start`.
+        nodes: the number of clients that are expected; 0: the strategy's `min_available_nodes`.
+    """
+    strategy: Any = started.strategy
+    name = type(strategy).__name__
+    reasons = [*_reasons(app, started)]
+    if reasons:
+        return Native(name, {}, {}, reasons=tuple(reasons))
+    settings, became = _round_of(strategy, started, nodes or strategy.min_available_nodes)
+    aggregation, optimizer, of_strategy = _TABLES[type(strategy)](strategy)
+    settings |= {key: table for key, table in (("aggregation", aggregation), ("optimizer", optimizer)) if table}
+    settings["local"] = _terms(strategy, started).table
+    return Native(name, settings, became | of_strategy, tuple(_notes(started)))
+
+
+def _reasons(app: FlowerApp, started: Started) -> Iterator[str]:
+    strategy: Any = started.strategy
+    if type(strategy) not in _TABLES:
+        yield _why_not_listed(app, strategy)
+        return
+    for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
+        if getattr(strategy, name) is not aggregate_metricrecords:
+            yield f"{name} is a function of the app's own"
+    if isinstance(strategy, flower.Bulyan) and strategy.selection_rule.__name__ != "select_multikrum":
+        yield "selection_rule is a function of the app's own"
+    if strategy.fraction_train == 0.0:
+        yield "fraction_train is 0: there is no training"
+    for what, config in (("train_config", started.train), ("evaluate_config", started.evaluate)):
+        yield from (f"{what}: {key} has bytes" for key, value in config.items() if _has_bytes(value))
+    try:
+        arrays_of(started.arrays)
+    except TaskBroken as error:
+        yield str(error)
+
+
+def _why_not_listed(app: FlowerApp, strategy: Strategy) -> str:
+    kind = type(strategy)
+    if kind.__module__.startswith("flwr."):
+        return f"{kind.__name__} has no counterpart here"
+    base = next(base for base in kind.__mro__ if base.__module__.startswith("flwr."))
+    return f"{kind.__name__} is a subclass of {base.__name__} in {_place(app, kind)}"
+
+
+def _place(app: FlowerApp, kind: type) -> str:
+    try:
+        file, (_, line) = inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)
+    except (OSError, TypeError):
+        return kind.__module__
+    return f"{file.removeprefix(f'{app.folder}/')}:{line}"
+
+
+def _has_bytes(value: Any) -> bool:
+    return isinstance(value, bytes) or (isinstance(value, list) and any(isinstance(item, bytes) for item in value))
+
+
+def _round_of(strategy: Any, started: Started, nodes: int) -> tuple[Settings, dict[str, str]]:
+    cohort = max(int(nodes * strategy.fraction_train), strategy.min_train_nodes, 1)
+    available = max(strategy.min_available_nodes, cohort)
+    round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": float(started.timeout_s)}
+    if available > cohort:
+        round_["min_available"] = available
+    evaluation: Settings = {"server_every": 1 if started.evaluate_fn is not None else 0, "clients_every": 0}
+    trained = f"fraction_train = {strategy.fraction_train:g} of {nodes} nodes"
+    became = {
+        f"num_rounds = {started.rounds}": f"rounds = {started.rounds}",
+        f"{trained}, min_train_nodes = {strategy.min_train_nodes}": f"round.cohort_size = {cohort}",
+        f"min_available_nodes = {strategy.min_available_nodes}": f"round.min_available = {available}",
+        f"timeout = {started.timeout_s:g}": f"round.deadline = {started.timeout_s:g}",
+    }
+    if strategy.fraction_evaluate > 0:
+        asked = max(int(nodes * strategy.fraction_evaluate), strategy.min_evaluate_nodes, 1)
+        evaluation |= {"clients_every": 1, "clients_max": asked, "deadline": float(started.timeout_s)}
+        what = f"fraction_evaluate = {strategy.fraction_evaluate:g}, min_evaluate_nodes = {strategy.min_evaluate_nodes}"
+        became[what] = f"evaluation.clients_every = 1, evaluation.clients_max = {asked}"
+    if started.evaluate_fn is not None:
+        became["evaluate_fn"] = "evaluation.server_every = 1"
+    return {"rounds": started.rounds, "round": round_, "evaluation": evaluation}, became
+
+
+def _fewest(strategy: Any) -> int:
+    """Return the fewest replies that Flower aggregates: one, for Bulyan 4f + 3."""
+    return 4 * strategy.num_malicious_nodes + 3 if isinstance(strategy, flower.Bulyan) else 1
+
+
+def _terms(strategy: Any, started: Started) -> Terms:
+    train = dict(started.train)
+    if isinstance(strategy, flower.FedProx):
+        train["proximal-mu"] = strategy.proximal_mu
+    return Terms(
+        train,
+        started.evaluate,
+        order_to_send(list(started.arrays)),
+        casts_of(started.arrays),
+        strategy.arrayrecord_key,
+        strategy.configrecord_key,
+        strategy.weighted_by_key,
+    )
+
+
+def _notes(started: Started) -> Iterator[str]:
+    if casts := casts_of(started.arrays):
+        some = ", ".join(f"{name} ({dtype})" for name, dtype in list(casts.items())[:3])
+        yield f"travel as float32, and the app gets them back as they were: {some}"
+    if whole := [name for name, array in started.arrays.items() if array.dtype.startswith(("int", "uint"))]:
+        some = ", ".join(whole[:3])
+        yield f"integers stay integers, their mean is rounded, where Flower makes floats of them: {some}"
+
+
+_Tables = tuple[Settings, Settings, dict[str, str]]
+
+
+def _mean(strategy: Any) -> _Tables:
+    became = {"proximal_mu": 'local."train.proximal-mu"'} if isinstance(strategy, flower.FedProx) else {}
+    return {}, {}, became
+
+
+def _momentum(strategy: Any) -> _Tables:
+    rate, momentum = float(strategy.server_learning_rate), float(strategy.server_momentum)
+    optimizer = {"name": "fedavgm", "lr": rate, "momentum": momentum} if momentum else {"name": "fedavg", "lr": rate}
+    return {}, optimizer, {"server_learning_rate, server_momentum": f"optimizer.name = {optimizer['name']!r}"}
+
+
+def _adaptive(strategy: Any) -> _Tables:
+    options = {"lr": strategy.eta, "beta1": strategy.beta_1, "beta2": strategy.beta_2, "tau": strategy.tau}
+    if isinstance(strategy, flower.FedAdagrad):
+        del options["beta1"], options["beta2"]
+    name = f"{OPTIMIZERS}:{type(strategy).__name__}"
+    optimizer = {"name": name, "options": {key: float(value) for key, value in options.items()}}
+    return {}, optimizer, {"eta, beta_1, beta_2, tau": f"optimizer.name = {name!r}, with its options"}
+
+
+def _median(strategy: Any) -> _Tables:
+    return {"rule": "median"}, {}, {"FedMedian": "aggregation.rule = 'median'"}
+
+
+def _trimmed(strategy: Any) -> _Tables:
+    aggregation = {"rule": "trimmed_mean", "malicious": float(strategy.beta)}
+    return aggregation, {}, {f"beta = {strategy.beta:g}": f"aggregation.malicious = {strategy.beta:g}"}
+
+
+def _krum(strategy: Any) -> _Tables:
+    rule = f"{RULES}:krum_{strategy.num_malicious_nodes}_{strategy.num_nodes_to_select}"
+    return {"rule": rule}, {}, {"num_malicious_nodes, num_nodes_to_select": f"aggregation.rule = {rule!r}"}
+
+
+def _bulyan(strategy: Any) -> _Tables:
+    rule = f"{RULES}:bulyan_{strategy.num_malicious_nodes}"
+    return {"rule": rule}, {}, {"num_malicious_nodes": f"aggregation.rule = {rule!r}"}
+
+
+_TABLES: dict[type, Callable[[Any], _Tables]] = {
+    flower.FedAvg: _mean,
+    flower.FedProx: _mean,
+    flower.FedAvgM: _momentum,
+    flower.FedAdagrad: _adaptive,
+    flower.FedAdam: _adaptive,
+    flower.FedYogi: _adaptive,
+    flower.FedMedian: _median,
+    flower.FedTrimmedAvg: _trimmed,
+    flower.Krum: _krum,
+    flower.MultiKrum: _krum,
+    flower.Bulyan: _bulyan,
+}

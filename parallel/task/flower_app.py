@@ -1,0 +1,174 @@
+"""The description of a Flower app: the `[tool.flwr.app]` table of its `pyproject.toml`. Importing this imports no flwr.
+
+A reference to an app is `path/to/pyproject.toml:app`; on a command line its folder is short for it.
+
+    [tool.flwr.app]                publisher = "bench"
+    [tool.flwr.app.components]     serverapp = "quick.server_app:app", clientapp = "quick.client_app:app"
+    [tool.flwr.app.config]         num-server-rounds = 3, optimizer.lr = 0.1        flattened: "optimizer.lr"
+"""
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.parallel.task.errors import TaskNotFound
+
+PROJECT, ATTRIBUTE = "pyproject.toml", "app"
+PREFIX = "flower:"
+"""The beginning of the name of a task that is a Flower app."""
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FlowerApp:
+    """A Flower app in its folder."""
+
+    folder: Path
+    publisher: str
+    name: str
+    version: str
+    serverapp: str
+    """Reference of the ServerApp, `module:attribute`."""
+    clientapp: str
+    """Reference of the ClientApp."""
+    config: Config
+    """The run config: its defaults, flattened with dots."""
+    num_supernodes: int = 0
+    """The number of clients of a simulation, as the project's federations state it; 0: they do not."""
+
+    @property
+    def task(self) -> str:
+        """The name on which a coordinator and its agents agree."""
+        return f"{PREFIX}{self.publisher}/{self.name}"
+
+    def run_config(self, given: Mapping[str, Any]) -> Config:
+        """Return the run config with a run's values over the defaults.
+
+        Raises:
+            ValueError: values without a default, or of another type; with all faults.
+        """
+        faults, changed = [], dict(self.config)
+        for key, value in given.items():
+            if key not in self.config:
+                known = ", ".join(self.config) or "none"
+                faults.append(f"task.{key}: unknown key, got {value!r} (known, from [tool.flwr.app.config]: {known})")
+            elif (fitting := _fitted(value, self.config[key])) is None:
+                kind = type(self.config[key]).__name__
+                faults.append(f"task.{key}: expected {kind}, got {value!r}")
+            else:
+                changed[key] = fitting
+        if faults:
+            raise ValueError("; ".join(faults))
+        return changed
+
+    def load(self, reference: str) -> Any:
+        """Return the object that `module:attribute` names, with the app's folder first on `sys.path`.
+
+        Raises:
+            TaskNotFound: there is no such module or attribute.
+            Exception: any error that the app's module raises.
+        """
+        module, _, attribute = reference.partition(":")
+        if str(self.folder) not in sys.path:
+            sys.path.insert(0, str(self.folder))
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise
+            raise TaskNotFound(f"{self.folder}: there is no module {error.name} for {reference}") from error
+        for part in attribute.split("."):
+            if not hasattr(found, part):
+                raise TaskNotFound(f"{self.folder}: {reference} names no attribute of {module}")
+            found = getattr(found, part)
+        return found
+
+
+def is_app(reference: str) -> bool:
+    """Return whether a reference has the form of one to a Flower app."""
+    return Path(reference).name == f"{PROJECT}:{ATTRIBUTE}"
+
+
+def with_app(what: str) -> str:
+    """Return the reference to the app in a folder; any other text stays."""
+    return str(Path(what) / f"{PROJECT}:{ATTRIBUTE}") if Path(what).is_dir() else what
+
+
+def read_app(reference: str) -> FlowerApp:
+    """Read the description of an app.
+
+    Raises:
+        TaskNotFound: there is no such file, or the table lacks what an app needs; with all faults.
+    """
+    folder = Path(reference).resolve().parent
+    try:
+        document = tomllib.loads((folder / PROJECT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TaskNotFound(f"{folder / PROJECT}: cannot be read: {error}") from error
+    flwr = document.get("tool", {}).get("flwr", {})
+    table, project = flwr.get("app", {}), document.get("project", {})
+    components = table.get("components", {})
+    wanted = {
+        "project.name": project.get("name"),
+        "project.version": project.get("version"),
+        "tool.flwr.app.publisher": table.get("publisher"),
+        "tool.flwr.app.components.serverapp": components.get("serverapp"),
+        "tool.flwr.app.components.clientapp": components.get("clientapp"),
+    }
+    faults = [f"{key} must be a text, got {value!r}" for key, value in wanted.items() if not _is_text(value)]
+    faults += [
+        f"tool.flwr.app.components.{name} must be module:attribute, got {components[name]!r}"
+        for name in ("serverapp", "clientapp")
+        if _is_text(components.get(name)) and ":" not in components[name]
+    ]
+    if faults:
+        raise TaskNotFound(f"{folder / PROJECT}: " + "; ".join(faults))
+    return FlowerApp(
+        folder=folder,
+        publisher=table["publisher"],
+        name=project["name"],
+        version=project["version"],
+        serverapp=components["serverapp"],
+        clientapp=components["clientapp"],
+        config=dict(flattened(table.get("config", {}))),
+        num_supernodes=_num_supernodes(flwr.get("federations", {})),
+    )
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables, their keys joined by dots."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _num_supernodes(federations: Mapping[str, Any]) -> int:
+    """Return the number of clients of the default federation, or of the first one that states it."""
+    tables = [value for value in federations.values() if isinstance(value, Mapping)]
+    if isinstance(default := federations.get(str(federations.get("default"))), Mapping):
+        tables.insert(0, default)
+    for table in tables:
+        number = table.get("options", {}).get("num-supernodes")
+        if isinstance(number, int) and number > 0:
+            return number
+    return 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _fitted(value: Any, default: Any) -> Any:
+    """Return a value as the type of its default, or None if it is of another type."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        return value if type(value) is type(default) else None
+    if isinstance(default, float) and isinstance(value, int):
+        return float(value)
+    return value if type(value) is type(default) else None

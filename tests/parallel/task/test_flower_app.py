@@ -1,0 +1,83 @@
+"""The description of a Flower app: all faults at once, and the values of a run over its defaults."""
+
+import pytest
+
+from atoll.parallel.task.errors import TaskNotFound
+from atoll.parallel.task.flower_app import is_app, read_app, with_app
+from atoll.parallel.task.task import task_name
+
+GOOD = """
+[project]
+name = "Quick"
+version = "1.0.0"
+[tool.flwr.app]
+publisher = "bench"
+[tool.flwr.app.components]
+serverapp = "quick.server:app"
+clientapp = "quick.client:app"
+[tool.flwr.app.config]
+rounds = 3
+lr = 0.1
+name = "a"
+flag = true
+[tool.flwr.app.config.model]
+width = 8
+[tool.flwr.federations]
+default = "here"
+[tool.flwr.federations.other]
+options.num-supernodes = 3
+[tool.flwr.federations.here]
+options.num-supernodes = 5
+"""
+
+
+def reference(folder, text):
+    (folder / "pyproject.toml").write_text(text)
+    return with_app(str(folder))
+
+
+def test_a_folder_is_short_for_its_app(tmp_path):
+    app = reference(tmp_path, GOOD)
+    assert app == f"{tmp_path}/pyproject.toml:app"
+    assert is_app(app)
+    assert not is_app("task.py:task")
+    assert with_app("package.module:task") == "package.module:task"
+    assert task_name(app) == "flower:bench/Quick"
+
+
+def test_the_run_config_is_flat(tmp_path):
+    app = read_app(reference(tmp_path, GOOD))
+    assert app.config == {"rounds": 3, "lr": 0.1, "name": "a", "flag": True, "model.width": 8}
+    assert app.num_supernodes == 5
+    assert app.run_config({"lr": 1, "model.width": 16})["lr"] == 1.0
+
+
+def test_values_of_a_run_have_the_types_of_the_defaults(tmp_path):
+    app = read_app(reference(tmp_path, GOOD))
+    with pytest.raises(ValueError, match="unknown key, got 1") as found:
+        app.run_config({"nope": 1, "rounds": 2.5, "flag": 1})
+    assert "task.rounds: expected int, got 2.5; task.flag: expected bool, got 1" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("", ["project.name", "publisher", "serverapp", "clientapp"]),
+        ("x =", ["cannot be read"]),
+        (GOOD.replace("quick.server:app", "quick.server"), ["must be module:attribute, got 'quick.server'"]),
+        (GOOD.replace('publisher = "bench"', ""), ["tool.flwr.app.publisher must be a text, got None"]),
+    ],
+)
+def test_all_faults_are_told_at_once(tmp_path, text, faults):
+    with pytest.raises(TaskNotFound) as found:
+        read_app(reference(tmp_path, text))
+    assert all(fault in str(found.value) for fault in faults)
+
+
+def test_missing_modules_and_attributes_are_named(tmp_path):
+    app = read_app(reference(tmp_path, GOOD))
+    with pytest.raises(TaskNotFound, match=r"no module flower_absent_here for flower_absent_here\.client:app"):
+        app.load("flower_absent_here.client:app")
+    (tmp_path / "flower_present_here.py").write_text("x = 1\n")
+    with pytest.raises(TaskNotFound, match="names no attribute"):
+        app.load("flower_present_here:app")
