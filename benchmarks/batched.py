@@ -140,11 +140,8 @@ def measure(name: str, clients: int, turns: int) -> dict[str, Any]:
         engines["batched"] = Batched(training)
     except CannotBatch as error:
         say(f"  {name}: not batched: {error}")
-    seconds = {kind: [seconds_of(engine, version, jobs) for _ in range(2)][:0] for kind, engine in engines.items()}
-    for _ in range(turns):
-        for kind, engine in engines.items():
-            seconds[kind].append(seconds_of(engine, version, jobs))
-    least = {kind: min(values) for kind, values in seconds.items()}
+    rounds = [{kind: seconds_of(engine, version, jobs) for kind, engine in engines.items()} for _ in range(1 + turns)]
+    least = {kind: min(one[kind] for one in rounds[1:]) for kind in engines}  # the first one warms up
     choice = choose(training, version, training.task.sites, resources=Resources(1), cohort=clients)
     choice.engine.close()
     chosen = "batched" if "batched" in choice.engine.name else "sequential"

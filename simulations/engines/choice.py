@@ -12,7 +12,7 @@ change; between one process and several the real time does.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.parallel.local_training.algorithms import CONCATENATE
@@ -30,11 +30,17 @@ NAMES = ("auto", "sequential", "processes", "batched", "ray")
 COHORT = 100
 """Maximum number of measured clients; large products need many."""
 
-FEWEST = 8
+FEWEST = 2
 """Minimum number of measured clients."""
 
 PASS_S = 0.1
 """Maximum duration of a pass of the sequential engine over the measured clients [s], unless they are the fewest."""
+
+STEPS = 3
+"""Minimum number of steps of each measured client, over which its fixed costs are spread."""
+
+LONG_S = 1.0
+"""Maximum duration of a pass that is extended by `STEPS` [s]."""
 
 PASSES = 3
 """Measured passes of each engine, after a first one; the fastest counts."""
@@ -107,8 +113,7 @@ def choose(
     resources: Resources = Resources(),
     cohort: int = COHORT,
     trainings: int | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    processor: Callable[[], float] = time.process_time,
+    clocks: Clocks = (time.perf_counter, time.process_time),
 ) -> Choice:
     """Return the engine of a name; in place of "batched", if that is impossible, another one with the reason.
 
@@ -120,8 +125,7 @@ def choose(
         resources: the processors and machines to use.
         cohort: the number of clients of a round.
         trainings: the number of trainings of the run, as far as is known; None: many.
-        clock: the real time [s].
-        processor: the processor time of this process [s].
+        clocks: the real time, and the processor time of this process [s].
 
     Raises:
         ValueError: the name is not one of `NAMES`.
@@ -136,7 +140,7 @@ def choose(
         return _for_rows(training, name, threads)
     if name == "auto":
         is_alone = threads == 1 and training.device == "cpu"  # otherwise others than this thread compute, too
-        clocks = clock, processor if is_alone else clock
+        clocks = clocks if is_alone else (clocks[0], clocks[0])
         return _measured(training, version, client_ids[: min(cohort, COHORT)], resources, trainings, clocks)
     if name == "ray":
         return Choice(OverRay(training, workers=resources.workers, address=resources.address))
@@ -196,7 +200,7 @@ def _measured(
             engines.append(batched)
         except CannotBatch as error:
             reasons = (_reason(error),)
-        jobs = _jobs(engines[0], version, client_ids, clocks[0], together=max(1, at_once) * workers)
+        jobs = _jobs(engines[0], version, client_ids, clocks[1], together=max(1, at_once) * workers)
         reasons += _first_pass(engines, engines, version, jobs, clocks)
         fastest = max(_speed(engine, version, jobs, clocks)[0] for engine in engines)
         if workers > 1 and (trainings is None or trainings > WORTH_S * fastest):
@@ -208,23 +212,24 @@ def _measured(
     except BaseException:
         _close(engines)
         raise
-    best = {
-        engine: (max(one[engine][0] for one in passes), max(one[engine][1] for one in passes)) for engine in engines
-    }
-    chosen = _fastest(best)
-    _close([engine for engine in engines if engine is not chosen])
-    ranking = sorted(engines, key=lambda engine: -best[engine][0])
-    return Choice(chosen, tuple(Figure(engine.name, best[engine][0]) for engine in ranking), reasons)
+    speeds = _speeds({engine: _best(one[engine] for one in passes) for engine in engines})
+    ranking = sorted(engines, key=lambda engine: -speeds[engine])
+    shares = {engine: SHARE_OF_PROCESSES if isinstance(engine, Processes) else 1.0 for engine in ranking}
+    chosen = max(ranking, key=lambda engine: speeds[engine] * shares[engine])
+    _close([engine for engine in ranking if engine is not chosen])
+    return Choice(chosen, tuple(Figure(engine.name, speeds[engine]) for engine in ranking), reasons)
 
 
-def _fastest(best: dict[Engine, tuple[float, float]]) -> Engine:
-    """Return the fastest engine of a run, from the speeds of each in real and in processor time."""
-    alone = max((engine for engine in best if not isinstance(engine, Processes)), key=lambda engine: best[engine][1])
-    in_a_run: dict[Engine, float] = {
-        engine: best[engine][0] * SHARE_OF_PROCESSES for engine in best if isinstance(engine, Processes)
-    }
-    in_a_run[alone] = max(speed for engine, (speed, _) in best.items() if not isinstance(engine, Processes))
-    return max(in_a_run, key=lambda engine: in_a_run[engine])
+def _best(passes: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    real, processor = map(max, zip(*passes, strict=True))
+    return real, processor
+
+
+def _speeds(best: Mapping[Engine, tuple[float, float]]) -> dict[Engine, float]:
+    """Return the speed of each engine in real time; those of one process differ as they do in processor time."""
+    alone = [speeds for engine, speeds in best.items() if not isinstance(engine, Processes)]
+    real, processor = _best(alone)
+    return {e: found[0] if isinstance(e, Processes) else real * found[1] / processor for e, found in best.items()}
 
 
 def _first_pass(
@@ -272,7 +277,8 @@ def _jobs(
     if step_s * requested <= PASS_S:  # spreads the fixed costs of a client over all of its steps
         step_s, _ = _seconds_of_a_step(engine, version, replace(one, steps=requested), clock)
     fewest = max(FEWEST, min(together, len(every)))
-    steps = min(requested, max(1, int(PASS_S / (step_s * fewest))))
+    every_s = step_s * fewest
+    steps = min(requested, max(1, int(PASS_S / every_s), min(STEPS, int(LONG_S / every_s))))
     count = max(fewest, int(PASS_S / (step_s * steps)))
     count += -count % together
     return [replace(job, steps=steps) for job in every[:count]]

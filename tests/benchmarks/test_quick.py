@@ -172,3 +172,13 @@ def test_a_rank_that_builds_the_whole_model_fails_the_bar_of_memory():
         "2 ranks: a whole build fails that bar [M/r]",
     ]
     assert document["bars"][1]["ok"]
+
+
+@pytest.mark.long
+def test_two_models_are_trained_by_both_engines_and_auto_takes_one():
+    """How near it is to the faster one is for more turns: `make bench NAME=batched`."""
+    document = measure("batched", "--quick")
+    values = values_of(document)
+    assert set(values) == {f"{name}, 20 clients: auto, times the faster engine" for name in ("mlp", "gru")}
+    assert min(values.values()) >= 1
+    assert document["ours"]["gru, 20 clients"]["times"] > 1

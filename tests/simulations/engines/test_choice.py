@@ -73,7 +73,7 @@ def test_a_clock_decides_and_nothing_else(in_product: float, elsewhere: float, e
         return nn.functional.cross_entropy(outputs, targets)
 
     training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
-    with chosen(training, workers=1, clock=lambda: instants[0], processor=lambda: instants[0]) as choice:
+    with chosen(training, workers=1, clocks=(lambda: instants[0], lambda: instants[0])) as choice:
         assert choice.engine.name == expected
 
 
@@ -88,7 +88,7 @@ def test_other_work_on_the_machine_does_not_decide_between_two_engines_of_one_pr
         return nn.functional.cross_entropy(outputs, targets)
 
     training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
-    with chosen(training, workers=1, clock=lambda: real[0], processor=lambda: processor[0]) as choice:
+    with chosen(training, workers=1, clocks=(lambda: real[0], lambda: processor[0])) as choice:
         assert choice.engine.name == "batched (k=128)"
 
 
@@ -270,8 +270,9 @@ def test_examples_that_see_each_other_are_found_by_trying() -> None:
     [
         (2e-3, 2e-4, 24, (48, 6)),  # 2NN on two processes: a client takes 3.2 ms, whatever its first step seems to take
         (1e-5, 1e-5, 24, (100, 6)),
-        (0.0, 1e-2, 6, (12, 1)),
-        (0.0, 1e-2, 24, (24, 1)),  # no time for so many, but with fewer the second worker would have nothing to do
+        (0.0, 1e-2, 1, (2, 5)),
+        (0.0, 1e-2, 6, (6, 3)),  # longer than a tenth of a second, so that most of it is steps
+        (0.0, 1e-2, 24, (24, 3)),  # no time for so many, but with fewer the second worker would have nothing to do
         (0.0, 1.0, 256, (100, 1)),
     ],
 )

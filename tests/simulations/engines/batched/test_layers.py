@@ -4,20 +4,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
-from atoll.simulations.engines.batched.batched import BatchTrainer
+from atoll import Local, Task
+from atoll.parallel.task.arrays import Arrays
+from atoll.simulations.engines.batched.batched import Batched, BatchTrainer
+from atoll.simulations.engines.batched.stack import CannotBatch
+from atoll.simulations.engines.engine import ClientFailed, Job, Training
+from atoll.simulations.engines.sequential import Sequential
 from tests.simulations.engines.batched.test_batched import check, seeded
 from tests.simulations.engines.cases import (
+    SIZES,
     Case,
+    all_trained,
     batchnorm_cnn,
     dropout_mlp,
+    first_version,
     images,
     sentences,
     token_loss,
+    vectors,
 )
 
 
@@ -232,3 +245,124 @@ def test_a_layer_agrees_with_a_deployed_client(case: Case, kind: str) -> None:
     training = case.training()
     assert BatchTrainer(training, at_once=3).kind == kind
     check(case, training)
+
+
+def by_a_plain_loop(training: Training, version: Arrays, job: Job) -> Arrays:
+    """Train a client by torch's own layers and optimizer alone; return the change of each tensor."""
+    task, local = training.task, training.local
+    assert isinstance(task, Task)
+    model = task.model().train()
+    model.load_state_dict({name: torch.tensor(array) for name, array in version.items()})
+    inputs, targets = task.data(job.client_id, "train").tensors
+    sizes = [local.batch_size] * (len(inputs) // local.batch_size)
+    sizes += [rest] if (rest := len(inputs) % local.batch_size) else []
+    if len(sizes) > 1 and sizes[-1] == 1 < sizes[-2] and any(isinstance(m, nn.BatchNorm1d) for m in model.modules()):
+        sizes[-2:] = [sizes[-2] + 1]
+    optimizer = torch.optim.SGD(model.parameters(), lr=local.lr)
+    torch.manual_seed(job.seed)
+    generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    for _ in range(local.epochs):
+        for rows in torch.randperm(len(inputs), generator=generator).split(sizes):
+            optimizer.zero_grad()
+            task.loss(model(inputs[rows]), targets[rows]).backward()
+            optimizer.step()
+    return {name: tensor.detach().numpy() - version[name] for name, tensor in model.state_dict().items()}
+
+
+def of_vectors() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3))
+
+
+KINDS: list[tuple[Callable[[], nn.Module], Any]] = [
+    (of_vectors, vectors),
+    (lambda: Sequential3(recurrent(nn.GRU, 2, dropout=0.2, batch_first=True)), tokens),
+    (lambda: Sequential3(recurrent(nn.LSTM)), tokens),
+]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    sizes=st.lists(st.integers(2, 20), min_size=1, max_size=6),
+    batch_size=st.integers(2, 9),
+    epochs=st.integers(1, 2),
+    at_once=st.integers(1, 4),
+    kind=st.sampled_from(KINDS),
+)
+def test_clients_of_any_sizes_agree_with_a_plain_loop(
+    sizes: list[int], batch_size: int, epochs: int, at_once: int, kind: tuple[Callable[[], nn.Module], Any]
+) -> None:
+    """Batches of one join those before, masks are the same, running statistics and states are each client's."""
+    model, examples = kind
+    task = Task(
+        model=seeded(model),
+        data=lambda site, split: TensorDataset(*examples(sizes[int(site)], int(site))),
+        sites=[str(number) for number in range(len(sizes))],
+        loss=functional.cross_entropy,
+        metrics={},
+        local=Local(batch_size=batch_size, epochs=epochs, lr=0.05),
+    )
+    training = Training(task=task)
+    version, jobs = first_version(training), [Job(site, seed) for seed, site in enumerate(task.sites)]
+    engine = Batched(training, at_once=at_once)
+    for job, result in zip(jobs, all_trained(engine.train(version, jobs)), strict=True):
+        for name, expected in by_a_plain_loop(training, version, job).items():
+            np.testing.assert_allclose(result.update[name], expected, rtol=1e-3, atol=2e-6, err_msg=name)
+
+
+def test_a_client_of_one_example_fails_in_a_batch_norm_as_it_does_alone() -> None:
+    training = Case("one example", model=of_vectors).training()
+    engine, jobs = Batched(training), [Job(site, seed) for seed, site in enumerate(SIZES)]
+    with pytest.raises(ClientFailed, match=r"client e failed:\nTraceback[\s\S]*Expected more than 1 value per channel"):
+        list(engine.train(first_version(training), jobs))
+
+
+def test_a_second_product_draws_the_masks_of_its_own_clients() -> None:
+    training = Case("dropout", model=dropout_mlp).training()
+    version = first_version(training)
+    jobs = [Job(site, seed) for seed, site in enumerate(SIZES)]
+    together, apart = Batched(training), Batched(training)
+    expected = all_trained(together.train(version, jobs))
+    for index in reversed(range(len(jobs))):
+        (found,) = all_trained(apart.train(version, [jobs[index]]))
+        np.testing.assert_allclose(found.row, expected[index].row, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_that_begins_after_the_trial_is_trained_alone() -> None:
+    """The first steps do not draw, so that the functions are no longer watched when one does."""
+
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layer(functional.dropout(x, 0.5, training=begun))
+            return y
+
+    begun = False
+    training = Case("late", model=Late).training()
+    engine = Batched(training)
+    version, jobs = first_version(training), [Job(site, seed) for seed, site in enumerate(SIZES)]
+    begun = True
+    expected = all_trained(Sequential(training).train(version, jobs))
+    for found, alone in zip(all_trained(engine.train(version, jobs)), expected, strict=True):
+        np.testing.assert_array_equal(found.row, alone.row)
+
+
+def test_a_mask_of_attention_that_differs_between_clients_is_refused() -> None:
+    with pytest.raises(CannotBatch, match="mapped: the mask of an attention differs between the clients"):
+        Batched(Case("own mask", model=OwnMask, **TOKENS).training())
+
+
+class OwnMask(nn.Module):
+    """A model with a trained mask of the attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(11, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mask, self.head = nn.Parameter(torch.zeros(6, 6)), nn.Linear(8, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embed(words)
+        y: torch.Tensor = self.head(self.attention(x, x, x, attn_mask=self.mask)[0][:, 0])
+        return y
