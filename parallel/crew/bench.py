@@ -16,12 +16,14 @@ from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.amendments import correct, pull
-from atoll.parallel.crew.building import MeshModel, build
+from atoll.parallel.crew.building import MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
 from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
+from atoll.parallel.crew.in_round import checkpoints
+from atoll.parallel.crew.kept_optimizer import give_state
 from atoll.parallel.crew.together import together
 from atoll.parallel.crew.training import LocalTraining, optimizer_of
-from atoll.parallel.crew.update import write_update
+from atoll.parallel.crew.update import Files
 from atoll.parallel.data.order import share
 from atoll.parallel.engine.assemble import begin_again
 from atoll.parallel.engine.axes import Axes
@@ -100,7 +102,7 @@ class MeshBench:
         """Train as `ModelBench.train` does, and write the update into the folder `out`.
 
         Args:
-            request: `train` (`worker/main`).
+            request: `train` (`worker/main`), with `checkpoint` and `checkpoint_every` (`in_round`).
             is_told: of this rank; asked between steps.
 
         Returns:
@@ -108,6 +110,7 @@ class MeshBench:
 
         Raises:
             TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
+            CheckpointMismatch, CheckpointBroken, CheckpointFailed: of the checkpoint in the round.
         """
         local = self._here.local_of(request, request.get("version") or 0)
         algorithm = request.get("algorithm") or "fedavg"
@@ -120,25 +123,28 @@ class MeshBench:
             model = self._the_model(request, local)
             self._begin(model, local, algorithm, request)
             self._seed(request["seed"])
-            training = LocalTraining(
-                task=self._here.task,
-                local=local,
-                order=order,
-                dataset=dataset,
-                seed=request["seed"],
-                model=model,
-                ranks=self._ranks,
-                agreement=Agreement(is_told, self._clock, self._ranks.group),
-            )
-            work, is_stopped = training.run()
-        parts = write_update(model, request, self._ranks, work.steps * local.lr if algorithm == "scaffold" else None)
+            with checkpoints(request, model, order.steps) as after_step:
+                training = LocalTraining(
+                    task=self._here.task,
+                    local=local,
+                    order=order,
+                    dataset=dataset,
+                    seed=request["seed"],
+                    model=model,
+                    ranks=self._ranks,
+                    agreement=Agreement(is_told, self._clock, self._ranks.group),
+                    after_step=after_step,
+                )
+                work, is_stopped = training.run()
+        files = Files(model, local, algorithm, request, self._ranks)
+        parts = files.write()
         return {
             "num_examples": work.num_examples,
             "work": work.work,
             "statistics": only_finite(work.statistics),
             "stopped": is_stopped,
             "parts": parts,
-            "has_own": algorithm == "scaffold",
+            "has_own": bool(files.kept),
             "steps": work.steps,
             **_normalizer(work, algorithm),
         }
@@ -190,13 +196,10 @@ class MeshBench:
         return dataset
 
     def _layout(self) -> Layout:
-        outline = model_on_meta(self._here.task)
-        tensors = [Tensor(name, dtype, shape) for name, (shape, dtype) in forms_of(outline).items()]
+        model = model_on_meta(self._here.task)
+        tensors = [Tensor(name, dtype, shape) for name, (shape, dtype) in forms_of(model).items()]
         if self._here.algorithm == "scaffold":
-            moved = {name for name, parameter in outline.named_parameters() if parameter.requires_grad}
-            tensors += [
-                Tensor(CONTROL + tensor.name, "F32", tensor.shape) for tensor in tensors if tensor.name in moved
-            ]
+            tensors += [Tensor(CONTROL + name, "F32", shape) for name, shape in Outline.of(model).trained]
         return in_order(tensors)
 
     def _the_model(self, request: Json, local: Local) -> MeshModel:
@@ -229,6 +232,8 @@ class MeshBench:
             shards = model.shards()
             corrections = together(self._ranks, partial(corrections_of, shards, version, own))
             model.engine.amend = correct(shards, corrections)
+        if local.keep_optimizer and own is not None:
+            together(self._ranks, partial(give_state, model.shards(), local, own))
 
     def _seed(self, seed: int) -> None:
         """Seed what the model draws: as in one process, or on each rank its own."""

@@ -77,6 +77,32 @@ def on_a_mesh(
     return answer, update_in(folder / "mesh", answer["parts"])
 
 
+def killed_on_a_rank(name: str, options: Json, request: Json, after: int) -> None:
+    """Train on this rank until it dies after some steps."""
+    asked = 0
+
+    def is_told() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked > after:
+            os._exit(9)
+        return False
+
+    MeshBench(getattr(tasks, name), _load(name), plan_of(options), read_world()).train(request, is_told)
+
+
+def told_on_a_rank(name: str, options: Json, request: Json, after: int) -> Json:
+    """Train on this rank, of which the first is told to stop after some steps."""
+    asked = 0
+
+    def is_told() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > after and read_world().is_first
+
+    return MeshBench(getattr(tasks, name), _load(name), plan_of(options), read_world()).train(request, is_told)
+
+
 def update_in(folder: Path, parts: list[list[Any]]) -> Arrays:
     """Return the update in a folder of parts, each box of which must be there exactly once."""
     boxes: dict[str, list[tuple[Piece, NDArray[Any]]]] = {}
