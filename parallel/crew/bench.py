@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.checkpoint.randomness import seed_generators
@@ -81,6 +82,7 @@ class MeshBench:
         if request.get("threads"):
             torch.set_num_threads(request["threads"])
         self._here, self._plan = SiteTask(task, request), plan
+        self._outlined: tuple[Task, nn.Module] | None = None
         self._check(self._here.local, self._here.algorithm)
         self._device = world.device(device_of(request))
         needs_axes = plan.mesh.size > 1 or plan.is_sharded
@@ -116,7 +118,7 @@ class MeshBench:
         algorithm = request.get("algorithm") or "fedavg"
         self._check(local, algorithm)
         dataset = together(self._ranks, self._training_data)
-        outline = model_on_meta(self._here.task)
+        outline = self._outline()
         with within(self._here.context(request, round=request.get("round_id") or 0)):
             seed_everything(request["seed"])
             order = draw_order(len(dataset), local, outline)
@@ -195,8 +197,14 @@ class MeshBench:
             raise TaskBroken("the data set is empty; a site needs at least one example to train")
         return dataset
 
+    def _outline(self) -> nn.Module:
+        """Return the model without memory."""
+        if self._outlined is None or self._outlined[0] is not self._here.task:
+            self._outlined = self._here.task, model_on_meta(self._here.task)
+        return self._outlined[1]
+
     def _layout(self) -> Layout:
-        model = model_on_meta(self._here.task)
+        model = self._outline()
         tensors = [Tensor(name, dtype, shape) for name, (shape, dtype) in forms_of(model).items()]
         if self._here.algorithm == "scaffold":
             tensors += [Tensor(CONTROL + name, "F32", shape) for name, shape in Outline.of(model).trained]
@@ -216,7 +224,7 @@ class MeshBench:
         dp = self._plan.mesh.dp
         if self._plan.mesh.pp == 1:
             return None
-        sizes = batch_sizes(len(self._training_data()), local.batch_size, model=model_on_meta(self._here.task))
+        sizes = batch_sizes(len(self._training_data()), local.batch_size, model=self._outline())
         return share(max(sizes), dp - 1, dp)
 
     def _begin(self, model: MeshModel, local: Local, algorithm: str, request: Json) -> None:

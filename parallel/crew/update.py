@@ -1,24 +1,32 @@
 """The files of a mesh's training: the update as a folder of parts, and the state that stays at the client."""
 
+import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from atoll.aggregation.codecs.names import open_codec, parse_codec
 from atoll.aggregation.tensors.layout import CONTROL, Tensor
 from atoll.aggregation.tensors.pieces import part_name
+from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.aggregation.tensors.shared_file import make_shared
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.control import ControlBoxes
 from atoll.parallel.crew.kept_optimizer import store_state
 from atoll.parallel.crew.together import together
+from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
+from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import Box, Encoding, write_part
 from atoll.parallel.local_training.kept_optimizer import layout_of_optimizer
 from atoll.parallel.task.local import Local
 from atoll.parallel.worker.bench import Json
 from atoll.parallel.worker.operations import piece_fields
+
+logger = logging.getLogger(__name__)
 
 Part = list[tuple[Any, ...]]
 """The pieces of a part, as the worker protocol has them (`operations.piece_fields`)."""
@@ -79,13 +87,16 @@ class Files:
                 _make_empty(out)
                 if self.kept:
                     make_shared(self.own_out, self.kept)
+                if self._has_feedback:
+                    make_residual(Path(self.request["residual"]), self._encoded, self._owed)
 
         def write() -> Part:
             if not mine:
                 return []
             part = owners.index(self.ranks.rank)
-            encoding = Encoding(self.request.get("codec") or "", self.request["seed"], part, self.model.outline.buffers)
-            with self._beside() as beside:
+            encoding = Encoding(self._codec, self.request["seed"], part, self.model.outline.buffers)
+            with self._beside() as beside, self._feedback(mine) as feedback:
+                encoding = replace(encoding, feedback=feedback)
                 pieces = write_part(mine, self.version, out / part_name(part), encoding, beside)
             if self.local.keep_optimizer:
                 names = {share.name for share in mine}
@@ -95,6 +106,39 @@ class Files:
 
         together(self.ranks, make)
         return [pieces for pieces in self.ranks.gather(together(self.ranks, write)) if pieces]
+
+    @property
+    def _codec(self) -> str:
+        """The name of the codec; empty: none, or none that this process has, as plain values are always taken."""
+        name: str = self.request.get("codec") or ""
+        try:
+            return open_codec(name).name if name else ""
+        except ValueError as fault:
+            logger.warning("the update is sent plain: %s", fault)
+            return ""
+
+    @property
+    def _has_feedback(self) -> bool:
+        return bool(self.request.get("residual") and self._codec and parse_codec(self._codec).is_biased)
+
+    @property
+    def _owed(self) -> list[Path]:
+        return [Path(path) for path in self.request.get("owed", ())]
+
+    @property
+    def _encoded(self) -> list[Tensor]:
+        """The tensors that the codec is for."""
+        plain = {*self.model.outline.buffers}
+        layout, names = parse_header(self.version)[0], {*self.model.outline.names}
+        return [t for t in layout if t.name in names and t.dtype == "F32" and t.name not in plain]
+
+    def _feedback(self, mine: Sequence[Share]) -> AbstractContextManager[BoxFeedback | None]:
+        """Return the residuals of this rank's boxes; None: the codec is not biased."""
+        if not self._has_feedback:
+            return nullcontext(None)
+        encoded = {tensor.name for tensor in self._encoded}
+        boxes = [share.piece for share in mine if share.name in encoded]
+        return BoxFeedback(self._owed, Path(self.request["residual"]), boxes)
 
     def _beside(self) -> AbstractContextManager[list[Box]]:
         """Return the boxes of the update that are beside the model."""

@@ -60,3 +60,15 @@ def test_the_state_goes_on_when_the_mesh_changes(kind: str, change: str, tmp_pat
     assert distance(*(safetensors_file.read(tmp_path / f"{which}.own") for which in ("mesh", "one"))) < close
     _, without = in_one_process(tmp_path, load=load, **fields)
     assert distance(without, update) > 1e-2, "the state makes a difference"
+
+
+@pytest.mark.real
+def test_a_biased_codec_leaves_its_remainder_at_the_client(tmp_path: Path) -> None:
+    write_version(tmp_path)
+    _, update = in_one_process(tmp_path)
+    _, found = on_a_mesh(
+        tmp_path, {"dp_shard": 2, "tp": 2}, codec="topk:0.100000", residual=str(tmp_path / "residual"), owed=[]
+    )
+    residual = safetensors_file.read(tmp_path / "residual")
+    assert distance(found, update) > 0.1
+    assert distance({name: array + residual.get(name, 0) for name, array in found.items()}, update) < 1e-6
