@@ -88,6 +88,8 @@ def _stop(number: int, _frame: FrameType | None) -> None:
         signal.signal(each, signal.SIG_DFL)
     os.write(2, f"atoll: stopped by {signal.Signals(number).name}{_left}\n".encode())
     sys.unraisablehook = lambda _: None  # a callback or a finalizer that the exception interrupts would print it
+    if "logging" in sys.modules:  # and a library would log it that closes what it holds, as pools of connections do
+        sys.modules["logging"].disable()
     signal.signal(signal.SIGALRM, _end)
     signal.setitimer(signal.ITIMER_REAL, END_S)
     raise Stopped(_code)

@@ -41,6 +41,11 @@ AT_IMPORT = f"{MARK}mark(); time.sleep(600)\n"
 HARD_TO_STOP = f"{MARK}mark()\nwhile True:\n    try: time.sleep(600)\n    except BaseException: pass\n"
 SWALLOWING = f"{MARK}mark()\ntry: time.sleep(600)\nexcept: pass\n{TASK}"
 REPLACING = f"{MARK}mark()\ntry: time.sleep(600)\nexcept BaseException as e: raise ImportError('no library') from e\n"
+LOGGING = f"""{MARK}import logging
+mark()
+try: time.sleep(600)
+except BaseException: logging.getLogger('pool').error('while the connection is given back', exc_info=True); raise
+"""
 LONG_IN_PYTHONS_END = f"""{MARK}
 class Slow:
     def __del__(self, sleep=time.sleep): sleep(600)
@@ -212,7 +217,7 @@ time.sleep(600)
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("source", [HARD_TO_STOP, SWALLOWING, REPLACING, LONG_IN_PYTHONS_END])
+@pytest.mark.parametrize("source", [HARD_TO_STOP, SWALLOWING, REPLACING, LOGGING, LONG_IN_PYTHONS_END])
 def test_a_task_that_is_hard_to_stop_ends_all_the_same(source: str, start, tmp_path: Path) -> None:
     code, errors = start(source, "simulate", "slow.py:task").stopped_at_the_mark(signal.SIGTERM)
     assert (code, line(errors)) == (130, f"atoll: stopped by SIGTERM {BEGUN}")
