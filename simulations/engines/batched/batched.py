@@ -98,10 +98,10 @@ class BatchTrainer:
         """The clients' generators."""
         if kind is None and self._local.optimizer in ADAPTIVE:
             plain = BatchTrainer(_with_plain_steps(training), at_once=at_once)
-            kind, self.masks.is_watched = plain.kind, plain.masks.is_used
+            kind, self.masks = plain.kind, plain.masks
         if kind is None:
             Probe(self, training, self._loop, self._resting).choose_kind()
-            self.masks.is_watched = self.masks.is_used
+            self.masks.settle()
         else:
             self.take(kind)
 

@@ -49,6 +49,10 @@ class Masks:
         self._seeds, self._is_shuffled = seeds, is_shuffled
         self._generators.clear()
 
+    def settle(self) -> None:
+        """Replace no function any more if none has drawn; on a CPU, the generator shows a draw that comes later."""
+        self.is_watched = self.is_used or self.device != "cpu"
+
     def take(self, sizes: Sizes) -> None:
         """Take a step: the number of each client's examples."""
         self._sizes: list[int] = sizes.tolist()
