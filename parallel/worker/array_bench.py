@@ -53,6 +53,10 @@ class ArrayBench:
             raise TaskBroken(str(error)) from error
         return arrays
 
+    def frozen(self, seed: int) -> str:
+        """Return nothing: all arrays travel."""
+        return ""
+
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""
         return list(getattr(self._task, "settings", {}))

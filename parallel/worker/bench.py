@@ -62,6 +62,10 @@ class Bench(Protocol):
         """Return the tensors of version 0."""
         ...
 
+    def frozen(self, seed: int) -> str:
+        """Return the digest of the model's tensors that do not travel; empty: all travel."""
+        ...
+
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""
         ...

@@ -9,6 +9,7 @@ from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
 from atoll.parallel.local_training.draws import drawing
+from atoll.parallel.local_training.frozen import Unchanged, frozen_digest
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
     aliases_of,
@@ -38,6 +39,10 @@ from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Json, Measures, Outcome, Received, only_declared
 
+HOW_THEY_DIFFER = (
+    "give the site the same files of the base, or the same versions of the task and its packages, which draw them"
+)
+
 
 class ModelBench:
     """The bench of a `Task`; see `bench.Bench`."""
@@ -58,6 +63,7 @@ class ModelBench:
         check_training(task, self._algorithm, self._local)
         self._model: torch.nn.Module | None = None
         self._seed = 0
+        self._digest: str | None = None
         if self._local.has_own_optimizer:  # its faults are told before a round
             with within(context_of(self._task)):
                 make_optimizer(self._local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
@@ -78,6 +84,10 @@ class ModelBench:
         if self._algorithm == "scaffold":
             arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
         return arrays | first_shared(self._task, model)
+
+    def frozen(self, seed: int) -> str:
+        """Return the digest of the model's tensors that do not travel; empty: all travel."""
+        return frozen_digest(build_model(self._task, seed))
 
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""
@@ -120,6 +130,8 @@ class ModelBench:
                 device=self._device,
                 algorithm=control or client,
             )
+        if self._task.fit is None:  # a loop of one's own may move a model to another device and back
+            self._unchanged.check()
         update, report = update_of(before, model), Json(steps=work.steps)
         own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
         update = {name: array for name, array in update.items() if name not in stays}
@@ -213,9 +225,26 @@ class ModelBench:
         seed = _model_seed(request)
         if self._model is None or self._seed != seed:
             self._model, self._seed = build_model(self._task, seed).to(self._device), seed
-            self._passing = PassingState(self._model)
+            self._passing, self._unchanged = PassingState(self._model), Unchanged(self._model)
+            self._digest = None
+        self._check_frozen(request, self._model)
         self._passing.restore()
         return self._model
+
+    def _check_frozen(self, request: Json, model: torch.nn.Module) -> None:
+        """Check that the tensors of the model which do not travel are those of the coordinator.
+
+        Raises:
+            TaskMismatch: they differ; with both digests.
+        """
+        expected = Given.read(request.get("local") or {}).frozen
+        if expected and self._digest is None:
+            self._digest = frozen_digest(model) or "none"
+        if expected and self._digest != expected:
+            raise TaskMismatch(
+                f"the tensors that do not travel are others than the coordinator's: their digest is {self._digest} at "
+                f"{self._site or 'the server'}, and {expected} in the run: {HOW_THEY_DIFFER}"
+            )
 
     def _merged(
         self, arrays: Received, local: Local, request: Json, model: torch.nn.Module

@@ -69,7 +69,7 @@ class Operations:
     def _initial(self, request: Json, deadline: Deadline) -> Json:
         start = Start(Path(request["start"]), request["strict"]) if request.get("start") else None
         pieces, note = write_initial(Path(request["out"]), self._loaded(), request["seed"], start)
-        return {"pieces": piece_fields(pieces), "note": note}
+        return {"pieces": piece_fields(pieces), "note": note, "frozen": self._loaded().frozen(request["seed"])}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
         outcome = self._loaded().train(_received(request), request, deadline)

@@ -59,6 +59,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "parallel": (
         ("dtensor.py", "forking.py", "frozen.py", "loading.py"),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
+        ("adapters",),
         ("communication", "local_training"),
         ("statistics",),
         ("data", "worker"),
