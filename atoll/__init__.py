@@ -5,6 +5,7 @@ Everything that a project of yours imports is here:
 
     Task           a model in PyTorch, its data, loss and metrics
     Algorithm      the client's side of a federated algorithm of one's own
+    Base           the files of a model's tensors that every site has and none sends
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
     Statistic      a number of a site's data, and the rule by which those of sites are merged
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from atoll.interface.trained import Training, train
     from atoll.parallel.task.algorithm import Algorithm
     from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
+    from atoll.parallel.task.base import Base
     from atoll.parallel.task.context import Context
     from atoll.parallel.task.deadline import Deadline
     from atoll.parallel.task.local import Local
@@ -61,6 +63,7 @@ _PLACES = {
     "atoll.interface.trained": ("Training", "train"),
     "atoll.parallel.task.algorithm": ("Algorithm",),
     "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
+    "atoll.parallel.task.base": ("Base",),
     "atoll.parallel.task.context": ("Context",),
     "atoll.parallel.task.deadline": ("Deadline",),
     "atoll.parallel.task.local": ("Local",),
@@ -74,6 +77,7 @@ __all__ = [
     "Algorithm",
     "ArrayTask",
     "AtollError",
+    "Base",
     "Comparison",
     "Context",
     "Deadline",

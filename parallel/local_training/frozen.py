@@ -10,16 +10,20 @@ All others are *frozen*. Every site must have the same values of them, from the 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from atoll.parallel.adapters.digests import digest_of, line_of
+from atoll.parallel.adapters.loading import Matched, load, match, tensors_of
 from atoll.parallel.local_training.memory import groups_of
+from atoll.parallel.task.base import Base
+from atoll.parallel.task.context import Context
 from atoll.parallel.task.errors import TaskBroken
 
-_MARK = "_atoll_frozen"
-"""The attribute of a model that has the names of its frozen tensors."""
+_MARK, _BASE = "_atoll_frozen", "_atoll_base"
+"""The attributes of a model that have the names of its frozen tensors, and the files of their values."""
 
 
 def keep_frozen(model: torch.nn.Module) -> None:
@@ -62,15 +66,34 @@ def trained_names(model: torch.nn.Module) -> set[str]:
     return names & model.state_dict().keys()
 
 
-def frozen_digest(model: torch.nn.Module) -> str:
-    """Return the digest of a model's frozen tensors, each piece of memory under its first name; empty: it has none."""
+def load_base(model: torch.nn.Module, base: Base, context: Context) -> None:
+    """Give a model, of which only the trained part travels, the values of its base.
+
+    Raises:
+        BaseRefused: the files do not fit the model; with all differences, before a value is changed.
+    """
+    matched = match_base(model, base, context)
+    load(model, matched)
+    setattr(model, _BASE, matched)
+
+
+def match_base(model: torch.nn.Module, base: Base, context: Context) -> Matched:
+    """Return the files of a model's values, which may be on meta; arguments and errors as for `load_base`."""
+    return match(base, context, *tensors_of(model), frozen_of(model))
+
+
+def frozen_digest(model: torch.nn.Module, cache: Path | None = None) -> str:
+    """Return the digest of a model's frozen tensors, each under its first name; empty: it has none.
+
+    Args:
+        model: with the values that it was built with.
+        cache: the file of what is known of the base's files (`kept_lines`).
+    """
     frozen = frozen_of(model)
-    first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
-    lines: dict[str, str] = {}
-    for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if name in frozen else None
-        if place is not None and (tensor.numel() == 0 or first.setdefault(place, name) == name):
-            lines[name] = line_of(tensor)
+    tensors = {name: tensor for name, tensor in tensors_of(model)[0].items() if name in frozen}
+    matched: Matched | None = getattr(model, _BASE, None)
+    lines = matched.lines(tensors, cache) if matched is not None else {}
+    lines |= {name: line_of(tensor) for name, tensor in tensors.items() if name not in lines}
     return digest_of(lines) if lines else ""
 
 

@@ -13,10 +13,10 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
-from atoll.parallel.local_training.frozen import frozen_of, keep_frozen
+from atoll.parallel.local_training.frozen import frozen_of, keep_frozen, load_base
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
 from atoll.parallel.task.base import TRAINED
-from atoll.parallel.task.context import Context, within
+from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import seeded
 
@@ -149,7 +149,11 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
         TaskBroken: `task.model()` returns no module, or tensors that may not travel; or the model starts with NaN,
             infinite values or values beyond float32.
     """
-    model = build_model(task, seed)
+    return first_parameters(task, build_model(task, seed))
+
+
+def first_parameters(task: "Task", model: torch.nn.Module) -> Arrays:
+    """Return the parameters of a new model of a task; errors as in `initial_parameters`."""
     arrays = parameters_of(model)
     faults = value_faults(model)
     if task.fit is None:
@@ -189,6 +193,7 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
 
     Raises:
         TaskBroken: it is no module, or only trained tensors travel, and there are none.
+        BaseRefused: the files of its base do not fit.
     """
     with seeded(seed), within(Context(seed=seed, options=task.options)):
         model = task.model()
@@ -200,6 +205,8 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
                 module._buffers[name] = buffer.contiguous()
     if task.travels == TRAINED:
         keep_frozen(model)
+    if task.base is not None:
+        load_base(model, task.base, context_of(task, seed=seed))
     return model
 
 

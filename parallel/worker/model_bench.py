@@ -1,5 +1,6 @@
 """The bench of a `Task` and one site; data and model stay warm from one request to the next."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from atoll.parallel.local_training.parameters import (
     aliases_of,
     buffers_of,
     build_model,
+    first_parameters,
     initial_parameters,
     load_parameters,
     parameters_of,
@@ -61,7 +63,9 @@ class ModelBench:
         self._local = task.local.with_overrides(given.local)
         self._algorithm: str = request.get("algorithm") or "fedavg"
         check_training(task, self._algorithm, self._local)
+        self._bases = Path(request["bases"]) if request.get("bases") else None
         self._model: torch.nn.Module | None = None
+        self._new: tuple[int, torch.nn.Module] | None = None
         self._seed = 0
         self._digest: str | None = None
         if self._local.has_own_optimizer:  # its faults are told before a round
@@ -78,16 +82,16 @@ class ModelBench:
 
     def initial(self, seed: int) -> Arrays:
         """Return a newly built model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
-        model = build_model(self._task, seed)
+        model = self._new_model(seed)
         stays = names_that_stay(model, self._local.keep)
-        arrays = {name: array for name, array in initial_parameters(self._task, seed).items() if name not in stays}
+        arrays = {name: array for name, array in first_parameters(self._task, model).items() if name not in stays}
         if self._algorithm == "scaffold":
             arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
         return arrays | first_shared(self._task, model)
 
     def frozen(self, seed: int) -> str:
         """Return the digest of the model's tensors that do not travel; empty: all travel."""
-        return frozen_digest(build_model(self._task, seed))
+        return frozen_digest(self._new_model(seed), self._bases)
 
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""
@@ -95,11 +99,11 @@ class ModelBench:
 
     def aliases(self) -> Aliases:
         """Return the names of the tied tensors of the model."""
-        return aliases_of(build_model(self._task, 0))
+        return aliases_of(self._any_model())
 
     def buffers(self) -> list[str]:
         """Return the names of the model's untrained float tensors, without the local layers."""
-        model = self._model if self._model is not None else build_model(self._task, 0)
+        model = self._any_model()
         stays = names_that_stay(model, self._local.keep)
         return [name for name in buffers_of(model) if name not in stays] + [*first_shared(self._task, model)]
 
@@ -181,7 +185,7 @@ class ModelBench:
         given = Given.read(request.get("local") or {})
         if "local" in request and given.options != self._options:  # the worker's last run had others
             self._task, self._options = self._loaded.with_options(given.options), given.options
-            self._model, self._datasets = None, {}
+            self._model, self._new, self._datasets = None, None, {}
         return given.local_of(self._local, version + 1)
 
     def _context(self, request: Json, **circumstances: Any) -> Context:
@@ -220,11 +224,23 @@ class ModelBench:
         dataset = self._dataset(split)
         return dataset is not None and not len(dataset)
 
+    def _new_model(self, seed: int) -> torch.nn.Module:
+        """Return a model that is as it was built with a seed; the last one, if it was of that seed."""
+        if self._new is None or self._new[0] != seed:
+            self._new = None  # before a second one takes memory
+            self._new = seed, build_model(self._task, seed)
+        return self._new[1]
+
+    def _any_model(self) -> torch.nn.Module:
+        """Return a model whatever its values."""
+        return self._model if self._model is not None else self._new[1] if self._new else self._new_model(0)
+
     def _the_model(self, request: Json) -> torch.nn.Module:
         """Return the run's model, whose state that does not travel is as after its construction."""
         seed = _model_seed(request)
         if self._model is None or self._seed != seed:
-            self._model, self._seed = build_model(self._task, seed).to(self._device), seed
+            self._model, self._seed = None, seed  # before a second one takes memory
+            self._model, self._new = self._new_model(seed).to(self._device), None
             self._passing, self._unchanged = PassingState(self._model), Unchanged(self._model)
             self._digest = None
         self._check_frozen(request, self._model)
@@ -239,7 +255,7 @@ class ModelBench:
         """
         expected = Given.read(request.get("local") or {}).frozen
         if expected and self._digest is None:
-            self._digest = frozen_digest(model) or "none"
+            self._digest = frozen_digest(model, self._bases) or "none"
         if expected and self._digest != expected:
             raise TaskMismatch(
                 f"the tensors that do not travel are others than the coordinator's: their digest is {self._digest} at "

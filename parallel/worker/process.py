@@ -29,6 +29,9 @@ from atoll.parallel.task.json_text import to_json
 LOG_BYTES_MAX = 8 << 20
 """Size [bytes] above which a log becomes `<name>.1` when a worker starts."""
 
+BASES = "bases.json"
+"""The name of the file beside the log with what is known of a base's files (`adapters.kept_lines`)."""
+
 TAIL_BYTES = 2000
 LOAD_TIMEOUT_S = 120.0
 DIE_TIMEOUT_S = 10.0
@@ -77,7 +80,8 @@ class Worker:
 
     Args:
         task: `module:attribute` or `path/to/file.py:attribute`.
-        log_path: the file to which the process's stderr, and all prints of the user's code, are appended.
+        log_path: the file to which the process's stderr, and all prints of the user's code, are appended. Beside it the
+            process keeps the digests of a base's files.
         site: the owner of the data; None for a worker that only evaluates on the server's data.
         run: the run's terms for the task; a task that does not allow them does not load.
         settings: the site's own settings for the task.
@@ -106,6 +110,7 @@ class Worker:
             **asdict(run or RunTerms()),
             "threads": threads,
             "device": device,
+            "bases": str(log_path.absolute().with_name(BASES)),
         }
         self._threads = threads
         self._log_path = log_path
