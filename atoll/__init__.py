@@ -20,6 +20,7 @@ Everything that a project of yours imports is here:
     train          a centralized training, as `atoll train`; returns a `Training`
     compare        runs beside each other, or a task both ways, as `atoll compare`; returns a `Comparison`
     sweep          a grid of simulations, as `atoll sweep`; returns a `Sweep`
+    freeze_a       LoRA adapters of which only the factor B is trained (FFA-LoRA)
     codec_faults   the ways in which a codec of one's own breaks its contract
     connect        the runs of a coordinator, from its state directory or over the network; returns a `Federation`, with
                    a `DeployedRun`, its `DeployedRound` and each `Event`
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from atoll.interface.sweeps import Sweep, sweep
     from atoll.interface.tables import Table
     from atoll.interface.trained import Training, train
+    from atoll.parallel.adapters.peft_models import freeze_a
     from atoll.parallel.task.algorithm import Algorithm
     from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
     from atoll.parallel.task.base import Base
@@ -61,6 +63,7 @@ _PLACES = {
     "atoll.interface.sweeps": ("Sweep", "sweep"),
     "atoll.interface.tables": ("Table",),
     "atoll.interface.trained": ("Training", "train"),
+    "atoll.parallel.adapters.peft_models": ("freeze_a",),
     "atoll.parallel.task.algorithm": ("Algorithm",),
     "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
     "atoll.parallel.task.base": ("Base",),
@@ -98,6 +101,7 @@ __all__ = [
     "codec_faults",
     "compare",
     "connect",
+    "freeze_a",
     "load_task",
     "simulate",
     "sweep",

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from atoll.parallel.adapters.digests import digest_of, line_of
 from atoll.parallel.adapters.loading import Matched, load, match, tensors_of
+from atoll.parallel.adapters.peft_models import base_faults
 from atoll.parallel.local_training.memory import groups_of
 from atoll.parallel.task.base import Base
 from atoll.parallel.task.context import Context
@@ -71,7 +72,10 @@ def load_base(model: torch.nn.Module, base: Base, context: Context) -> None:
 
     Raises:
         BaseRefused: the files do not fit the model; with all differences, before a value is changed.
+        TaskBroken: an adapter of the model needs the base's values when it is made.
     """
+    if faults := base_faults(model):
+        raise TaskBroken("; ".join(faults))
     matched = match_base(model, base, context)
     load(model, matched)
     setattr(model, _BASE, matched)

@@ -13,6 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
+from atoll.parallel.adapters.peft_models import adapter_faults
 from atoll.parallel.local_training.frozen import frozen_of, keep_frozen, load_base
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
 from atoll.parallel.task.base import TRAINED
@@ -155,7 +156,7 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
 def first_parameters(task: "Task", model: torch.nn.Module) -> Arrays:
     """Return the parameters of a new model of a task; errors as in `initial_parameters`."""
     arrays = parameters_of(model)
-    faults = value_faults(model)
+    faults = value_faults(model) + adapter_faults(model)
     if task.fit is None:
         faults += training_faults(model)
     if faults:

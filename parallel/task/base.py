@@ -13,14 +13,18 @@ ALL, TRAINED = "all", "trained"
 
 PEFT_PREFIX, PEFT_LAYER = "base_model.model.", ".base_layer"
 PEFT_COPIES = (".modules_to_save.default", ".original_module")
+LORA = "lora_"
 """Parts that PEFT adds to the name of a base's tensor: before it, and within it."""
 
 
-def base_name(name: str) -> str:
+def base_name(name: str) -> str | None:
     """Return the name of a model's tensor in the files of its base, from its name in the model, under PEFT or not.
 
-    `base_model.model.lm_head.base_layer.weight` and `lm_head.weight` are both `lm_head.weight`.
+    `base_model.model.lm_head.base_layer.weight` and `lm_head.weight` are both `lm_head.weight`; a factor of LoRA is in
+    no base: None.
     """
+    if any(name.startswith(LORA) for name in name.split(".")[:-1]):
+        return None
     name = name.removeprefix(PEFT_PREFIX)
     for added in (PEFT_LAYER, *PEFT_COPIES):
         name = name.replace(f"{added}.", ".")

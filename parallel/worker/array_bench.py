@@ -1,6 +1,7 @@
 """The bench of an `ArrayTask` and one site; all that the task returns is checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.tensors.layout import BESIDE
@@ -56,6 +57,18 @@ class ArrayBench:
     def frozen(self, seed: int) -> str:
         """Return nothing: all arrays travel."""
         return ""
+
+    def adapter(self, seed: int) -> str:
+        """Return nothing: arrays have no adapter."""
+        return ""
+
+    def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
+        """Refuse: a version has all arrays.
+
+        Raises:
+            TaskBroken: always.
+        """
+        raise TaskBroken("the task is no Task in PyTorch: a version has all of its arrays")
 
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""

@@ -1,7 +1,8 @@
 """The bench, a task with one site ready for work: the interface of both kinds of task to the worker process."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.parallel.local_training.warm_start import Aliases
@@ -64,6 +65,14 @@ class Bench(Protocol):
 
     def frozen(self, seed: int) -> str:
         """Return the digest of the model's tensors that do not travel; empty: all travel."""
+        ...
+
+    def adapter(self, seed: int) -> str:
+        """Return the note on the PEFT adapter of the model, for the headers of versions; empty: it has none."""
+        ...
+
+    def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
+        """Write tensors of the model as it is built, or with a version's; empty `only`: all."""
         ...
 
     def settings(self) -> list[str]:

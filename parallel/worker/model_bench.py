@@ -1,12 +1,17 @@
 """The bench of a `Task` and one site; data and model stay warm from one request to the next."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
+from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_order
+from atoll.parallel.adapters.loading import tensors_of
+from atoll.parallel.adapters.peft_models import adapter_of, note_of
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
 from atoll.parallel.local_training.draws import drawing
@@ -20,6 +25,7 @@ from atoll.parallel.local_training.parameters import (
     initial_parameters,
     load_parameters,
     parameters_of,
+    state_of,
     trained_by_name,
     update_of,
 )
@@ -92,6 +98,26 @@ class ModelBench:
     def frozen(self, seed: int) -> str:
         """Return the digest of the model's tensors that do not travel; empty: all travel."""
         return frozen_digest(self._new_model(seed), self._bases)
+
+    def adapter(self, seed: int) -> str:
+        """Return the note on the PEFT adapter of the model, for the headers of versions; empty: it has none."""
+        model = self._new_model(seed)
+        return note_of(adapter_of(model, state_of(model)))
+
+    def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
+        """Write tensors of the model as it is built, or with a version's; empty `only`: all.
+
+        Raises:
+            TaskBroken: layers of the model are at the sites.
+            TaskMismatch: the version is of another model.
+        """
+        if self._local.keep is not None:
+            raise TaskBroken(f"the layers of local.keep ({self._local.keep}) are at the sites: no model is whole here")
+        model, self._new = self._new_model(seed), None
+        if version is not None:
+            load_parameters(model, split(safetensors_file.mapped(version))[0])
+        tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model)[0].items()}
+        save_file({name: tensors[name] for name in only or tensors}, out, metadata={"format": "pt"})
 
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""
