@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -9,6 +10,8 @@ from torch.utils.data import TensorDataset
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is downloaded
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")  # PEFT's use of a former name
 
 SEQUENCE = 96
 PACKAGES = {"north": "asyncio", "south": "email", "mesh": "unittest"}

@@ -13,6 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+BASES = "bases.json"
+"""Name of the file in the directory of an agent, a run or a training."""
+
 SETTLED_NS = 2_000_000_000
 """The age of a file's last change from which its lines are kept [ns]."""
 

@@ -40,7 +40,8 @@ def keep_frozen(model: torch.nn.Module) -> None:
         )
     trained = trained_names(model)
     every = {name: t for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, torch.Tensor)}
-    group = groups_of({name: tensor for name, tensor in every.items() if tensor.layout == torch.strided})
+    in_memory = {name: t for name, t in every.items() if t.layout == torch.strided and not t.is_meta}
+    group = groups_of(in_memory)
     moving = {group[name] for name in group if name in trained}
     if shared := [name for name in group if name not in trained and group[name] in moving]:
         raise TaskBroken(
@@ -74,8 +75,6 @@ def load_base(model: torch.nn.Module, base: Base, context: Context) -> None:
         BaseRefused: the files do not fit the model; with all differences, before a value is changed.
         TaskBroken: an adapter of the model needs the base's values when it is made.
     """
-    if faults := base_faults(model):
-        raise TaskBroken("; ".join(faults))
     matched = match_base(model, base, context)
     load(model, matched)
     setattr(model, _BASE, matched)
@@ -83,6 +82,8 @@ def load_base(model: torch.nn.Module, base: Base, context: Context) -> None:
 
 def match_base(model: torch.nn.Module, base: Base, context: Context) -> Matched:
     """Return the files of a model's values, which may be on meta; arguments and errors as for `load_base`."""
+    if faults := base_faults(model):
+        raise TaskBroken("; ".join(faults))
     return match(base, context, *tensors_of(model), frozen_of(model))
 
 

@@ -94,12 +94,12 @@ def travel_fault(name: str, tensor: Any) -> str | None:
 
 def forms_of(model: torch.nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return shape and dtype of each tensor that travels, by name, tied parameters once; of a model on meta, too."""
-    travelling = model.state_dict()
+    travelling, frozen = model.state_dict(), frozen_of(model)
     unique = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     return {
         name: (tuple(tensor.shape), ALLOWED[travelling_dtype(tensor)])
         for name, tensor in travelling.items()
-        if name in unique
+        if name in unique and name not in frozen
     }
 
 

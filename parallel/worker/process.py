@@ -24,13 +24,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.parallel.adapters.kept_lines import BASES
 from atoll.parallel.task.json_text import to_json
 
 LOG_BYTES_MAX = 8 << 20
 """Size [bytes] above which a log becomes `<name>.1` when a worker starts."""
-
-BASES = "bases.json"
-"""The name of the file beside the log with what is known of a base's files (`adapters.kept_lines`)."""
 
 TAIL_BYTES = 2000
 LOAD_TIMEOUT_S = 120.0
