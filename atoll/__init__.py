@@ -5,6 +5,7 @@ Everything that a project of yours imports is here:
 
     Task           a model in PyTorch, its data, loss and metrics
     Algorithm      the client's side of a federated algorithm of one's own
+    Base           the files of a model's tensors that every site has and none sends
     Local          the settings of the local training in one round
     Context        the circumstances of a call of a task's function: site, round, version, options, settings
     Statistic      a number of a site's data, and the rule by which those of sites are merged
@@ -19,6 +20,7 @@ Everything that a project of yours imports is here:
     train          a centralized training, as `atoll train`; returns a `Training`
     compare        runs beside each other, or a task both ways, as `atoll compare`; returns a `Comparison`
     sweep          a grid of simulations, as `atoll sweep`; returns a `Sweep`
+    freeze_a       LoRA adapters of which only the factor B is trained (FFA-LoRA)
     codec_faults   the ways in which a codec of one's own breaks its contract
     connect        the runs of a coordinator, from its state directory or over the network; returns a `Federation`, with
                    a `DeployedRun`, its `DeployedRound` and each `Event`
@@ -38,8 +40,10 @@ if TYPE_CHECKING:
     from atoll.interface.sweeps import Sweep, sweep
     from atoll.interface.tables import Table
     from atoll.interface.trained import Training, train
+    from atoll.parallel.adapters.peft_models import freeze_a
     from atoll.parallel.task.algorithm import Algorithm
     from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
+    from atoll.parallel.task.base import Base
     from atoll.parallel.task.context import Context
     from atoll.parallel.task.deadline import Deadline
     from atoll.parallel.task.local import Local
@@ -59,8 +63,10 @@ _PLACES = {
     "atoll.interface.sweeps": ("Sweep", "sweep"),
     "atoll.interface.tables": ("Table",),
     "atoll.interface.trained": ("Training", "train"),
+    "atoll.parallel.adapters.peft_models": ("freeze_a",),
     "atoll.parallel.task.algorithm": ("Algorithm",),
     "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
+    "atoll.parallel.task.base": ("Base",),
     "atoll.parallel.task.context": ("Context",),
     "atoll.parallel.task.deadline": ("Deadline",),
     "atoll.parallel.task.local": ("Local",),
@@ -74,6 +80,7 @@ __all__ = [
     "Algorithm",
     "ArrayTask",
     "AtollError",
+    "Base",
     "Comparison",
     "Context",
     "Deadline",
@@ -94,6 +101,7 @@ __all__ = [
     "codec_faults",
     "compare",
     "connect",
+    "freeze_a",
     "load_task",
     "simulate",
     "sweep",

@@ -10,7 +10,7 @@ no checkpoint is torchtitan's.
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -95,6 +95,8 @@ class Checkpointer:
     ) -> None:
         self._store = Store(Path(folder), keep, every)
         self._mesh, self._tied, self._replica, self._seed = dict(mesh or {}), first_names(tied), replica, seed
+        self.without: Collection[str] = ()
+        """The names of the model's tensors that are in no checkpoint, because the files of its base have them."""
         self._ranks = Ranks()
         self._is_asynchronous = asynchronous and self._ranks.group is not None
         self._group: Any = dist.new_group(backend="gloo") if self._ranks.group is not None else None
@@ -125,7 +127,7 @@ class Checkpointer:
             CheckpointFailed: this one cannot begin or was not written, or the one before was not.
         """
         self._settle()
-        local = local_state(parts, optimizers, self._tied)
+        local = local_state(parts, optimizers, self._tied, self.without)
         state = state_to_save(local, slots or {}, self._replica)
         state |= {f"{OWN}/{self._ranks.rank}/{key}": tensor for key, tensor in (rank_local or {}).items()}
         state[f"{RANDOM}/{self._ranks.rank}"] = as_bytes(generator_state())
@@ -214,7 +216,7 @@ class Checkpointer:
         def look() -> None:
             stack.enter_context(reading(path))
             about = read_about(path)
-            local = local_state(parts, optimizers, about["tied"] | self._tied)
+            local = local_state(parts, optimizers, about["tied"] | self._tied, self.without)
             opened.append((Loading(local, Saved(path), self._replica), about))
             differences.extend(opened[0][0].check())
 

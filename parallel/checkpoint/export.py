@@ -7,7 +7,7 @@ model than its largest tensor, beside its own shards.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,21 @@ def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
             return writer.finish()
 
 
-def export_model(parts: Sequence[nn.Module], out: Path, tied: Sequence[Sequence[str]] = ()) -> None:
+def export_model(
+    parts: Sequence[nn.Module], out: Path, tied: Sequence[Sequence[str]] = (), without: Collection[str] = ()
+) -> None:
     """Write the model of a running mesh to a safetensors file on rank 0's storage; every rank must call it.
 
     Args:
         parts: of this rank.
         out: the file, which appears complete and durable, or not at all.
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
+        without: the names of tensors that do not travel.
 
     Raises:
         CheckpointFailed: the file cannot be written, or a tensor may not travel; on every rank.
     """
-    ranks, local = Ranks(), local_state(parts, (), first_names(tied))
+    ranks, local = Ranks(), local_state(parts, (), first_names(tied), without)
     try:
         tensors = dict(reversed(local.tensors))  # of two copies the first, as everywhere
         entries = {

@@ -19,7 +19,7 @@ Adam; so the optimizers' state is taken as it is, and a parameter without state 
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,12 @@ class LocalState:
     """The reasons why tensors cannot be saved or loaded."""
 
 
-def local_state(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tied: Mapping[str, str]) -> LocalState:
+def local_state(
+    parts: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    tied: Mapping[str, str],
+    without: Collection[str] = (),
+) -> LocalState:
     """Return the tensors in the parts of this rank.
 
     Args:
@@ -82,6 +87,7 @@ def local_state(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tie
         optimizers: one for each part, in their order; or none, for the model alone.
         tied: the first name of a tied weight by each of its further names (`first_names`); ties within a part are
             found.
+        without: names of tensors that are left out: those of a base, which its own files have.
 
     Raises:
         ValueError: the numbers of optimizers and parts differ.
@@ -94,7 +100,7 @@ def local_state(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tie
         if tensors and not _is_plain(part):
             tensors = get_model_state_dict(part)
         names = _names_of_parameters(part, local)
-        _add_tensors(local, tensors, set(names.values()))
+        _add_tensors(local, {n: t for n, t in tensors.items() if n not in without}, set(names.values()))
         for group in optimizers[i].param_groups if optimizers else ():
             for parameter in group["params"]:
                 if id(parameter) in names:

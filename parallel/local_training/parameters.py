@@ -2,7 +2,7 @@
 
 The global model is float32 masters and integers, whatever the model computes in: float16, bfloat16 and float64 tensors
 travel as float32, both ways, and bool as uint8, 0 or 1. A tensor that a model holds under two names (tied weights)
-travels once, under the first.
+travels once, under the first. With `Task(travels="trained")` frozen tensors do not travel (`frozen`).
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,11 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
+from atoll.parallel.adapters.peft_models import adapter_faults
+from atoll.parallel.local_training.frozen import frozen_of, keep_frozen, load_base
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
-from atoll.parallel.task.context import Context, within
+from atoll.parallel.task.base import TRAINED
+from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import seeded
 
@@ -34,14 +37,16 @@ _WIDER: dict[np.dtype[Any], tuple[Any, ...]] = {
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the model's tensors that travel: its state_dict, each piece of memory once.
+    """Return the model's tensors that travel: its state_dict without frozen ones, each piece of memory once.
 
     Raises:
         TaskBroken: a tensor has a dtype that may not travel, or an entry is no tensor; all of them are listed.
     """
     state: dict[str, torch.Tensor] = {}
-    seen, faults = set(), []
+    seen, faults, frozen = set(), [], frozen_of(model)
     for name, tensor in model.state_dict().items():
+        if name in frozen:
+            continue
         if name.startswith(BESIDE):
             faults.append(f"{name}: the prefixes {' and '.join(BESIDE)} are reserved for the tensors of an algorithm")
             continue
@@ -89,12 +94,12 @@ def travel_fault(name: str, tensor: Any) -> str | None:
 
 def forms_of(model: torch.nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return shape and dtype of each tensor that travels, by name, tied parameters once; of a model on meta, too."""
-    travelling = model.state_dict()
+    travelling, frozen = model.state_dict(), frozen_of(model)
     unique = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
     return {
         name: (tuple(tensor.shape), ALLOWED[travelling_dtype(tensor)])
         for name, tensor in travelling.items()
-        if name in unique
+        if name in unique and name not in frozen
     }
 
 
@@ -122,10 +127,12 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def value_faults(model: torch.nn.Module) -> list[str]:
     """Return the reasons why values of a newly built model cannot be in a model's file; none on the meta device."""
+    frozen = frozen_of(model)
     return [
         f"{name} starts with NaN, infinite values or values beyond float32, and only finite numbers travel (a "
         "constant, such as a mask, stays out of the model that travels with register_buffer(..., persistent=False))"
         for name, tensor in model.state_dict().items()
+        if name not in frozen
         if isinstance(tensor, torch.Tensor) and not tensor.is_meta and travel_fault(name, tensor) is None
         if not torch.isfinite(tensor.detach().float()).all()
     ]
@@ -143,9 +150,13 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
         TaskBroken: `task.model()` returns no module, or tensors that may not travel; or the model starts with NaN,
             infinite values or values beyond float32.
     """
-    model = build_model(task, seed)
+    return first_parameters(task, build_model(task, seed))
+
+
+def first_parameters(task: "Task", model: torch.nn.Module) -> Arrays:
+    """Return the parameters of a new model of a task; errors as in `initial_parameters`."""
     arrays = parameters_of(model)
-    faults = value_faults(model)
+    faults = value_faults(model) + adapter_faults(model)
     if task.fit is None:
         faults += training_faults(model)
     if faults:
@@ -182,7 +193,8 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
     """Return the task's model, on the CPU; the run's seed also decides what does not travel, such as fixed features.
 
     Raises:
-        TaskBroken: it is no module.
+        TaskBroken: it is no module, or only trained tensors travel, and there are none.
+        BaseRefused: the files of its base do not fit.
     """
     with seeded(seed), within(Context(seed=seed, options=task.options)):
         model = task.model()
@@ -192,6 +204,10 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
         for name, buffer in module._buffers.items():
             if buffer is not None and overlaps_itself(buffer):
                 module._buffers[name] = buffer.contiguous()
+    if task.travels == TRAINED:
+        keep_frozen(model)
+    if task.base is not None:
+        load_base(model, task.base, context_of(task, seed=seed))
     return model
 
 

@@ -3,6 +3,8 @@
 They travel as one table of plain values, which the site's approval covers, and which is the same in every round:
 
     {"epochs": 2, "lr": {"kind": "cosine", "start": 0.1, "rounds": 100}, "task.smoothing": 0.1}
+
+With `Task(travels="trained")` it also has the digest of the tensors that do not travel, as `model.frozen`.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,6 +17,9 @@ from atoll.parallel.task.round_schedule import RoundSchedule, read_schedule
 
 OPTION = "task."
 """The beginning of the keys that are options of the task."""
+
+FROZEN = "model.frozen"
+"""The key of the digest of the tensors that do not travel."""
 
 NEVER_SCHEDULED = ("keep", "keep_optimizer")
 """The settings of `Local` that are the same in all rounds: the layers that travel make the global model, and the state
@@ -30,6 +35,8 @@ class Given:
     local: Mapping[str, Any] = field(default_factory=dict)
     schedules: Mapping[str, RoundSchedule] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    frozen: str = ""
+    """The digest of the tensors that do not travel; empty: there are none, or any will do."""
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "Given":
@@ -42,9 +49,12 @@ class Given:
         schedules: dict[str, RoundSchedule] = {}
         options: dict[str, Any] = {}
         faults: list[str] = []
+        frozen = ""
         for key, value in table.items():
             if key.startswith(OPTION):
                 options[key.removeprefix(OPTION)] = value
+            elif key == FROZEN:
+                frozen = str(value)
             elif isinstance(value, Mapping):
                 try:
                     schedules[key] = read_schedule(f"schedule.local.{key}", value)
@@ -54,7 +64,7 @@ class Given:
                 local[key] = value
         if faults:
             raise OverridesRefused(faults)
-        return cls(local, schedules, options)
+        return cls(local, schedules, options, frozen)
 
     def overrides(self, round_: int) -> dict[str, Any]:
         """Return the plain values of the local settings in a round.

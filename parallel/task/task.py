@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from atoll.parallel.loading import loading
 from atoll.parallel.task.algorithm import Algorithm, algorithm_faults
 from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
+from atoll.parallel.task.base import Base, travelling_faults
 from atoll.parallel.task.collated import CollatedData
 from atoll.parallel.task.context import Context, context_of, contextual
 from atoll.parallel.task.deadline import Deadline
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayTask",
+    "Base",
     "Context",
     "Deadline",
     "Instructions",
@@ -117,6 +119,13 @@ class Task:
     """Settings of some sites by their names, over `settings`: for a simulation and a centralized training, whose files
     may set them in `[sites.NAME]`."""
 
+    travels: str = "all"
+    """Tensors that travel: "all"; or "trained", only parameters with requires_grad and the buffers that training
+    changes, such as an adapter's. Then all others must be the same at every site: their digest is checked."""
+
+    base: Base | None = None
+    """The files of the tensors that do not travel; None: every site builds them alike, from the seed of the run."""
+
     def __post_init__(self) -> None:
         faults = list(_faults(self))
         if faults:
@@ -170,6 +179,7 @@ def _faults(task: Task) -> Iterator[str]:
         yield f'units must be a function of the targets, "sum" or None, got {task.units!r}'
     if not isinstance(task.local, Local):
         yield f"local must be a Local, got {task.local!r}"
+    yield from travelling_faults(task.travels, task.base)
     yield from algorithm_faults(task.algorithm, has_fit=task.fit is not None)
     yield from _site_faults(task.sites)
     yield from _metric_faults(task.metrics)

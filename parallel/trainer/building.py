@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from atoll.parallel.adapters.base_files import BaseRefused
+from atoll.parallel.adapters.digests import digest_of
+from atoll.parallel.adapters.loading import Matched, load
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
@@ -14,10 +18,13 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import Blank, NotRepeatable, blank_of, fill
 from atoll.parallel.exchange.shares import shares_of
 from atoll.parallel.exchange.start import start_shares
+from atoll.parallel.local_training.frozen import frozen_of, keep_frozen
 from atoll.parallel.local_training.parameters import forms_of, value_faults
 from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.local_training.warm_start import Aliases, Start, StartRefused, start_model
-from atoll.parallel.trainer.job import Job, JobRefused
+from atoll.parallel.task.base import TRAINED
+from atoll.parallel.trainer.job import Job, JobRefused, base_of
+from atoll.parallel.world import World
 
 
 @dataclass(slots=True)
@@ -36,6 +43,13 @@ class Built:
     """The file from which a blank model starts."""
     forms: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     """Shape and dtype of each tensor that travels, of a blank model."""
+    base: Matched | None = None
+    """The files of the values of frozen tensors; None: the model has no base."""
+
+    @property
+    def from_base(self) -> frozenset[str]:
+        """The names of the frozen tensors that the files of the base have."""
+        return frozenset() if self.base is None else frozen_of(self.model) & self.base.sources.keys()
 
 
 def build(job: Job, start: Start | None) -> Built:
@@ -52,15 +66,20 @@ def build(job: Job, start: Start | None) -> Built:
         else:
             model, tied = blank.model, tied_names(blank.model)
             aliases = {names[0]: names for names in tied}
-            return Built(model, tied, blank=blank, aliases=aliases, start=start, forms=forms_of(model))
+            base = base_of(job, model)
+            return Built(model, tied, blank=blank, aliases=aliases, start=start, forms=forms_of(model), base=base)
     model = _seeded(job)()
     if faults := value_faults(model):
         raise JobRefused("; ".join(faults))
     try:
+        if (base := base_of(job, model)) is not None:
+            load(model, base)
         note = "" if start is None else start_model(model, start)
+    except BaseRefused as error:
+        raise JobRefused(str(error)) from error
     except (StartRefused, OSError) as error:
         raise JobRefused(f"train.start: {error}") from error
-    return Built(model, tied_names(model), note)
+    return Built(model, tied_names(model), note, base=base)
 
 
 def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes | None, device: torch.device) -> None:
@@ -77,6 +96,8 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
     try:
         shares = shares_of(parts, axes, built.tied)
         fill(shares, parts, built.blank, _seeded(job))
+        if built.base is not None:
+            faults += [fault for s in shares for fault in built.base.read(s.name, s.slices, s.local)]
         faults += [
             f"{share.name} starts with NaN or infinite values, and only finite numbers can be trained"
             for share in shares
@@ -95,6 +116,25 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
         ranks.close()
 
 
+def agreed_base(built: Built, world: World, ranks: Ranks, kept: Path) -> dict[str, str]:
+    """Return the digest of the frozen tensors in the files of the base, as a setting of the training; every rank must
+    call it.
+
+    The first rank of each machine reads its files, which may be a copy.
+
+    Raises:
+        JobRefused: machines have different files; on every rank.
+    """
+    if built.base is None:
+        return {}
+    digest = digest_of(built.base.lines(built.from_base, kept)) if world.local_rank == 0 else ""
+    digests = {found: rank for rank, found in reversed([*enumerate(ranks.gather(digest))]) if found}
+    if len(digests) > 1:
+        found = ", ".join(f"{each} at rank {rank}" for each, rank in digests.items())
+        raise JobRefused(f"base: the machines have different files: their digests are {found}; give all the same ones")
+    return {"base": next(iter(digests))}
+
+
 def _is_divided(plan: Plan) -> bool:
     return plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1
 
@@ -105,6 +145,8 @@ def _seeded(job: Job) -> Callable[[], nn.Module]:
         model = job.task.model()
         if not isinstance(model, nn.Module):
             raise TypeError(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
+        if job.task.travels == TRAINED:
+            keep_frozen(model)
         return model
 
     return make

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from atoll.parallel.adapters.base_files import BaseRefused
+from atoll.parallel.adapters.loading import Matched
+from atoll.parallel.adapters.peft_models import adapter_faults
 from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.blueprint import blocks, cut, stage
@@ -15,8 +18,12 @@ from atoll.parallel.engine.borrowed import borrowed_blocks
 from atoll.parallel.engine.inplace import written_in_forward
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.frozen import keep_frozen, match_base
 from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.local_training.units import SUM
+from atoll.parallel.task.base import TRAINED
+from atoll.parallel.task.context import context_of
+from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
@@ -73,7 +80,10 @@ def check_job(job: Job, world_size: int) -> None:
         model = model_on_meta(task)
         if not isinstance(model, nn.Module):
             raise ValueError(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
-        faults += travel_faults(model)
+        faults += travel_faults(model) + adapter_faults(model)
+        if task.travels == TRAINED:
+            keep_frozen(model)
+        base_of(job, model)
         check_model(model, plan, batch_size=batch)
     except ValueError as error:
         faults.append(str(error))
@@ -89,6 +99,20 @@ def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
         yield "the task names no sites, so there is no data to pool"
     if config.start is not None and not os.path.isfile(config.start):
         yield f"train.start: there is no file {config.start}"
+
+
+def base_of(job: Job, model: nn.Module) -> Matched | None:
+    """Return the files of the values of a job's model, which may be on meta; None: it has no base.
+
+    Raises:
+        JobRefused: they do not fit; with all differences.
+    """
+    if job.task.base is None:
+        return None
+    try:
+        return match_base(model, job.task.base, context_of(job.task, seed=job.config.seed))
+    except (BaseRefused, TaskBroken) as error:
+        raise JobRefused(str(error)) from error
 
 
 def check_forward(job: Job, data: Any) -> list[str]:

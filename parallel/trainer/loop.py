@@ -75,6 +75,8 @@ class Training:
 
     tied: list[list[str]]
     """Names of the tied weights of the whole model."""
+    frozen: frozenset[str]
+    """Names of its tensors that do not travel, which no exported model has."""
 
     values: Values | None = None
     """The values of the last evaluation, if it was after the last step."""
@@ -187,7 +189,7 @@ class Training:
         if self.config.patience is not None:
             self.patience.see(found.get(f"{next(iter(self.tests))}/{self.config.watch}"))
             if self.patience.waited == 0:
-                export_model(self.engine.parts, self.folder / BEST, self.tied)
+                export_model(self.engine.parts, self.folder / BEST, self.tied, self.frozen)
 
     def _save(self) -> None:
         if self.saver.newest != self.engine.steps:
@@ -199,5 +201,5 @@ class Training:
         if self.values is None:
             self._evaluate()
         self._save()
-        export_model(self.engine.parts, self.folder / MODEL, self.tied)
+        export_model(self.engine.parts, self.folder / MODEL, self.tied, self.frozen)
         return "early" if self.patience.is_over else "finished"

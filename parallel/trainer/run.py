@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from atoll.parallel.adapters.kept_lines import BASES
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
@@ -21,6 +22,7 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.frozen import frozen_of
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.local_training.warm_start import Start
@@ -28,7 +30,7 @@ from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.randomness import generators_kept
-from atoll.parallel.trainer.building import Built, build, give_values
+from atoll.parallel.trainer.building import Built, agreed_base, build, give_values
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import in_order, test_data, training_data
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
@@ -208,7 +210,9 @@ class _Builder:
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
         ranks = Ranks()
         with self._checkpointer(built.tied) as checkpointer:
-            saver = Saver(checkpointer, settings_of(job, self.recipe), engine, carried, config.seed)
+            checkpointer.without = built.from_base
+            settings = settings_of(job, self.recipe) | agreed_base(built, here.world, ranks, here.folder / BASES)
+            saver = Saver(checkpointer, settings, engine, carried, config.seed)
             saver.restore()
             local = {**asdict(job.task.local), "optimizer": job.task.local.optimizer_name}
             here.report(
@@ -236,6 +240,7 @@ class _Builder:
                 report=here.report,
                 folder=here.folder,
                 tied=built.tied,
+                frozen=frozen_of(built.model),
             )
             why = training.run()
         ranks.close()

@@ -17,10 +17,10 @@ from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
-from atoll.parallel.worker.bench import Measures, Outcome, Received, only_declared
+from atoll.parallel.worker.bench import AllTravels, Measures, Outcome, Received, only_declared
 
 
-class ArrayBench:
+class ArrayBench(AllTravels):
     """The bench of an `ArrayTask`; see `bench.Bench`."""
 
     def __init__(self, task: ArrayTask, request: dict[str, Any]) -> None:

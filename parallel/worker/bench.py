@@ -1,7 +1,8 @@
 """The bench, a task with one site ready for work: the interface of both kinds of task to the worker process."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from atoll.parallel.local_training.warm_start import Aliases
@@ -9,6 +10,7 @@ from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.metrics import Metrics, Statistics
 
 Json = dict[str, Any]
@@ -60,6 +62,18 @@ class Bench(Protocol):
 
     def initial(self, seed: int) -> Arrays:
         """Return the tensors of version 0."""
+        ...
+
+    def frozen(self, seed: int) -> str:
+        """Return the digest of the model's tensors that do not travel; empty: all travel."""
+        ...
+
+    def adapter(self, seed: int) -> str:
+        """Return the note on the PEFT adapter of the model, for the headers of versions; empty: it has none."""
+        ...
+
+    def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
+        """Write tensors of the model as it is built, or with a version's; empty `only`: all."""
         ...
 
     def settings(self) -> list[str]:
@@ -116,3 +130,23 @@ def only_declared(request: Json, declared: Mapping[str, Any]) -> Json:
     """Return a site's settings without those of its other tasks, of which the agent knows the names."""
     settings: Json = request.get("settings") or {}
     return {name: value for name, value in settings.items() if name in declared}
+
+
+class AllTravels:
+    """The answers of a bench whose arrays all travel."""
+
+    def frozen(self, seed: int) -> str:
+        """Return nothing: all arrays travel."""
+        return ""
+
+    def adapter(self, seed: int) -> str:
+        """Return nothing: arrays have no adapter."""
+        return ""
+
+    def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
+        """Refuse: a version has all arrays.
+
+        Raises:
+            TaskBroken: always.
+        """
+        raise TaskBroken("the task is no Task in PyTorch: a version has all of its arrays")

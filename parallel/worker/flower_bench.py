@@ -27,13 +27,13 @@ from atoll.parallel.task.given import Given
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import seed_everything, seeded
-from atoll.parallel.worker.bench import Measures, Outcome, Received
+from atoll.parallel.worker.bench import AllTravels, Measures, Outcome, Received
 
 STATE = "flower.state"
 """The name of the site's own tensor: the packed state of the app's context."""
 
 
-class FlowerBench:
+class FlowerBench(AllTravels):
     """The bench of a Flower app; see `bench.Bench`."""
 
     metrics: ClassVar[Metrics] = {}

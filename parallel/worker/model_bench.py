@@ -1,23 +1,32 @@
 """The bench of a `Task` and one site; data and model stay warm from one request to the next."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
+from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_order
+from atoll.parallel.adapters.loading import tensors_of
+from atoll.parallel.adapters.peft_models import adapter_of, note_of
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
 from atoll.parallel.local_training.draws import drawing
+from atoll.parallel.local_training.frozen import Unchanged, frozen_digest
 from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
     aliases_of,
     buffers_of,
     build_model,
+    first_parameters,
     initial_parameters,
     load_parameters,
     parameters_of,
+    state_of,
     trained_by_name,
     update_of,
 )
@@ -30,12 +39,17 @@ from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskMismatch
+from atoll.parallel.task.errors import TaskBroken, TaskMismatch
+from atoll.parallel.task.given import Given
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Json, Measures, Outcome, Received
 from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
+
+HOW_THEY_DIFFER = (
+    "give the site the same files of the base, or the same versions of the task and its packages, which draw them"
+)
 
 
 class ModelBench:
@@ -48,8 +62,10 @@ class ModelBench:
             torch.set_num_threads(request["threads"])
         self._here = SiteTask(task, request)
         self._device = device_of(request)
+        self._bases = Path(request["bases"]) if request.get("bases") else None
         self._model: torch.nn.Module | None = None
-        self._built_for, self._seed = task, 0
+        self._new: tuple[Task, int, torch.nn.Module] | None = None
+        self._built_for, self._seed, self._digest = task, 0, ""
         local = self._here.local
         if local.has_own_optimizer:  # its faults are told before a round
             with within(context_of(self._here.task)):
@@ -64,12 +80,37 @@ class ModelBench:
 
     def initial(self, seed: int) -> Arrays:
         """Return a newly built model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
-        model = build_model(self._here.task, seed)
+        model = self._new_model(seed)
         stays = names_that_stay(model, self._here.local.keep)
-        arrays = {name: array for name, array in initial_parameters(self._here.task, seed).items() if name not in stays}
+        arrays = {name: array for name, array in first_parameters(self._here.task, model).items() if name not in stays}
         if self._here.algorithm == "scaffold":
             arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
         return arrays | first_shared(self._here.task, model)
+
+    def frozen(self, seed: int) -> str:
+        """Return the digest of the model's tensors that do not travel; empty: all travel."""
+        return frozen_digest(self._new_model(seed), self._bases)
+
+    def adapter(self, seed: int) -> str:
+        """Return the note on the PEFT adapter of the model, for the headers of versions; empty: it has none."""
+        model = self._new_model(seed)
+        return note_of(adapter_of(model, state_of(model)))
+
+    def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
+        """Write tensors of the model as it is built, or with a version's; empty `only`: all.
+
+        Raises:
+            TaskBroken: layers of the model are at the sites.
+            TaskMismatch: the version is of another model.
+        """
+        if self._here.local.keep is not None:
+            keep = self._here.local.keep
+            raise TaskBroken(f"the layers of local.keep ({keep}) are at the sites: no model is whole here")
+        model, self._new = self._new_model(seed), None
+        if version is not None:
+            load_parameters(model, split(safetensors_file.mapped(version))[0])
+        tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model)[0].items()}
+        save_file({name: tensors[name] for name in only or tensors}, out, metadata={"format": "pt"})
 
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""
@@ -77,11 +118,11 @@ class ModelBench:
 
     def aliases(self) -> Aliases:
         """Return the names of the tied tensors of the model."""
-        return aliases_of(build_model(self._here.task, 0))
+        return aliases_of(self._any_model())
 
     def buffers(self) -> list[str]:
         """Return the names of the model's untrained float tensors, without the local layers."""
-        model = self._model if self._model is not None else build_model(self._here.task, 0)
+        model = self._any_model()
         stays = names_that_stay(model, self._here.local.keep)
         return [name for name in buffers_of(model) if name not in stays] + [*first_shared(self._here.task, model)]
 
@@ -114,6 +155,8 @@ class ModelBench:
                 device=self._device,
                 algorithm=control or client or kept,
             )
+        if self._here.task.fit is None:  # a loop of one's own may move a model to another device and back
+            self._unchanged.check()
         update, report = update_of(before, model), Json(steps=work.steps)
         own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
         update = {name: array for name, array in update.items() if name not in stays}
@@ -176,14 +219,44 @@ class ModelBench:
         """Return whether the data set of this split exists and has no examples."""
         return self._here.is_empty(split)
 
+    def _new_model(self, seed: int) -> torch.nn.Module:
+        """Return a model that is as it was built with a seed; the last one, if it was of that seed."""
+        task = self._here.task
+        if self._new is None or self._new[0] is not task or self._new[1] != seed:
+            self._new = None  # before a second one takes memory
+            self._new = task, seed, build_model(task, seed)
+        return self._new[2]
+
+    def _any_model(self) -> torch.nn.Module:
+        """Return a model whatever its values."""
+        return self._model if self._model is not None else self._new[2] if self._new else self._new_model(0)
+
     def _the_model(self, request: Json) -> torch.nn.Module:
         """Return the run's model, whose state that does not travel is as after its construction."""
         task, seed = self._here.task, model_seed(request)
         if self._model is None or self._built_for is not task or self._seed != seed:
-            self._model, self._built_for, self._seed = build_model(task, seed).to(self._device), task, seed
-            self._passing = PassingState(self._model)
+            self._model = None  # before a second one takes memory
+            self._built_for, self._seed, self._digest = task, seed, ""
+            self._model, self._new = self._new_model(seed).to(self._device), None
+            self._passing, self._unchanged = PassingState(self._model), Unchanged(self._model)
+        self._check_frozen(request, self._model)
         self._passing.restore()
         return self._model
+
+    def _check_frozen(self, request: Json, model: torch.nn.Module) -> None:
+        """Check that the tensors of the model which do not travel are those of the coordinator.
+
+        Raises:
+            TaskMismatch: they differ; with both digests.
+        """
+        expected = Given.read(request.get("local") or {}).frozen
+        if expected and not self._digest:
+            self._digest = frozen_digest(model, self._bases) or "none"
+        if expected and self._digest != expected:
+            raise TaskMismatch(
+                f"the tensors that do not travel are others than the coordinator's: their digest is {self._digest} at "
+                f"{self._here.site or 'the server'}, and {expected} in the run: {HOW_THEY_DIFFER}"
+            )
 
     def _merged(
         self, arrays: Received, local: Local, request: Json, model: torch.nn.Module

@@ -13,6 +13,7 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import BESIDE, Piece
 from atoll.aggregation.tensors.pieces import piece_bytes_of
 from atoll.aggregation.updates.encoded_writer import Feedback, write_encoded
+from atoll.parallel.adapters.peft_files import NOTE
 from atoll.parallel.local_training.warm_start import Start, started
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.errors import NotFinite, TaskBroken
@@ -25,7 +26,7 @@ CODEC_STREAM = 1
 
 
 def write_initial(out: Path, bench: Bench, seed: int, start: Start | None = None) -> tuple[tuple[Piece, ...], str]:
-    """Write version 0, with a list of its untrained float tensors in the header.
+    """Write version 0, with a list of its untrained float tensors and a note on its adapter in the header.
 
     Args:
         out: the file.
@@ -45,7 +46,9 @@ def write_initial(out: Path, bench: Bench, seed: int, start: Start | None = None
     if start is not None:
         found = started(arrays, bench.aliases(), start, grows=bench.grows)
         arrays, note = found.arrays, found.note
-    metadata = {safetensors_file.BUFFERS: json.dumps(buffers)} if buffers else None
+    adapter = bench.adapter(seed)
+    metadata = {safetensors_file.BUFFERS: json.dumps(buffers)} if buffers else {}
+    metadata |= {NOTE: adapter} if adapter else {}
     pieces = safetensors_file.write(out, arrays, metadata=metadata, piece_bytes=piece_bytes_of(layout_of(arrays)))
     return pieces, note
 

@@ -35,6 +35,7 @@ class Operations:
             "load": self._load,
             "describe": self._describe,
             "initial": self._initial,
+            "write_whole": self._write_whole,
             "train": self._train,
             "evaluate": self._evaluate,
             "values": self._values,
@@ -77,7 +78,12 @@ class Operations:
     def _initial(self, request: Json, deadline: Deadline) -> Json:
         start = Start(Path(request["start"]), request["strict"]) if request.get("start") else None
         pieces, note = write_initial(Path(request["out"]), self._loaded(), request["seed"], start)
-        return {"pieces": piece_fields(pieces), "note": note}
+        return {"pieces": piece_fields(pieces), "note": note, "frozen": self._loaded().frozen(request["seed"])}
+
+    def _write_whole(self, request: Json, deadline: Deadline) -> Json:
+        version = Path(request["model"]) if request.get("model") else None
+        self._loaded().write_whole(Path(request["out"]), version, request["seed"], request.get("only") or ())
+        return {}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
         outcome = self._loaded().train(_received(request), request, deadline)

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.parallel.adapters.kept_lines import BASES
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.worker.interpreter import path_of_atoll
 
@@ -90,7 +91,8 @@ class Worker:
 
     Args:
         task: `module:attribute` or `path/to/file.py:attribute`.
-        log_path: the file to which the process's stderr, and all prints of the user's code, are appended.
+        log_path: the file to which the process's stderr, and all prints of the user's code, are appended. Beside it the
+            process keeps the digests of a base's files.
         site: the owner of the data; None for a worker that only evaluates on the server's data.
         run: the run's terms for the task; a task that does not allow them does not load.
         settings: the site's own settings for the task.
@@ -120,6 +122,7 @@ class Worker:
             "threads": threads,
             "device": device,
             "folder": None if folder is None else str(folder.absolute()),
+            "bases": str(log_path.absolute().with_name(BASES)),
         }
         self._threads = threads
         self._log_path = log_path

@@ -51,6 +51,10 @@ class ModelConfig(BaseModel):
     """Refuse a `start` that lacks a tensor of the model, or has others. false: what does not fit keeps the task's own
     values, and is listed; absent: true."""
 
+    frozen: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    """SHA-256 of the tensors that do not travel, in a task with `travels = "trained"`: a site with others is refused in
+    each round (`task_mismatch`). Empty: that of the coordinator's own, which the run then has."""
+
     keep_versions: int | None = Field(default=None, ge=1, le=1_000_000)
     """Newest versions of the model that stay; version 0, the best one and those that a round or a late update needs
     stay, too; absent: `coordinator.keep_versions` at the time when the run begins, in a simulation 1."""

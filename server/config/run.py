@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from atoll.parallel.task.given import OPTION
+from atoll.parallel.task.given import FROZEN, OPTION
 from atoll.protocol.reference import Reference
 from atoll.protocol.settings import STRICT, Plain
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
@@ -194,7 +194,9 @@ class RunConfig(BaseModel):
         schedules = {
             key: schedule.table(self.rounds, self.local.get(key)) for key, schedule in self.schedule.local.items()
         }
-        return {**self.local, **schedules, **{f"{OPTION}{name}": value for name, value in self.options.items()}}
+        frozen = {FROZEN: self.model.frozen} if self.model.frozen else {}
+        options = {f"{OPTION}{name}": value for name, value in self.options.items()}
+        return {**self.local, **schedules, **options, **frozen}
 
     def optimizer_at(self, version: int) -> OptimizerConfig:
         """Return the settings of the server optimizer for the step to a version."""

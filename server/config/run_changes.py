@@ -10,7 +10,14 @@ from atoll.server.config.run import RunConfig
 CHANGEABLE = ("rounds", "pause", "round", "cohort", "local", "schedule", "evaluation", "model", "stop", "options")
 """The keys and tables that a resumed run may change; the others are part of its model or of its name."""
 
-ONE_FROM_THE_BEGINNING = ("round.mode", "round.buffer_size", "round.alpha", "model.start", "model.strict")
+ONE_FROM_THE_BEGINNING = (
+    "round.mode",
+    "round.buffer_size",
+    "round.alpha",
+    "model.start",
+    "model.strict",
+    "model.frozen",
+)
 """Settings of these tables that the state of a run depends on."""
 
 
@@ -54,8 +61,20 @@ def with_number_of_versions(config: RunConfig, keep_versions: int) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"keep_versions": keep_versions})})
 
 
+def with_frozen(config: RunConfig, digest: str) -> RunConfig:
+    """Return the settings of a run with the digest of the tensors that do not travel.
+
+    Raises:
+        ConfigError: they name another one.
+    """
+    if config.model.frozen not in ("", digest):
+        found = f"the task's own is {digest}" if digest else 'no tensor stays at the sites (Task(travels="trained"))'
+        raise ConfigError([f"model.frozen: got {config.model.frozen}, and {found}: give the base that it is of"])
+    return config.model_copy(update={"model": config.model.model_copy(update={"frozen": digest})})
+
+
 def are_equal(config: RunConfig | None, wanted: RunConfig) -> bool:
-    """Return whether a run has the settings that are wanted; wanted ones may leave the number of versions out."""
+    """Return whether a run has the settings that are wanted; wanted ones may leave out what is set with version 0."""
     return config is not None and not differing_keys(config, wanted)
 
 
@@ -63,6 +82,8 @@ def differing_keys(one: RunConfig, other: RunConfig) -> list[str]:
     """Return the keys, as `--set` takes them, in which the settings of a run differ from wanted ones."""
     if one.model.keep_versions is not None:
         other = with_number_of_versions(other, one.model.keep_versions)
+    if not other.model.frozen:
+        other = with_frozen(other, one.model.frozen)
     return [*_differences(one.model_dump(), other.model_dump(), "")]
 
 

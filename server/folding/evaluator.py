@@ -74,6 +74,8 @@ class Evaluator:
         self._timeout_s, self._seed = timeout_s, reference.seed
         self._own: frozenset[str] | None = None
         """Names of the metrics whose value is no ratio; None: not known yet."""
+        self.frozen = ""
+        """Digest of the tensors of version 0's model that do not travel; empty: all travel."""
         self.cannot = ""
         """Reason why the server can evaluate no version, once it is known; empty: it can."""
 
@@ -95,6 +97,7 @@ class Evaluator:
         answer = await self._ask("initial", seed=seed, out=str(out), **given)
         if answer["note"]:
             logger.warning("version 0 is from %s: %s", given["start"], answer["note"])
+        self.frozen = answer["frozen"]
         return tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in answer["pieces"])
 
     async def evaluate(self, model: Path, version: int) -> Sums | str:

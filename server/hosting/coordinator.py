@@ -242,7 +242,7 @@ class Coordinator:
         evaluator = self._factory.evaluator(config, run_id)
         try:
             start = await start_of(config.model, self.runs)
-            reducer = await self._factory.first_version(config, run_id, evaluator, start)
+            reducer, config = await self._factory.first_version(config, run_id, evaluator, start)
             row = RunRow.new(run_id, config, config.rules, self.clock.now())
             await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
         except BaseException:

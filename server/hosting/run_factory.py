@@ -17,6 +17,7 @@ from atoll.protocol.vocabulary import TERMINAL, RunId, Version
 from atoll.server.config.model import faults_of_metrics
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
+from atoll.server.config.run_changes import with_frozen
 from atoll.server.errors import OperatorError
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.run_store import RunStore
@@ -163,8 +164,11 @@ class RunFactory:
 
     async def first_version(
         self, config: RunConfig, run_id: RunId, evaluator: Evaluator, start: Start | None
-    ) -> Reducer:
+    ) -> tuple[Reducer, RunConfig]:
         """Load the rule, the sampler and the task, and write version 0; when that fails, the run leaves no file.
+
+        Returns:
+            The run's reducer, and its settings with the digest of the tensors that do not travel.
 
         Raises:
             OperatorError: one of them does not load, or no update would fit into the quota.
@@ -179,13 +183,14 @@ class RunFactory:
             await self._check_watched(config, evaluator)
             await reducer.write_initial(evaluator, config.seed, start)
             self._check_quota(config, reducer)
+            config = with_frozen(config, evaluator.frozen)
         except (EvaluationFailed, ValueError, OSError) as error:
             evaluator.close()  # it writes its log there
             await on_thread(None, remove_files, self._state, run_id)
             if isinstance(error, OSError):
                 raise
             raise OperatorError(str(error)) from error
-        return reducer
+        return reducer, config
 
     def _faults_of_ranks(self, config: RunConfig) -> list[str]:
         """Return the reason why the aggregation ranks cannot fold this run; empty: they can, or there are none."""

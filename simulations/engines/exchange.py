@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, in_order
+from atoll.parallel.local_training.frozen import Unchanged
 from atoll.parallel.local_training.parameters import initial_parameters, integer_difference, state_of, trained_by_name
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
@@ -46,7 +47,7 @@ class Exchange:
         self._start: list[torch.Tensor] = []
         self._in_place: list[tuple[str, Array, Array]] = []
         self._elsewhere: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-        self._passing = PassingState(model)
+        self._passing, self._unchanged = PassingState(model), Unchanged(model)
         self._find_state()
 
     def begin(self, version: Arrays) -> None:
@@ -114,7 +115,9 @@ class Exchange:
 
         Raises:
             NotFinite: a tensor has NaN or infinite values.
+            TaskBroken: the training has changed a tensor that does not travel.
         """
+        self._unchanged.check()
         self._find_new_buffers()
         update, own = rows.update_of(index), rows.own_of(index)
         for name, trained, start in self._in_place:

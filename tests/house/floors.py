@@ -60,6 +60,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "parallel": (
         ("dtensor.py", "forking.py", "frozen.py", "loading.py"),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
+        ("adapters",),
         ("communication", "flower", "local_training"),
         ("statistics",),
         ("data", "worker"),

@@ -80,7 +80,7 @@ def export_local(
         LookupError: no such run.
         OSError: the disk failed; or an aggregation rank with a part of the version is away.
     """
-    _check_place(out)
+    check_place(out)
     row = run_of(history, run)
     local = _LocalRun(history, row.run_id)
     chosen = Version(newest_version(history, row.run_id) if version is None else version)
@@ -114,7 +114,7 @@ def export_remote(state: Path, run: str, version: int | None, out: Path) -> Expo
         CommandError: no answer; a refusal, as an auditor gets it; the version is not kept; or `out` cannot be a file.
         OSError: the bytes received are not those of the version; or the disk failed.
     """
-    _check_place(out)
+    check_place(out)
     seen = read_view("versions", state, run=run)
     kept = {row["version"]: row for row in seen["rows"] if row["kept"]}
     chosen = Version(max((row["version"] for row in seen["rows"]), default=0) if version is None else version)
@@ -198,7 +198,7 @@ def _not_kept(version: int, kept: Iterable[int]) -> CommandError:
     return CommandError(f"version {version} is not kept, or not made yet (kept: {known}; see keep_versions)")
 
 
-def _check_place(out: Path) -> None:
+def check_place(out: Path) -> None:
     """Check that `out` can be created, or is a regular file that can be replaced."""
     if out.is_dir():
         raise CommandError(f"{out} is a directory: name a file in it, such as {out / 'model.safetensors'}")

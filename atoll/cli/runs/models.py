@@ -20,7 +20,14 @@ Number = Annotated[
     ),
 ]
 Best = Annotated[bool, typer.Option("--best", help="The best version, by the metric `model.best` of the run.")]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="The safetensors file to write.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The safetensors file to write.")]
+Peft = Annotated[
+    Path | None,
+    typer.Option("--peft", metavar="DIR", help="Write the adapter for `PeftModel.from_pretrained` into this folder."),
+]
+Whole = Annotated[
+    bool, typer.Option("--whole", help="With --out: all tensors of the task's model, also those that do not travel.")
+]
 
 
 @app.command("list")
@@ -52,32 +59,40 @@ def list_versions(
 
 @app.command()
 def export(
-    out: Out,
+    out: Out = None,
     version: Number = None,
     best: Best = False,
+    peft: Peft = None,
+    whole: Whole = False,
     run: options.Run = "",
     state: options.State = options.STATE,
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """Export a version as a safetensors file. Every tensor is checked against the version's manifest.
+    """Export a version as a safetensors file, or as a PEFT adapter. Every tensor is checked against its manifest.
 
     SCAFFOLD's control variates are no part of the model and are left out. A version in parts at aggregation ranks is
     assembled: from the directories of the ranks that this coordinator started, and over the network from other ranks,
     for which the coordinator must run. A coordinator on another machine sends the version over the network.
     """
-    from atoll.cli.runs import model_export
+    from atoll.cli.runs import adapter_export, model_export
 
+    if (out is None) == (peft is None) or (whole and out is None):
+        raise CommandError("allowed: --out FILE, --out FILE --whole, or --peft DIR")
     if best:
         if version is not None:
             raise CommandError(f"--best: got version {version}, too; allowed: one of them")
         version = model_export.best_version(read_view("versions", state, database, run=run))
-    done = model_export.export(state, run, version, out, database=database)
+    source = adapter_export.Source(state, run, version, database)
+    if peft is not None:
+        done = adapter_export.export_adapter(source, peft)
+    elif out is not None:
+        done = adapter_export.export_whole(source, out) if whole else source.export(out)
     if json:
         as_json(done)
     else:
         say(
-            f"version {done.version} of {done.run} is in {out} "
+            f"version {done.version} of {done.run} is in {done.out} "
             f"({printable_size(done.num_bytes)}, digest {done.digest[:12]})"
         )
 

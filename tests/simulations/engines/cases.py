@@ -91,6 +91,20 @@ def broad() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 40_000), nn.ReLU(), nn.Linear(40_000, 3))
 
 
+def frozen_mlp() -> nn.Module:
+    model = mlp()
+    model.layers[0].requires_grad_(False)
+    return model
+
+
+def frozen_decoder() -> nn.Module:
+    """A decoder of which only the projections of the attention are trained."""
+    model = decoder()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".attention." in name)
+    return model
+
+
 def cnn() -> nn.Module:
     return CNN([1, 4, 6], side=8, hidden=8, classes=3, norm=False)
 
@@ -149,6 +163,7 @@ class Case:
     loss: Callable[[Any, Any], torch.Tensor] = nn.functional.cross_entropy
     steps: int | None = None
     units: Any = None
+    travels: str = "all"
 
     def task(self) -> Task:
         return Task(
@@ -159,6 +174,7 @@ class Case:
             metrics={"accuracy": accuracy},
             local=Local(batch_size=8),
             units=self.units,
+            travels=self.travels,
         )
 
     def training(self, **others: Any) -> Training:
@@ -206,6 +222,9 @@ BATCHABLE = [
     Case("decoder padded two epochs", local={"epochs": 2}, **PADDED, units=num_padded),
     Case("decoder padded stopped early", steps=2, **PADDED, units=num_padded),
     Case("decoder padded counted in python", **PADDED, units=num_padded_in_python),
+    Case("frozen mlp", model=frozen_mlp, travels="trained"),
+    Case("frozen mlp scaffold", model=frozen_mlp, algorithm="scaffold", travels="trained"),
+    Case("frozen decoder", **WORDS | {"model": frozen_decoder}, local={"prox_mu": 0.5}, travels="trained"),
     Case("mlp class weights", loss=class_loss, units=class_weight),
     Case("mlp sum", loss=summed_loss, units="sum"),
 ]
