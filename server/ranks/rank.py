@@ -4,13 +4,15 @@ The coordinator decides about every update: it is asked before the bytes come an
 While it is away, clients are asked to try again. Between folds the ranks do not know of each other.
 """
 
+import asyncio
 import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,7 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
-from atoll.protocol.wire.channel import CHUNK_BYTES
+from atoll.protocol.wire.channel import CHUNK_BYTES, STREAMS_MAX
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, KeptUpdate
 from atoll.server.files.versions import VersionFile
 from atoll.server.folding.method import Method
@@ -48,6 +50,10 @@ from atoll.server.ranks.reported_parts import ReportedParts
 from atoll.server.transfers.uploads import Uploads
 
 logger = logging.getLogger(__name__)
+
+ASKED_AT_ONCE = STREAMS_MAX // 2
+"""Calls to the coordinator about updates that are open at once; further ones wait. gRPC refuses calls beyond those that
+one connection may have, which would cut the uploads, and its server counts each a moment longer than the caller."""
 
 EXCHANGE_TIMEOUT_S = 60.0
 """The time in which the other ranks must answer in a fold [s]."""
@@ -76,6 +82,7 @@ class RemoteJudge:
 
     def __init__(self, rank: "Rank", manifest: UpdateManifest, opened: pb.UploadOpen) -> None:
         self._stub, self._rank, self._run_id = rank.aggregation, rank.place.rank, manifest.run_id
+        self._asking = rank.asking
         self._opened = pb.UploadOpen()
         self._opened.CopyFrom(opened)
         self._opened.ClearField("data")
@@ -84,10 +91,8 @@ class RemoteJudge:
 
     async def before_bytes(self) -> pb.Verdict | None:
         """Return the coordinator's verdict before the bytes come, if there is one."""
-        try:
+        async with self._deciding():
             reply = await self._stub.OpenUpdate(self._opened)
-        except grpc.aio.AioRpcError as error:
-            raise _away(error) from None
         self.is_kept = reply.kept
         return reply.verdict if reply.HasField("verdict") else None
 
@@ -104,10 +109,8 @@ class RemoteJudge:
     async def report(self, findings: StoredUpdateMeta) -> pb.Verdict | None:
         """Report the part, which is durable here; return the verdict when every part of the update is durable."""
         found = await off_loop(len(findings.manifest), _found, findings)
-        try:
+        async with self._deciding():
             reply: pb.UploadReply = await self._stub.SubmitPart(self._submission(found))
-        except grpc.aio.AioRpcError as error:
-            raise _away(error) from None
         return reply.verdict if reply.HasField("verdict") else None
 
     async def withdraw(self, digest: Digest) -> bool:
@@ -115,8 +118,9 @@ class RemoteJudge:
         digests = [bytes.fromhex(digest)]
         request = pb.UpdatesRequest(run_id=self._run_id, digests=digests, rank=self._rank, withdraws=True)
         try:
-            return bool((await self._stub.FindUnused(request)).digests)
-        except grpc.aio.AioRpcError:
+            async with self._deciding():
+                return bool((await self._stub.FindUnused(request)).digests)
+        except CoordinatorAway:
             return False  # they stay until the next collection
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
@@ -124,11 +128,18 @@ class RemoteJudge:
         return await self._submit(reason=reason, detail=detail[:2000])
 
     async def _submit(self, meta: bytes = b"", reason: str = "", detail: str = "") -> pb.Verdict:
-        try:
+        async with self._deciding():
             verdict: pb.Verdict = await self._stub.SubmitUpdate(self._submission(meta, reason, detail))
-        except grpc.aio.AioRpcError as error:
-            raise _away(error) from None
         return verdict
+
+    @asynccontextmanager
+    async def _deciding(self) -> AsyncIterator[None]:
+        """Wait for the turn of a call to the coordinator, and report one that is not answered."""
+        try:
+            async with self._asking:
+                yield
+        except grpc.aio.AioRpcError as error:
+            raise CoordinatorAway(f"the coordinator cannot be asked now ({error.code().name}): try again") from None
 
     def _submission(self, meta: bytes, reason: str = "", detail: str = "") -> Iterator[pb.SubmittedUpdate]:
         yield pb.SubmittedUpdate(opened=self._opened, rank=self._rank, reason=reason, detail=detail)
@@ -139,10 +150,6 @@ class RemoteJudge:
 def _found(meta: StoredUpdateMeta) -> bytes:
     """Encode the findings about an update or a part without its manifest, which the coordinator has already."""
     return encode_meta(replace(meta, manifest=b"")).encode()
-
-
-def _away(error: grpc.aio.AioRpcError) -> CoordinatorAway:
-    return CoordinatorAway(f"the coordinator cannot be asked now ({error.code().name}): try again")
 
 
 class Rank:
@@ -157,6 +164,7 @@ class Rank:
     def __init__(self, place: RankPlace, folder: Path, channel: grpc.aio.Channel) -> None:
         self.place, self._folder = place, folder
         self.connect(channel)
+        self.asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self.admission = AskedAdmission(lambda: self.aggregation)
         self.meeting_point = MeetingPoint(place.interface)
         self._runs: dict[RunId, RankRun] = {}
