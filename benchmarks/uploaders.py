@@ -111,7 +111,16 @@ class Uploader:
         return begun, time.monotonic()
 
     async def _send(self, index: int) -> pb.Verdict | None:
-        """Send a stream; return the verdict, None of a part that is kept."""
+        """Send a stream, again as an agent does; return the verdict, None of a part that is kept."""
+        while True:
+            try:
+                return await self._sent(index)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.1)
+
+    async def _sent(self, index: int) -> pb.Verdict | None:
         call = self.ranks[(self.invite.rank + index) % len(self.ranks)].stream_stream(
             "/atoll.v1.Aggregator/Upload", response_deserializer=pb.UploadReply.FromString
         )()

@@ -5,17 +5,18 @@ While it is away, clients are asked to try again. Between folds the ranks do not
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -34,7 +35,7 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
-from atoll.protocol.wire.channel import CHUNK_BYTES, STREAMS_MAX
+from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, KeptUpdate
 from atoll.server.files.versions import VersionFile
 from atoll.server.folding.method import Method
@@ -51,9 +52,9 @@ from atoll.server.transfers.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
-ASKED_AT_ONCE = STREAMS_MAX // 2
-"""Calls to the coordinator about updates that are open at once; further ones wait. gRPC refuses calls beyond those that
-one connection may have, which would cut the uploads, and its server counts each a moment longer than the caller."""
+TRIES, AGAIN_S = 3, 0.1
+"""Attempts at a call to the coordinator, and the wait between them [s]. gRPC may refuse some of many calls at once: its
+server counts each a moment longer than the caller. That need not cut an upload."""
 
 EXCHANGE_TIMEOUT_S = 60.0
 """The time in which the other ranks must answer in a fold [s]."""
@@ -82,7 +83,6 @@ class RemoteJudge:
 
     def __init__(self, rank: "Rank", manifest: UpdateManifest, opened: pb.UploadOpen) -> None:
         self._stub, self._rank, self._run_id = rank.aggregation, rank.place.rank, manifest.run_id
-        self._asking = rank.asking
         self._opened = pb.UploadOpen()
         self._opened.CopyFrom(opened)
         self._opened.ClearField("data")
@@ -91,8 +91,7 @@ class RemoteJudge:
 
     async def before_bytes(self) -> pb.Verdict | None:
         """Return the coordinator's verdict before the bytes come, if there is one."""
-        async with self._deciding():
-            reply = await self._stub.OpenUpdate(self._opened)
+        reply: pb.OpenedUpdate = await _asked(lambda: self._stub.OpenUpdate(self._opened))
         self.is_kept = reply.kept
         return reply.verdict if reply.HasField("verdict") else None
 
@@ -109,8 +108,7 @@ class RemoteJudge:
     async def report(self, findings: StoredUpdateMeta) -> pb.Verdict | None:
         """Report the part, which is durable here; return the verdict when every part of the update is durable."""
         found = await off_loop(len(findings.manifest), _found, findings)
-        async with self._deciding():
-            reply: pb.UploadReply = await self._stub.SubmitPart(self._submission(found))
+        reply: pb.UploadReply = await _asked(lambda: self._stub.SubmitPart(self._submission(found)))
         return reply.verdict if reply.HasField("verdict") else None
 
     async def withdraw(self, digest: Digest) -> bool:
@@ -118,8 +116,8 @@ class RemoteJudge:
         digests = [bytes.fromhex(digest)]
         request = pb.UpdatesRequest(run_id=self._run_id, digests=digests, rank=self._rank, withdraws=True)
         try:
-            async with self._deciding():
-                return bool((await self._stub.FindUnused(request)).digests)
+            reply: pb.UnusedUpdates = await _asked(lambda: self._stub.FindUnused(request))
+            return len(reply.digests) > 0
         except CoordinatorAway:
             return False  # they stay until the next collection
 
@@ -128,23 +126,28 @@ class RemoteJudge:
         return await self._submit(reason=reason, detail=detail[:2000])
 
     async def _submit(self, meta: bytes = b"", reason: str = "", detail: str = "") -> pb.Verdict:
-        async with self._deciding():
-            verdict: pb.Verdict = await self._stub.SubmitUpdate(self._submission(meta, reason, detail))
+        verdict: pb.Verdict = await _asked(lambda: self._stub.SubmitUpdate(self._submission(meta, reason, detail)))
         return verdict
-
-    @asynccontextmanager
-    async def _deciding(self) -> AsyncIterator[None]:
-        """Wait for the turn of a call to the coordinator, and report one that is not answered."""
-        try:
-            async with self._asking:
-                yield
-        except grpc.aio.AioRpcError as error:
-            raise CoordinatorAway(f"the coordinator cannot be asked now ({error.code().name}): try again") from None
 
     def _submission(self, meta: bytes, reason: str = "", detail: str = "") -> Iterator[pb.SubmittedUpdate]:
         yield pb.SubmittedUpdate(opened=self._opened, rank=self._rank, reason=reason, detail=detail)
         for start in range(0, len(meta), CHUNK_BYTES):
             yield pb.SubmittedUpdate(meta=meta[start : start + CHUNK_BYTES])
+
+
+async def _asked(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the coordinator's answer to a call that changes nothing when it is repeated.
+
+    Raises:
+        CoordinatorAway: it cannot be reached now.
+    """
+    for attempt in itertools.count(1):
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == TRIES:
+                raise CoordinatorAway(f"the coordinator cannot be asked now ({error.code().name}): try again") from None
+        await asyncio.sleep(AGAIN_S)
 
 
 def _found(meta: StoredUpdateMeta) -> bytes:
@@ -164,7 +167,6 @@ class Rank:
     def __init__(self, place: RankPlace, folder: Path, channel: grpc.aio.Channel) -> None:
         self.place, self._folder = place, folder
         self.connect(channel)
-        self.asking = asyncio.Semaphore(ASKED_AT_ONCE)
         self.admission = AskedAdmission(lambda: self.aggregation)
         self.meeting_point = MeetingPoint(place.interface)
         self._runs: dict[RunId, RankRun] = {}
