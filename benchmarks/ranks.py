@@ -1,13 +1,16 @@
 """The gain of more aggregation ranks when the port of each rank is the bottleneck.
 
-    python -m benchmarks.ranks [--quick] [--mib N] [--clients N] [--pairs N] [--port-mb-per-s N]
+    python -m benchmarks.ranks [--quick] [--mib N] [--clients N] [--pairs N] [--port-mb-per-s N] [--parts N]
 
 A coordinator, its ranks and the uploading clients are real processes; each rank's port is behind a proxy with a limit
 of 50 MB/s (`throttle`). Clients are bare gRPC streams with prepared bytes (`uploaders`), so the figure is the intake of
 the ranks, from the first byte to the last acceptance, every byte hashed, inspected and durable. Federations of one and
 of four ranks take turns, round by round; one of two ranks runs for the comparison of bits. From the close of a round to
 its commit the ranks exchange sums: the bytes that they send are compared with the optimum, (N-1) accumulators of 8
-bytes for each element. A last measurement without the proxies' limit shows the distance to what the machine can do.
+bytes for each element. Another measurement without the proxies' limit shows the distance to what the machine can do.
+
+In the last one each of two uploading processes is one large client, whose update comes in parts that are spread over
+the ranks: one client then has the ports of all ranks, and each rank receives as much as every other.
 """
 
 import argparse
@@ -35,7 +38,7 @@ RUN = RunId("ranks-1")
 UPLOADER_PROCESSES = 2
 LIMIT_S = 120.0
 MIB = 1 << 20
-BAR_TIMES, BAR_COORDINATOR_BYTES, BAR_EXCHANGED = 3.6, 1e6, 1.01
+BAR_TIMES, BAR_COORDINATOR_BYTES, BAR_EXCHANGED, BAR_BALANCE = 3.6, 1e6, 1.01, 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,13 @@ class Federation:
     num_elements: int
     num_clients: int
     bytes_per_s: float
+    num_parts: int = 0
+    """The parts of each update, spread over the ranks; 0: it is sent as a whole, to one."""
     rounds: list[Round] = field(default_factory=list)
     end: tuple[list[str], int] = ([], 0)
     """The digests of all versions, and the bytes of updates that the coordinator received."""
+    received: list[int] = field(default_factory=list)
+    """The bytes of updates that each rank received."""
     _spoken: dict[str, "subprocess.Popen[str]"] = field(default_factory=dict)
 
     @property
@@ -113,7 +120,7 @@ class Federation:
             self._check_time(until)
         each = self.num_clients // UPLOADER_PROCESSES
         for number in range(UPLOADER_PROCESSES):
-            whose = (str(self.state), str(number * each), str(each))
+            whose = (str(self.state), str(number * each), str(each), str(self.num_parts))
             self._begin(f"uploader{number}", "benchmarks.uploaders", address, *whose, *ports)
         self._wait_for_invitations()
 
@@ -147,13 +154,17 @@ class Federation:
 
     def finish(self) -> None:
         """Store the digests and byte counts to compare."""
-        self.end = [row.digest for row in History(self.state).versions(RUN)], admin.ranks(self.state).received_bytes
+        time.sleep(1.5)  # a rank reports once a second
+        reply = admin.ranks(self.state)
+        self.end = [row.digest for row in History(self.state).versions(RUN)], reply.received_bytes
+        self.received = [row.received_bytes for row in reply.ranks]
 
     def summary(self) -> dict[str, Any]:
         """Return the figures for the last line."""
         gigabytes = self.num_clients * self.update_bytes / 1e9
         return {
             "ranks": self.num_ranks,
+            "received_mb": [round(received / 1e6, 1) for received in self.received],
             "rounds": len(self.rounds),
             "mb_per_s": spread(self.mb_per_s, 1),
             "intake_s": spread([found.intake_s for found in self.rounds], 2),
@@ -224,13 +235,14 @@ class Federation:
 
 
 def measured(
-    folder: Path, arguments: argparse.Namespace, num_ranks: Sequence[int], mb_per_s: float
+    folder: Path, arguments: argparse.Namespace, num_ranks: Sequence[int], mb_per_s: float, num_parts: int = 0
 ) -> list[Federation]:
     """Run federations of these numbers of ranks in turns; the last of three runs only two rounds."""
     with Processes(folder) as processes:
         num_elements = arguments.mib * MIB // 4
+        num_clients = UPLOADER_PROCESSES if num_parts else arguments.clients
         all_of_them = [
-            Federation(processes, number, num_elements, arguments.clients, 1e6 * mb_per_s) for number in num_ranks
+            Federation(processes, number, num_elements, num_clients, 1e6 * mb_per_s, num_parts) for number in num_ranks
         ]
         for federation in all_of_them:
             (folder / federation.name).mkdir()
@@ -241,7 +253,8 @@ def measured(
             for federation in all_of_them[: 2 if pair else 3]:
                 found = federation.round()
                 rate = federation.num_clients * federation.update_bytes / 1e6 / found.intake_s
-                what = f"{federation.num_ranks} ranks, {mb_per_s:g} MB/s each: {rate:.0f} MB/s taken in"
+                parts = f", each update in {num_parts} parts" if num_parts else ""
+                what = f"{federation.num_ranks} ranks, {mb_per_s:g} MB/s each{parts}: {rate:.0f} MB/s taken in"
                 say(f"{what}, {found.close_s:.2f} s from the close to the commit")
         for federation in all_of_them:
             federation.finish()
@@ -255,6 +268,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8, help="clients in a round")
     parser.add_argument("--pairs", type=int, default=7, help="pairs of rounds, one with one rank and one with four")
     parser.add_argument("--port-mb-per-s", type=float, default=50.0, help="limit of each rank's port [MB/s]")
+    parser.add_argument("--parts", type=int, default=8, help="parts of an update of a large client")
     parser.add_argument("--quick", action="store_true", help="4 MiB, 4 clients, one pair, and only behind the proxies")
     arguments = parser.parse_args()
     if arguments.quick:
@@ -263,6 +277,8 @@ def main() -> int:
         limited = measured(Path(place), arguments, (1, 4, 2), arguments.port_mb_per_s)
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
         unlimited = [] if arguments.quick else measured(Path(place), arguments, (1, 4), 0.0)
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place:
+        parted = measured(Path(place), arguments, (1, 4, 2), arguments.port_mb_per_s, arguments.parts)
     one, four, two = limited
     common = min(len(federation.end[0]) for federation in limited)
     different = {tuple(federation.end[0][:common]) for federation in limited}
@@ -278,6 +294,7 @@ def main() -> int:
             max(federation.end[1] for federation in limited),
             BAR_COORDINATOR_BYTES,
         ),
+        *bars_of_parts(parted),
     ]
     return conclude(
         "ranks",
@@ -289,10 +306,29 @@ def main() -> int:
             "optimum_mb": {"2 ranks": accumulator / 1e6, "4 ranks": 3 * accumulator / 1e6},
             "limited": [federation.summary() for federation in (one, two, four)],
             "without_the_limit": [federation.summary() for federation in unlimited],
+            "in_parts": [federation.summary() for federation in parted],
         },
         theirs=None,
         why_not="no peer shards the aggregation of one model over ranks that receive uploads",
     )
+
+
+def bars_of_parts(parted: Sequence[Federation]) -> list[Bar]:
+    """Return the bars of two large clients: their rate, the bits, and the balance of the ranks."""
+    one, four, _ = parted
+    common = min(len(federation.end[0]) for federation in parted)
+    different = {tuple(federation.end[0][:common]) for federation in parted}
+    ratio = median(four.mb_per_s) / median(one.mb_per_s)
+    return [
+        Bar.at_least("4 ranks take in of two clients in parts, times what one does", ratio, BAR_TIMES),
+        Bar.exactly(f"parts: different models of 1, 2 and 4 ranks, {common} versions", len(different) - 1, 0),
+        Bar.at_most("parts: bytes of the busiest of 4 ranks against their mean", balance(four), BAR_BALANCE),
+    ]
+
+
+def balance(federation: Federation) -> float:
+    """Return the bytes of updates of the busiest rank, times the mean of all ranks."""
+    return max(federation.received) / (sum(federation.received) / federation.num_ranks)
 
 
 if __name__ == "__main__":

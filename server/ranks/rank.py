@@ -4,16 +4,19 @@ The coordinator decides about every update: it is asked before the bytes come an
 While it is away, clients are asked to try again. Between folds the ranks do not know of each other.
 """
 
+import asyncio
+import itertools
 import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -48,6 +51,10 @@ from atoll.server.ranks.reported_parts import ReportedParts
 from atoll.server.transfers.uploads import Uploads
 
 logger = logging.getLogger(__name__)
+
+TRIES, AGAIN_S = 3, 0.1
+"""Attempts at a call to the coordinator, and the wait between them [s]. gRPC may refuse some of many calls at once: its
+server counts each a moment longer than the caller. That need not cut an upload."""
 
 EXCHANGE_TIMEOUT_S = 60.0
 """The time in which the other ranks must answer in a fold [s]."""
@@ -84,10 +91,7 @@ class RemoteJudge:
 
     async def before_bytes(self) -> pb.Verdict | None:
         """Return the coordinator's verdict before the bytes come, if there is one."""
-        try:
-            reply = await self._stub.OpenUpdate(self._opened)
-        except grpc.aio.AioRpcError as error:
-            raise _away(error) from None
+        reply: pb.OpenedUpdate = await _asked(lambda: self._stub.OpenUpdate(self._opened))
         self.is_kept = reply.kept
         return reply.verdict if reply.HasField("verdict") else None
 
@@ -104,10 +108,7 @@ class RemoteJudge:
     async def report(self, findings: StoredUpdateMeta) -> pb.Verdict | None:
         """Report the part, which is durable here; return the verdict when every part of the update is durable."""
         found = await off_loop(len(findings.manifest), _found, findings)
-        try:
-            reply: pb.UploadReply = await self._stub.SubmitPart(self._submission(found))
-        except grpc.aio.AioRpcError as error:
-            raise _away(error) from None
+        reply: pb.UploadReply = await _asked(lambda: self._stub.SubmitPart(self._submission(found)))
         return reply.verdict if reply.HasField("verdict") else None
 
     async def withdraw(self, digest: Digest) -> bool:
@@ -115,8 +116,9 @@ class RemoteJudge:
         digests = [bytes.fromhex(digest)]
         request = pb.UpdatesRequest(run_id=self._run_id, digests=digests, rank=self._rank, withdraws=True)
         try:
-            return bool((await self._stub.FindUnused(request)).digests)
-        except grpc.aio.AioRpcError:
+            reply: pb.UnusedUpdates = await _asked(lambda: self._stub.FindUnused(request))
+            return len(reply.digests) > 0
+        except CoordinatorAway:
             return False  # they stay until the next collection
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
@@ -124,10 +126,7 @@ class RemoteJudge:
         return await self._submit(reason=reason, detail=detail[:2000])
 
     async def _submit(self, meta: bytes = b"", reason: str = "", detail: str = "") -> pb.Verdict:
-        try:
-            verdict: pb.Verdict = await self._stub.SubmitUpdate(self._submission(meta, reason, detail))
-        except grpc.aio.AioRpcError as error:
-            raise _away(error) from None
+        verdict: pb.Verdict = await _asked(lambda: self._stub.SubmitUpdate(self._submission(meta, reason, detail)))
         return verdict
 
     def _submission(self, meta: bytes, reason: str = "", detail: str = "") -> Iterator[pb.SubmittedUpdate]:
@@ -136,13 +135,24 @@ class RemoteJudge:
             yield pb.SubmittedUpdate(meta=meta[start : start + CHUNK_BYTES])
 
 
+async def _asked(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the coordinator's answer to a call that changes nothing when it is repeated.
+
+    Raises:
+        CoordinatorAway: it cannot be reached now.
+    """
+    for attempt in itertools.count(1):
+        try:
+            return await call()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == TRIES:
+                raise CoordinatorAway(f"the coordinator cannot be asked now ({error.code().name}): try again") from None
+        await asyncio.sleep(AGAIN_S)
+
+
 def _found(meta: StoredUpdateMeta) -> bytes:
     """Encode the findings about an update or a part without its manifest, which the coordinator has already."""
     return encode_meta(replace(meta, manifest=b"")).encode()
-
-
-def _away(error: grpc.aio.AioRpcError) -> CoordinatorAway:
-    return CoordinatorAway(f"the coordinator cannot be asked now ({error.code().name}): try again")
 
 
 class Rank:

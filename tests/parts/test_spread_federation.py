@@ -17,10 +17,13 @@ PARTS = 8
 class Spread(Ranked):
     """Two ranks of their own; updates that are whole, in three parts, and of client c in eight, slowly."""
 
-    def begin(self, **settings):
-        self.host(**settings)
+    def begin(self, crashes=("", "")):
+        """Start all processes; one of them may die at a named step."""
+        who, step = crashes
+        at = {who: {"ATOLL_CRASH_AT": step}}
+        self.host(rounds=2, environment=at.get("coordinator", {}))
         for number in (0, 1):
-            self.rank(number)
+            self.rank(number, **at.get(f"rank{number}", {}))
         self.agent("a")
         self.agent("b", environment={VARIABLE: "stripes:3"})
         self.agent("c", environment={VARIABLE: f"rows:{PARTS}"}, upload_limit=MODEL_BYTES // 3)
@@ -63,7 +66,7 @@ def check(it, undisturbed):
 
 def test_no_death_of_a_rank_or_of_the_coordinator_changes_the_models(tmp_path, undisturbed):
     with ended_after(Spread(tmp_path)) as it:
-        it.begin(rounds=2)
+        it.begin()
         it.hold_half_kept(1)
         it.kill("rank1")
         it.go_on()
@@ -80,7 +83,7 @@ def test_no_death_of_a_rank_or_of_the_coordinator_changes_the_models(tmp_path, u
 @pytest.mark.long
 def test_the_parts_of_a_rank_that_stays_away_go_to_the_next_and_what_it_has_kept_counts(tmp_path, undisturbed):
     with ended_after(Spread(tmp_path)) as it:
-        it.begin(rounds=2)
+        it.begin()
         digest = it.hold_half_kept(1)
         of_dead = it.kept(1, digest)
         it.kill("rank1")
@@ -91,4 +94,23 @@ def test_the_parts_of_a_rank_that_stays_away_go_to_the_next_and_what_it_has_kept
         assert set(range(1, PARTS, 2)) - of_dead <= it.kept(0, digest), "what was on its way there has moved"
         assert len(digests(it)) == 1, "the fold waits for the rank"
         it.rank(1)
+        check(it, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("who", "step"),
+    [
+        ("rank1", "upload.before_check:2"),  # all bytes of a part are here
+        ("rank1", "upload.part_kept:2"),  # it is durable, and not reported
+        ("coordinator", "upload.before_accept:2"),  # all parts are reported, and there is no decision
+        ("coordinator", "journal.before_write:9"),
+        ("coordinator", "journal.after_write:9"),
+    ],
+)
+def test_a_death_at_a_named_step_changes_nothing(tmp_path, undisturbed, who, step):
+    with ended_after(Spread(tmp_path)) as it:
+        it.begin((who, step))
+        it.wait_for_death(who)
+        it.host(rounds=2) if who == "coordinator" else it.rank(1)
         check(it, undisturbed)

@@ -199,7 +199,8 @@ def divided(tmp_path, *, round_id=3, sizes=(1000, 0, 24)):
 def test_entry_of_parts_comes_back_as_it_was_added(tmp_path):
     data, root, parts = divided(tmp_path)
     spool = Spool(folder(tmp_path), 2**30)
-    entry = spool.add(data, root, statistics={"loss": (1.5, 3.0)}, train_seconds=2.0, rank=3, parts=parts)
+    entry = spool.add(data, root, statistics={"loss": (1.5, 3.0)}, train_seconds=2.0, rank=3, spreads=True, parts=parts)
+    assert entry.spreads
     assert not data.exists()
     again = Spool(folder(tmp_path), 2**30)
     assert again.entries() == {("round", "run-1", 3): root.digest}

@@ -13,7 +13,7 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
-from atoll.server.journal.codec import decode_meta
+from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from tests.server.files.test_run_store import Crash, crash_at
 
 VALUES = np.array([[1.0, -2.0], [0.5, 3.0], [0.0, -4.0]], np.float32)
@@ -191,3 +191,88 @@ def test_a_discarded_part_begins_again_and_the_others_stay(store):
     keep(store, other, parts[0])
     store.discard_incoming(root.digest)
     assert store.digests() == {other.digest}
+
+
+# ---------------------------------------------------------------- spread over ranks
+
+
+def settled(store, *indices):
+    """Keep some parts as an aggregation rank does."""
+    root, parts = parts_of()
+    for index in indices:
+        with store.open_incoming(root.digest, 8, part=index) as upload:
+            upload.append(VALUES[index].tobytes()[upload.position :])
+            on_disk = store.parts_of(root, root.digest)
+            on_disk.keep(upload, parts[index], upload.inspect(parts[index].pieces))
+        assert on_disk.settle(index)
+    return root
+
+
+def test_a_rank_reads_its_parts_and_zeros_for_the_others(tmp_path):
+    stores = [RunStore(tmp_path / f"rank{rank}") for rank in range(3)]
+    root = settled(stores[0], 0, 2)
+    settled(stores[1], 1)
+    meta = StoredUpdateMeta(root.encode(), {"w": 4.0}, {"w": 1.0}, 0, (0, 1, 0))
+    found = []
+    for rank, store in enumerate(stores[:2]):
+        with UpdateReader(store.stored_update(root.digest, meta, None, rank=rank)) as reader:
+            found.append(reader.read(Tensor("w", "F32", (3, 2)), 0, 6))
+    np.testing.assert_array_equal(found[0], [1.0, -2.0, 0.0, 0.0, 0.0, -4.0])
+    np.testing.assert_array_equal(found[0] + found[1], VALUES.reshape(-1))
+    assert stores[2].stored_update(root.digest, meta, None, rank=2).pieces == ()
+    with pytest.raises(StoreCorrupted, match=r"0001\.bin: is not whole"):
+        stores[0].stored_update(root.digest, meta, None, rank=1)
+
+
+def test_a_settled_part_is_only_discarded_with_its_update(store):
+    root = settled(store, 0)
+    assert files(store, "incoming") == []
+    store.discard_incoming(root.digest)
+    assert store.parts_of(root, root.digest).kept() == {0}
+    store.discard_parts(root.digest)
+    assert files(store, "updates") == []
+    assert not store.parts_of(root, root.digest).settle(0)
+
+
+def test_a_crash_while_a_part_settles_loses_no_byte_and_keeps_none_unchecked(tmp_path):
+    for number in range(100):
+        run = RunStore(tmp_path / f"run{number}")
+        with pytest.MonkeyPatch.context() as patch:
+            crash_at(patch, number)
+            try:
+                settled(run, 1)
+                finished = True
+            except Crash:
+                finished = False
+        root, _ = parts_of()
+        run = RunStore(tmp_path / f"run{number}")
+        if not run.parts_of(root, root.digest).settle(1):
+            settled(run, 1)
+        assert files(run, "updates") == [f"{root.digest}.0001.bin", f"{root.digest}.0001.json"]
+        if finished:
+            break
+    assert 5 < number < 99
+
+
+def test_room_is_reserved_for_one_part_alone_where_the_others_go_elsewhere(store):
+    with store.open_incoming("1" * 64, 10, part=0):
+        assert store._reserved("2" * 64) == 10
+    with store.open_incoming("1" * 64, 10, part=0, whole_bytes=500):
+        assert store._reserved("2" * 64) == 500
+
+
+def test_the_coordinators_notes_merge_what_was_found_and_name_the_ranks(store):
+    root, parts = parts_of()
+    notes = store.notes_of(root, root.digest)
+    for part, magnitude in zip(parts, (2.0, 3.0, 4.0), strict=True):
+        notes.note(part.index, StoredUpdateMeta(part.encode(), {}, {}))
+        notes.note(part.index, StoredUpdateMeta(part.encode(), {"w": magnitude}, {"w": magnitude**2}))
+    assert list(notes.manifests()) == parts
+    spread = notes.whole((1, 0, 1))
+    assert spread == StoredUpdateMeta(root.encode(), {"w": 4.0}, {"w": 29.0}, 1, (1, 0, 1))
+    assert (spread.parts_at(0), spread.parts_at(1), spread.parts_at(2)) == ((1,), (0, 2), ())
+    together = notes.whole((2, 2, 2))
+    assert (together.rank, together.ranks, together.parts_at(2)) == (2, (), None)
+    notes.discard()
+    with pytest.raises(StoreCorrupted):
+        list(notes.manifests())

@@ -4,7 +4,7 @@ Synchronous rounds weigh, asynchronous ones scale.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -114,6 +114,15 @@ def test_totals_of_the_plan_are_those_of_the_fold(tmp_path: Path, case: str) -> 
     assert it.plan.totals["mean"].count == 2
     assert it.plan.totals["count"].magnitude == 1 << 60, "integers are not scaled"
     assert FoldPlan.decode(it.plan.encode()) == it.plan
+
+
+def test_the_plan_names_every_rank_that_has_parts_of_an_update(tmp_path: Path) -> None:
+    it = planned(tmp_path)
+    assert [[update.lies_at(rank) for rank in range(3)] for update in it.plan.updates] == [[False, True, False]] * 3
+    spread = replace(it.plan.updates[0], ranks=(0, 2))
+    assert [spread.lies_at(rank) for rank in range(3)] == [True, False, True]
+    plan = replace(it.plan, updates=(spread, *it.plan.updates[1:]))
+    assert FoldPlan.decode(plan.encode()) == plan
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -43,7 +43,7 @@ MAY = {
     | {"Invite", "Revoke", "ListMembers", "Look", "Follow", "ReadAuditLog"},
     Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers", "Look", "Follow", "ReadAuditLog"},
     Role.CLIENT: {"Session", "GetManifest", "Download", "Upload"},
-    Role.AGGREGATOR: {"Admit", "OpenUpdate", "SubmitUpdate", "GetUpdates", "FindUnused"},
+    Role.AGGREGATOR: {"Admit", "OpenUpdate", "SubmitUpdate", "SubmitPart", "GetUpdates", "FindUnused"},
     Role.COORDINATOR: set(),
     Role.AUTHORITY: set(),
 }
@@ -67,6 +67,7 @@ OWNED = {
     (Role.CLIENT, "/atoll.v1.Aggregator/Upload", "its own name"),
     (Role.AGGREGATOR, "/atoll.v1.Aggregation/Serve", "its own number"),
     (Role.AGGREGATOR, "/atoll.v1.Aggregation/SubmitUpdate", "its own number"),
+    (Role.AGGREGATOR, "/atoll.v1.Aggregation/SubmitPart", "its own number"),
     (Role.AGGREGATOR, "/atoll.v1.Aggregation/GetUpdates", "its own number"),
     (Role.AGGREGATOR, "/atoll.v1.Aggregation/FindUnused", "its own number"),
     (Role.OPERATOR, "/atoll.v1.Admin/Invite", "clients and aggregators"),
@@ -232,6 +233,7 @@ async def test_a_call_that_does_not_begin_by_saying_what_it_touches_is_refused()
             (Role.CLIENT, "/atoll.v1.Aggregator/Download", pb.DownloadRequest(credit=1)),
             (Role.AGGREGATOR, "/atoll.v1.Aggregation/Serve", pb.RankMessage(status=pb.RankStatus())),
             (Role.AGGREGATOR, "/atoll.v1.Aggregation/SubmitUpdate", pb.SubmittedUpdate(rank=1)),
+            (Role.AGGREGATOR, "/atoll.v1.Aggregation/SubmitPart", pb.SubmittedUpdate(rank=1)),
         ):
             async with MEMBERS[role].channel(address) as channel:
                 code, detail = await outcome(channel, path, sent=begun)

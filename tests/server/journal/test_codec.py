@@ -20,6 +20,7 @@ from atoll.server.journal.codec import (
     encode_meta,
     encode_record,
     encode_rules,
+    lies_at,
 )
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
@@ -135,6 +136,22 @@ def test_what_is_known_of_an_update_keeps_integers_and_floats_apart():
     assert back == meta
     assert [type(value) for value in back.magnitudes.values()] == [float, int]
     assert back.norm == 5.0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here"), [((), [3]), ((0, 2), [0, 2]), ((12, 3) * 512, [3, 12])], ids=["whole", "two", "a thousand"]
+)
+def test_the_ranks_that_have_an_update_are_read_from_the_end_of_what_is_known_of_it(ranks, here):
+    encoded = encode_meta(StoredUpdateMeta(b'{"rank":7}', {"w": 1.0}, {"w": 9.0}, 3, ranks))
+    assert [rank for rank in range(40) if lies_at(encoded, rank)] == here
+    assert decode_meta(encoded, where="here").ranks == ranks
+
+
+def test_what_an_earlier_atoll_wrote_of_an_update_lies_at_its_one_rank():
+    encoded = encode_meta(StoredUpdateMeta(b"{}", {"w": 1.0}, {"w": 9.0}, 2)).replace(',"ranks":[]', "")
+    assert encoded.endswith('"rank":2}')
+    assert [rank for rank in range(4) if lies_at(encoded, rank)] == [2]
+    assert decode_meta(encoded, where="here").parts_at(2) is None
 
 
 # ---------------------------------------------------------------- a machine goes on after a round trip
