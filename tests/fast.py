@@ -65,6 +65,8 @@ REAL = (
     "parallel/engine/test_forked.py",
     "parallel/engine/test_step.py",
     "parallel/engine/test_traffic.py",
+    "parallel/launch/test_launcher.py",
+    "parallel/launch/test_line.py",
     "parallel/optimizers/test_in_engine.py",
     "parallel/optimizers/test_sharded.py",
     "parallel/planner/test_dry_run.py",

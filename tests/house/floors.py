@@ -64,7 +64,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data", "worker"),
         ("data/public", "engine"),
         ("exchange",),
-        ("models", "trainer"),
+        ("launch", "models", "trainer"),
         ("planner",),
     ),
     "protocol": (
