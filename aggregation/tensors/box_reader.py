@@ -6,7 +6,6 @@ download resumes at any byte. Whole tensors, and boxes that are contiguous in th
 
 import bisect
 import itertools
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from typing import Self
 import numpy as np
 
 from atoll.aggregation.printable import count_of
-from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece
+from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.aggregation.tensors.runs import runs_of
 
 SHORT_RUN = 4096
 """Size [bytes] below which runs are cut out of one read of what covers them: two to three times as fast."""
@@ -67,7 +67,7 @@ class BoxReader:
 
     def _read_box(self, box: Piece, start: int, stop: int) -> Iterator[bytes]:
         """Yield the bytes [start, stop) of a box."""
-        runs = self._runs(box)
+        runs = runs_of(box, *self._tensors[box.tensor])
         first, last = start // runs.size, -(-stop // runs.size)
         while first < last:
             position, alike = runs.at(first)
@@ -103,46 +103,6 @@ class BoxReader:
         if len(data) != size:
             raise OSError(f"{self._path}: {count_of(size, 'byte')} at {position} are missing")
         return data
-
-    def _runs(self, box: Piece) -> "_Runs":
-        shape, base = self._tensors[box.tensor]
-        item = ITEM_BYTES[box.dtype]
-        axis = len(shape) - 1  # axes behind it are whole in the box and melt into the run
-        while axis > 0 and box.lengths[axis] == shape[axis]:
-            axis -= 1
-        if axis < 0:  # a scalar
-            return _Runs(base, item, (), ())
-        strides = [item * math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        origin = base + sum(o * s for o, s in zip(box.offsets, strides, strict=True))
-        return _Runs(origin, box.lengths[axis] * strides[axis], box.lengths[:axis], tuple(strides[:axis]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """The contiguous runs of a box in the file, in their order."""
-
-    origin: int
-    size: int
-    """The size of a run [bytes]."""
-    lengths: tuple[int, ...]
-    """The numbers of runs along the axes before it."""
-    strides: tuple[int, ...]
-    """The distances of runs along these axes [bytes]."""
-
-    @property
-    def distance(self) -> int:
-        """The distance of two neighbours along the last of the axes [bytes]."""
-        return self.strides[-1] if self.strides else self.size
-
-    def at(self, number: int) -> tuple[int, int]:
-        """Return the position of a run, and the number of runs from it on that follow at equal distances."""
-        position, rest, alike = self.origin, number, 1
-        for axis in range(len(self.lengths) - 1, -1, -1):
-            rest, index = divmod(rest, self.lengths[axis])
-            position += index * self.strides[axis]
-            if axis == len(self.lengths) - 1:
-                alike = self.lengths[axis] - index
-        return position, alike
 
 
 @dataclass(frozen=True, slots=True)

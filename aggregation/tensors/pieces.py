@@ -80,3 +80,8 @@ def first_element(piece: Piece, tensor: Tensor) -> int:
     for offset, length in zip(piece.offsets, tensor.shape, strict=True):
         flat = flat * length + offset
     return flat
+
+
+def part_name(index: int) -> str:
+    """Return the name of the file with the bytes of a part of an update."""
+    return f"part.{index:04d}"

@@ -26,6 +26,7 @@ from typing import Any
 
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import count_of
+from atoll.aggregation.tensors.pieces import part_name
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.client.session.events import Key, Sums
 from atoll.protocol import crash_points
@@ -211,11 +212,6 @@ def _name(manifest: UpdateManifest) -> str:
 
 def _folder_name(manifest: UpdateManifest) -> str:
     return f"{plain_name(manifest.run_id)}.{manifest.round_id}{FOLDER_SUFFIX}"
-
-
-def part_name(index: int) -> str:
-    """Return the name of the file with the bytes of a part."""
-    return f"part.{index:04d}"
 
 
 def _part_in(folder: Path, part: PartManifest) -> EntryPart:

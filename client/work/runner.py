@@ -26,7 +26,7 @@ class TrainOrder:
     task: str
     model: Path
     out: Path
-    """File of the update; or folder of one in parts (`spool.part_name`)."""
+    """File of the update; or folder of one in parts (`pieces.part_name`)."""
     round_id: int
     seed: int
     version: int = 0

@@ -137,6 +137,17 @@ def assemble(
     )
 
 
+def begin_again(engine: Engine, optimization: Optimization) -> None:
+    """Begin another training of an engine's parts: with new optimizers, at step 0.
+
+    Args:
+        engine: without compression, whose residuals belong to one training.
+        optimization: its optimizers, learning rate and clipping; the loss stays that of `assemble`.
+    """
+    optimizers = [_optimizer(part, optimization.make_optimizer) for part in engine.parts]
+    engine.begin(optimizers, optimization, _outer(engine.plan, engine.axes))
+
+
 def _check_axes(plan: Plan, axes: Axes | None) -> None:
     if axes is None and (plan.mesh.size > 1 or plan.is_sharded):
         raise ValueError(f"a plan with {plan.mesh} and zero={plan.zero_stage} needs the axes of its mesh")

@@ -14,17 +14,17 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
 
-from atoll.parallel.data.batch import Batch, map_tensors
+from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.buffers import unchanged
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
-from atoll.parallel.engine.passes import Loss, Observe, Total, share_of_loss
+from atoll.parallel.engine.passes import Loss, Observe, Total, in_single, share_of_loss
 from atoll.parallel.engine.plan import SCHEDULES, Plan, stages_of
 from atoll.parallel.engine.sharding import whole
 
 
 class Stage(PipelineStage):
-    """A stage whose buffers do not see torch's pass for shape inference, and that can be evaluated.
+    """A stage whose buffers and loss do not see torch's pass for shape inference, and that can be evaluated.
 
     Without a backward pass two stages of one rank have no gradients to hand over, which torch would demand.
     """
@@ -42,9 +42,18 @@ class Stage(PipelineStage):
         with unchanged(module):
             return super()._compute_outputs(*args, module=module, **kwargs)
 
+    def _backward_metadata_inference(self, loss_fn: Any = None, *args: Any, **kwargs: Any) -> Any:  # not in torch 2.11
+        """Find the gradients' shapes without the task's loss, which may keep something from call to call."""
+        stand_in = None if loss_fn is None else _sum_of_all
+        return super()._backward_metadata_inference(stand_in, *args, **kwargs)
+
     def _shape_inference(self, *args: Any, **kwargs: Any) -> Any:  # its name in torch 2.11
         with unchanged(self.submod):
             return super()._shape_inference(*args, **kwargs)  # type: ignore[misc]
+
+
+def _sum_of_all(outputs: Any, _target: torch.Tensor) -> torch.Tensor:
+    return torch.stack([in_single(tensor).sum() for tensor in tensors(outputs)]).sum()
 
 
 class Pipeline:

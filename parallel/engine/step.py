@@ -109,18 +109,27 @@ class Engine:
         outer: Outer | None = None,
         compression: HookState | None = None,
     ) -> None:
-        self.parts, self.optimizers = local.parts, local.optimizers
+        self.parts = local.parts
         self.plan, self.axes, self.device = plan, axes, device
-        self.steps = 0
-        """Steps taken since the beginning of the training."""
-        self.outer, self.compression = outer, compression
+        self.compression = compression
         self._executor, self._ties, self._sequence = local.executor, local.ties, local.sequence
         self._agreements = local.agreements
-        self._lr, self._clip_norm = optimization.lr, optimization.clip_norm
+        self.begin(local.optimizers, optimization, outer)
         self.parameters = dict(pair for part in self.parts for pair in trained(part))
         """The trained parameters on this rank, by their names in the whole model."""
         self._values = list(self.parameters.values())
         self._scalars = [value for value in self._values if value.dim() == 0 and plan.is_sharded]
+
+    def begin(
+        self, optimizers: Sequence[torch.optim.Optimizer], optimization: Optimization, outer: Outer | None
+    ) -> None:
+        """Begin a training of the parts as they are; see `assemble.begin_again`."""
+        self.optimizers, self.outer = optimizers, outer
+        self.steps = 0
+        """Steps taken since the beginning of the training."""
+        self.amend: Callable[[], None] | None = None
+        """A change of the gradients in each step, after they were summed over the ranks and before they are clipped."""
+        self._lr, self._clip_norm = optimization.lr, optimization.clip_norm
 
     def step(
         self, batch: Batch, *, total: float | None = None, report: bool = True, measure_noise: bool = False
@@ -154,6 +163,8 @@ class Engine:
         for agreement in self._agreements:
             agreement.settle()
         self._settle()
+        if self.amend is not None:
+            self.amend()
         norm = self._norm() if report or measure_noise or self._clip_norm is not None else None
         noise = _noise(first[0], float(units), norm) if first and norm is not None else None
         if self._clip_norm is not None and norm is not None:

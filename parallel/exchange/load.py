@@ -1,7 +1,8 @@
 """The loading of a version's file into the shards of a mesh: each rank reads its boxes, block by block."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ BLOCK_BYTES = 1 << 20
 """Size of a block, which is all that a rank holds beside its shards [bytes]."""
 
 
-def load_shares(shares: Sequence[Share], file: Path) -> None:
+def load_shares(
+    shares: Sequence[Share], file: Path, write: Callable[[torch.Tensor, torch.Tensor], Any] = torch.Tensor.copy_
+) -> None:
     """Give the shards of this rank the values of a version, rounded to their dtypes.
 
     Memory: one block. No communication: ranks read the same file, each its own boxes.
@@ -24,6 +27,7 @@ def load_shares(shares: Sequence[Share], file: Path) -> None:
     Args:
         shares: of this rank, all boxes that it holds (`shares_of`).
         file: a safetensors file of the whole model, as it travels.
+        write: (some elements of a shard, those of the file) -> None; left out, the shard becomes what the file has.
 
     Raises:
         TaskMismatch: the file lacks a tensor, or has it in another shape or dtype; with every difference, before a
@@ -42,7 +46,7 @@ def load_shares(shares: Sequence[Share], file: Path) -> None:
                 stop = min(start + BLOCK_BYTES, size)
                 block = np.frombuffer(bytearray(reader.read(begin + start, begin + stop)), dtype)
                 first = start // dtype.itemsize
-                flat[first : first + block.size].copy_(torch.from_numpy(block))
+                write(flat[first : first + block.size], torch.from_numpy(block))
             if not share.local.is_contiguous():
                 share.local.copy_(flat.view(share.local.shape))
             begin += size

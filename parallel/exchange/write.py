@@ -55,6 +55,7 @@ def write_part(
     version: Path,
     out: Path,
     encoding: Encoding = Encoding(),
+    beside: Sequence["Box"] = (),
 ) -> tuple[Piece, ...]:
     """Write the file of this rank's part of the update.
 
@@ -65,6 +66,7 @@ def write_part(
         version: the file from which they were loaded.
         out: of the part; it is overwritten, and durable on return.
         encoding: the codec.
+        beside: further boxes of the part, of tensors beside the model.
 
     Returns:
         The pieces, in the order of their bytes, with their digests.
@@ -84,7 +86,7 @@ def write_part(
         out.open("wb") as file,
         torch.no_grad(),
     ):
-        for box in _boxes(mine, reader, encoding):
+        for box in _in_order([*_boxes(mine, reader, encoding), *beside]):
             try:
                 pieces.append(box.written(file, rng))
             except NotFinite as fault:
@@ -97,7 +99,7 @@ def write_part(
 
 
 @dataclass(frozen=True, slots=True)
-class _Box:
+class Box:
     """One box of the update."""
 
     piece: Piece
@@ -125,8 +127,8 @@ def _encoded(codec: Codec, block: np.ndarray[Any, Any], rng: np.random.Generator
         raise NotFinite(f"the update cannot be encoded: tensor {piece.tensor!r}, {fault}") from fault
 
 
-def _boxes(mine: Sequence[Share], reader: BoxReader, encoding: Encoding) -> list[_Box]:
-    """Return the boxes in the canonical order of their pieces."""
+def _boxes(mine: Sequence[Share], reader: BoxReader, encoding: Encoding) -> list[Box]:
+    """Return the boxes of the model, in the order of the shares."""
     codec = parse_codec(encoding.codec) if encoding.codec else None
     found, begin = [], 0
     for share in mine:
@@ -135,17 +137,28 @@ def _boxes(mine: Sequence[Share], reader: BoxReader, encoding: Encoding) -> list
             if codec is not None and share.name not in encoding.plain:
                 size = encoded_bytes(codec, piece.num_elements)
                 piece = replace(piece, codec=codec.name, encoded_bytes=size) if size < piece.num_bytes else piece
-            found.append(_Box(piece, partial(_differences, share, reader, begin)))
+            found.append(Box(piece, partial(differences, share, reader, begin)))
         else:  # their difference decides about the dtype, so about the order
             whole = _integers(share, reader, begin)
-            found.append(_Box(replace(piece, dtype=ALLOWED[whole.dtype]), partial(iter, [whole])))
+            found.append(Box(replace(piece, dtype=ALLOWED[whole.dtype]), partial(iter, [whole])))
         begin += share.piece.num_bytes
-    order = {piece: place for place, piece in enumerate(pieces_in_order(box.piece for box in found))}
-    return sorted(found, key=lambda box: order[box.piece])
+    return found
 
 
-def _differences(share: Share, reader: BoxReader, begin: int) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield local - global of a float box: see `parameters.update_of`."""
+def _in_order(boxes: Sequence[Box]) -> list[Box]:
+    """Return the boxes in the canonical order of their pieces."""
+    order = {piece: place for place, piece in enumerate(pieces_in_order(box.piece for box in boxes))}
+    return sorted(boxes, key=lambda box: order[box.piece])
+
+
+def differences(share: Share, reader: BoxReader, begin: int) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield local - global of a float box, in blocks of `BLOCK_ELEMENTS`: see `parameters.update_of`.
+
+    Args:
+        share: with the local values.
+        reader: of the version; the box is among its boxes.
+        begin: the place of the box in the bytes of the reader.
+    """
     local, flat = share.local, share.local.reshape(-1)
     exact = torch.promote_types(local.dtype, torch.float32)
     for start in range(0, flat.numel(), BLOCK_ELEMENTS):

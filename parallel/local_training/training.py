@@ -1,18 +1,17 @@
 """The training and the evaluation of one client's model, in one process."""
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.local_training.batches import batch_sizes, epoch, to_device
+from atoll.parallel.local_training.batches import to_device
 from atoll.parallel.local_training.client import TrainingClient
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
+from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.own_optimizer import own_optimizer
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
@@ -104,8 +103,6 @@ def train_locally(
         done = _fit(task.fit, model, dataset, local, deadline)
         return Work(_weight(task, dataset), done, {}, 0)
 
-    sizes = batch_sizes(num_examples, local.batch_size, model=model)
-    requested = min(local.epochs * len(sizes), local.max_steps or local.epochs * len(sizes))
     fetch, normalizer = drawing(dataset, seed), Normalizer(local)
     step = Step(task, model, local, algorithm)
     statistics: Statistics = {}
@@ -113,8 +110,8 @@ def train_locally(
         algorithm.begin()
     units = list[float]()
     recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
-    done = 0
-    for number, indices in islice(_order(num_examples, sizes, local), requested):
+    done, order = 0, draw_order(num_examples, local, model)
+    for number, indices in order.batches():
         if deadline.passed() or max(recent) > deadline.remaining():
             break
         began = deadline.now()
@@ -125,11 +122,11 @@ def train_locally(
         normalizer.step()
         done += 1
     if done == 0:
-        raise OutOfTime(f"no time for the first of {count_of(requested, 'step')}")
+        raise OutOfTime(f"no time for the first of {count_of(order.steps, 'step')}")
     if isinstance(algorithm, TrainingClient):
         algorithm.end()
-    weight = units_of(task).weight(units, sizes, num_examples)
-    return Work(weight, done / requested, statistics, done, normalizer)
+    weight = units_of(task).weight(units, order.sizes, num_examples)
+    return Work(weight, done / order.steps, statistics, done, normalizer)
 
 
 class Step:
@@ -231,15 +228,6 @@ def evaluate(
                 loss = one_loss(task.loss(outputs, targets))
                 sums = add(sums, _statistics(task, loss, outputs, targets, len(indices)))
     return sums
-
-
-def _order(num_examples: int, sizes: list[int], local: Local) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the epoch of each batch and the indices of its examples."""
-    generator = None
-    if local.shuffle:  # a generator of its own, as in DataLoader: the model's draws do not change the order
-        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-    for number in range(local.epochs):
-        yield from ((number, indices) for indices in epoch(num_examples, sizes, generator))
 
 
 def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_examples: int) -> Statistics:

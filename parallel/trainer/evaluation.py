@@ -20,6 +20,14 @@ def evaluate(
 ) -> dict[str, float | None]:
     """Return the values of the loss and the task's metrics; the same on every rank, and for any number of ranks.
 
+    Arguments as of `statistics`.
+    """
+    return values(task.metrics, statistics(engine, task, batches, ranks, check))
+
+
+def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks, check: UnitCheck) -> Statistics:
+    """Return the sums of the loss and the task's metrics; the same on every rank, and for any number of ranks.
+
     The loss is the mean over its units (`Task.units`). Sums are exact for counts and correctly
     rounded for the rest. Every rank must call it.
 
@@ -36,18 +44,16 @@ def evaluate(
     def observe(outputs: Any, targets: Any) -> None:
         nonlocal sums
         outputs = map_tensors(_readable, outputs)
-        statistics = of_batch(task.metrics, outputs, targets)
-        if "loss" not in statistics:
+        found = of_batch(task.metrics, outputs, targets)
+        if "loss" not in found:
             check.see(outputs, targets)
             rows = len(next(tensors(targets)))
-            statistics |= as_statistics(
-                {"loss": units.sums(one_loss(task.loss(outputs, targets)).item(), targets, rows)}
-            )
-        sums = add(sums, statistics)
+            found |= as_statistics({"loss": units.sums(one_loss(task.loss(outputs, targets)).item(), targets, rows)})
+        sums = add(sums, found)
 
     for batch in batches:
         engine.evaluate(batch, observe)
-    return values(task.metrics, merge(ranks.gather(sums)))
+    return merge(ranks.gather(sums))
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:

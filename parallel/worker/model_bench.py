@@ -24,19 +24,17 @@ from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
 from atoll.parallel.local_training.warm_start import Aliases
-from atoll.parallel.statistics.of_data import of_task
-from atoll.parallel.statistics.parts import SPLITS, SiteStatistics
+from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.given import Given
+from atoll.parallel.task.errors import TaskMismatch
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metrics, Statistics
-from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Json, Measures, Outcome, Received, only_declared
+from atoll.parallel.worker.bench import Json, Measures, Outcome, Received
+from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
 
 
 class ModelBench:
@@ -47,71 +45,65 @@ class ModelBench:
     def __init__(self, task: Task, request: dict[str, Any]) -> None:
         if request.get("threads"):
             torch.set_num_threads(request["threads"])
-        given = Given.read(request.get("local") or {})
-        self._loaded = task.with_settings(only_declared(request, task.settings))
-        self._task, self._options = self._loaded.with_options(given.options), given.options
-        self._site: str | None = request.get("site")
-        self._device = _device(request.get("device") or "cpu")
-        given.check(task.local, request.get("rounds") or 1)
-        self._local = task.local.with_overrides(given.local)
-        self._algorithm: str = request.get("algorithm") or "fedavg"
-        check_training(task, self._algorithm, self._local)
+        self._here = SiteTask(task, request)
+        self._device = device_of(request)
         self._model: torch.nn.Module | None = None
-        self._seed = 0
-        if self._local.has_own_optimizer:  # its faults are told before a round
-            with within(context_of(self._task)):
-                make_optimizer(self._local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
-        elif self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
-            make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
-        self._datasets: dict[str, Any] = {}
+        self._built_for, self._seed = task, 0
+        local = self._here.local
+        if local.has_own_optimizer:  # its faults are told before a round
+            with within(context_of(self._here.task)):
+                make_optimizer(local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
+        elif self._here.site is not None:  # torch imports a third of itself with the first optimizer: before a round
+            make_optimizer(local, [torch.nn.Parameter(torch.zeros(1))])
 
     @property
     def metrics(self) -> Metrics:
         """The task's metrics."""
-        return self._task.metrics
+        return self._here.task.metrics
 
     def initial(self, seed: int) -> Arrays:
         """Return a newly built model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
-        model = build_model(self._task, seed)
-        stays = names_that_stay(model, self._local.keep)
-        arrays = {name: array for name, array in initial_parameters(self._task, seed).items() if name not in stays}
-        if self._algorithm == "scaffold":
+        model = build_model(self._here.task, seed)
+        stays = names_that_stay(model, self._here.local.keep)
+        arrays = {name: array for name, array in initial_parameters(self._here.task, seed).items() if name not in stays}
+        if self._here.algorithm == "scaffold":
             arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
-        return arrays | first_shared(self._task, model)
+        return arrays | first_shared(self._here.task, model)
 
     def settings(self) -> list[str]:
         """Return the names of the site's settings that the task declares."""
-        return list(self._task.settings)
+        return list(self._here.task.settings)
 
     def aliases(self) -> Aliases:
         """Return the names of the tied tensors of the model."""
-        return aliases_of(build_model(self._task, 0))
+        return aliases_of(build_model(self._here.task, 0))
 
     def buffers(self) -> list[str]:
         """Return the names of the model's untrained float tensors, without the local layers."""
-        model = self._model if self._model is not None else build_model(self._task, 0)
-        stays = names_that_stay(model, self._local.keep)
-        return [name for name in buffers_of(model) if name not in stays] + [*first_shared(self._task, model)]
+        model = self._model if self._model is not None else build_model(self._here.task, 0)
+        stays = names_that_stay(model, self._here.local.keep)
+        return [name for name in buffers_of(model) if name not in stays] + [*first_shared(self._here.task, model)]
 
     def num_examples(self) -> int | None:
         """Return the size of the training split; None without a site."""
-        return None if self._site is None else len(self._training_data())
+        return self._here.num_examples()
 
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
-        local, algorithm = self._local_of(request, request.get("version") or 0), request.get("algorithm") or "fedavg"
-        check_training(self._task, algorithm, local)
-        dataset, model = self._training_data(), self._the_model(request)
+        local = self._here.local_of(request, request.get("version") or 0)
+        algorithm = request.get("algorithm") or "fedavg"
+        check_training(self._here.task, algorithm, local)
+        dataset, model = self._here.training_data(), self._the_model(request)
         before, stays = self._merged(arrays, local, request, model)
         load_parameters(model, before)
         control = _control_variates(model, arrays, stays) if algorithm == "scaffold" else None
-        context = self._context(request, round=request.get("round_id") or 0, deadline=deadline)
+        context = self._here.context(request, round=request.get("round_id") or 0, deadline=deadline)
         with within(context):
             client = self._client(arrays, model, local, context)
             if client is not None and request.get("has_counted"):
                 client.check_state()
             work = train_locally(
-                self._task,
+                self._here.task,
                 model,
                 dataset,
                 local,
@@ -135,84 +127,56 @@ class ModelBench:
 
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
         """Evaluate on the site's split with its local layers, or on the server's data."""
-        local, where = self._local_of(request, request.get("version") or 0), request["split"]
-        if why_not := self._why_not(where, local):
+        local, where = self._here.local_of(request, request.get("version") or 0), request["split"]
+        if why_not := self._here.why_not(where, local):
             return why_not
-        model, dataset = self._the_model(request), self._dataset(where)
+        model, dataset = self._the_model(request), self._here.dataset(where)
         load_parameters(model, self._merged(arrays, local, request, model)[0])
-        context = self._context(request, site=None if where == "server" else self._site)
+        context = self._here.context(request, site=None if where == "server" else self._here.site)
         with within(context):
             if where != "server" and (client := self._client(arrays, model, local, context)):
                 client.load_evaluated()
-            return evaluate(self._task, model, dataset, device=self._device, seed=_model_seed(request))
+            return evaluate(self._here.task, model, dataset, device=self._device, seed=model_seed(request))
 
     def _client(
         self, arrays: Received, model: torch.nn.Module, local: Local, context: Context
     ) -> TrainingClient | None:
         """Return the client of the task's own algorithm, with the model as it is loaded; None: there is none."""
-        if self._task.algorithm is None:
+        if self._here.task.algorithm is None:
             if unknown := [name for name in arrays.version if name.startswith(SHARED)]:
                 raise TaskMismatch(f"{', '.join(unknown)} is unknown: the task has no algorithm of its own")
             return None
         return TrainingClient(
-            self._task,
+            self._here.task,
             model,
             local,
             context,
             shared=tensors_with(SHARED, arrays.version, self._device),
             state=tensors_with(STATE, arrays.own or {}, self._device) or None,
-            data=lambda: (drawing(self._training_data(), context.seed), len(self._training_data())),
+            data=lambda: (drawing(self._here.training_data(), context.seed), len(self._here.training_data())),
         )
-
-    def _local_of(self, request: Json, version: int) -> Local:
-        """Return the settings of the round after a version; take the options of the request's run."""
-        given = Given.read(request.get("local") or {})
-        if "local" in request and given.options != self._options:  # the worker's last run had others
-            self._task, self._options = self._loaded.with_options(given.options), given.options
-            self._model, self._datasets = None, {}
-        return given.local_of(self._local, version + 1)
-
-    def _context(self, request: Json, **circumstances: Any) -> Context:
-        fields = {"site": self._site, "version": request.get("version") or 0} | circumstances
-        return context_of(self._task, seed=request.get("seed") or _model_seed(request), **fields)
 
     def measures(self) -> Measures:
         """Return the names of the loss and the task's metrics, and whether the server has data for them."""
-        return Measures(tuple(sorted({"loss", *self._task.metrics})), self._why_not("server", self._local))
+        return self._here.measures()
 
     def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
         """Return the statistics of the rows of both splits, with those of the task's own function."""
-        self._local_of(request, 0)  # takes the options of the request
-        if self._site is None:
-            raise TaskBroken("this worker was started without a site, so it has no data")
-        datasets = {split: self._dataset(split) for split in SPLITS}
-        with within(self._context(request)):
-            return of_task(self._task, datasets, deadline)
+        return self._here.statistics(request, deadline)
 
     def no_statistics(self) -> str:
         """Return no reason: rows have statistics."""
         return ""
 
-    def _why_not(self, where: str, local: Local) -> str:
-        """Return the reason that nothing can be measured on a split; empty: it can."""
-        if self._dataset(where) is None:
-            return "the task has no test_data" if where == "server" else "this site has no such data"
-        if self.is_empty(where):
-            return "the task's test_data has no examples" if where == "server" else "this site has no such data"
-        if where == "server" and local.keep is not None:
-            return f"the layers of local.keep ({local.keep}) are at the sites: let clients evaluate"
-        return ""
-
     def is_empty(self, split: str) -> bool:
         """Return whether the data set of this split exists and has no examples."""
-        dataset = self._dataset(split)
-        return dataset is not None and not len(dataset)
+        return self._here.is_empty(split)
 
     def _the_model(self, request: Json) -> torch.nn.Module:
         """Return the run's model, whose state that does not travel is as after its construction."""
-        seed = _model_seed(request)
-        if self._model is None or self._seed != seed:
-            self._model, self._seed = build_model(self._task, seed).to(self._device), seed
+        task, seed = self._here.task, model_seed(request)
+        if self._model is None or self._built_for is not task or self._seed != seed:
+            self._model, self._built_for, self._seed = build_model(task, seed).to(self._device), task, seed
             self._passing = PassingState(self._model)
         self._passing.restore()
         return self._model
@@ -226,24 +190,8 @@ class ModelBench:
             raise TaskMismatch(f"local.keep keeps {', '.join(travelled)} at the site, but the global model has them")
         own = split(arrays.own or {})[0]
         if stays and not own:
-            own = initial_parameters(self._task, _model_seed(request))
+            own = initial_parameters(self._here.task, model_seed(request))
         return version | {name: array for name, array in own.items() if name in stays}, stays
-
-    def _training_data(self) -> Any:
-        if self._site is None:
-            raise TaskBroken("this worker was started without a site, so it has no data to train on")
-        dataset = self._dataset("train")
-        if dataset is None:
-            raise TaskBroken(f"task.data({self._site!r}, 'train') returned no data set")
-        return dataset
-
-    def _dataset(self, split: str) -> Any:
-        if split not in self._datasets:
-            if split == "server":
-                self._datasets[split] = server_data_of(self._task)
-            else:
-                self._datasets[split] = data_of(self._task, self._site, split) if self._site else None
-        return self._datasets[split]
 
 
 def _control_variates(model: torch.nn.Module, arrays: Received, stays: frozenset[str]) -> ControlVariates:
@@ -252,16 +200,3 @@ def _control_variates(model: torch.nn.Module, arrays: Received, stays: frozenset
     for variates in (server, client) if client else (server,):
         check_like(variates, in_order(Tensor(name, "F32", tuple(p.shape)) for name, p in trained.items()))
     return ControlVariates(server, client or None)
-
-
-def _model_seed(request: Json) -> int:
-    return request.get("model_seed") or 0
-
-
-def _device(name: str) -> str:
-    """Return the name of the device; "auto" is a GPU if torch finds one. Only the worker has torch to ask."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise TaskBroken("device 'cuda' is set, and torch finds no GPU; allowed: auto, cpu")
-    return name

@@ -65,7 +65,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data/public", "engine"),
         ("exchange",),
         ("launch", "models", "trainer"),
-        ("planner",),
+        ("crew", "planner"),
     ),
     "protocol": (
         (
@@ -118,7 +118,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("process.py",),
     ),
     "simulations": (
-        ("attacks", "devices", "engines", "histories", "populations"),
+        ("attacks", "devices", "engines", "populations", "referee"),
+        ("histories",),
         ("engines/batched",),
         ("engines/processes",),
         ("engines/choice.py",),

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.layout import Piece
+from atoll.aggregation.tensors.pieces import part_name
 from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.disk import spool as spool_module
-from atoll.client.disk.spool import Spool, SpoolFull, part_name
+from atoll.client.disk.spool import Spool, SpoolFull
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest

@@ -1,0 +1,243 @@
+"""The bench of a `Task` and one site on a mesh of ranks: what `worker/model_bench` is for one process.
+
+Every rank calls the same methods in the same order. Those of rank 0 return what the worker protocol answers
+(`worker/main`); an update is a folder of parts, one for each rank that owns boxes of the model.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
+from atoll.parallel.checkpoint.randomness import seed_generators
+from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.crew.amendments import correct, pull
+from atoll.parallel.crew.building import MeshModel, build
+from atoll.parallel.crew.control import corrections_of
+from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
+from atoll.parallel.crew.together import together
+from atoll.parallel.crew.training import LocalTraining, optimizer_of
+from atoll.parallel.crew.update import write_update
+from atoll.parallel.data.order import share
+from atoll.parallel.engine.assemble import begin_again
+from atoll.parallel.engine.axes import Axes
+from atoll.parallel.engine.optimization import Optimization
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.algorithms import check_training
+from atoll.parallel.local_training.batches import batch_sizes
+from atoll.parallel.local_training.local_order import draw_order
+from atoll.parallel.local_training.parameters import forms_of
+from atoll.parallel.local_training.training import Work
+from atoll.parallel.task.context import within
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.metrics import only_finite
+from atoll.parallel.task.randomness import seed_everything, seeded
+from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.data import in_order as loader_in_order
+from atoll.parallel.trainer.evaluation import statistics
+from atoll.parallel.trainer.job import model_on_meta
+from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
+from atoll.parallel.worker.bench import Json
+from atoll.parallel.worker.operations import layout_fields
+from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
+from atoll.parallel.world import World
+
+IsTold = Callable[[], bool]
+"""() -> whether this rank was told to end the training early; rank 0 alone is told."""
+
+
+EVALUATED_AT_ONCE = 256
+"""Examples of one batch of an evaluation, on all ranks together; as in one process."""
+
+
+class MeshBench:
+    """A task and one site on a mesh.
+
+    Args:
+        task: as it was loaded.
+        request: `load` (`worker/main`).
+        plan: the parallelism of the site.
+        world: of this rank; its process group is there, unless it is alone.
+        clock: returns the present instant [s], monotonic, so that the ranks agree on an early end about twice a second;
+            None: after every step.
+
+    Raises:
+        OverridesRefused: the values of the run or of the site do not fit the task; with every reason.
+        TaskBroken: the mesh cannot take the training; with every reason.
+        ValueError: the mesh has not the size of the process group.
+    """
+
+    def __init__(
+        self, task: Task, request: Json, plan: Plan, world: World, clock: Callable[[], float] | None = None
+    ) -> None:
+        if request.get("threads"):
+            torch.set_num_threads(request["threads"])
+        self._here, self._plan = SiteTask(task, request), plan
+        self._check(self._here.local, self._here.algorithm)
+        self._device = world.device(device_of(request))
+        needs_axes = plan.mesh.size > 1 or plan.is_sharded
+        self._axes = Axes(plan.mesh, self._device.type) if needs_axes else None
+        self._ranks, self._clock = Ranks(), clock or count(step=INTERVAL_S).__next__
+        self._built_for: tuple[Task, int, int | None] | None = None
+        self._model: MeshModel | None = None
+
+    def describe(self) -> Json:
+        """Return the size of the site's data, the layout of the model, and the settings that the task declares."""
+        layout = layout_fields(self._layout())
+        return {
+            "num_examples": self._here.num_examples(),
+            "layout": layout,
+            "settings": list(self._here.task.settings),
+        }
+
+    def train(self, request: Json, is_told: IsTold) -> Json:
+        """Train as `ModelBench.train` does, and write the update into the folder `out`.
+
+        Args:
+            request: `train` (`worker/main`).
+            is_told: of this rank; asked between steps.
+
+        Returns:
+            The answer, with the pieces of each part under `parts`.
+
+        Raises:
+            TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
+        """
+        local = self._here.local_of(request, request.get("version") or 0)
+        algorithm = request.get("algorithm") or "fedavg"
+        self._check(local, algorithm)
+        dataset = together(self._ranks, self._training_data)
+        outline = model_on_meta(self._here.task)
+        with within(self._here.context(request, round=request.get("round_id") or 0)):
+            seed_everything(request["seed"])
+            order = draw_order(len(dataset), local, outline)
+            model = self._the_model(request, local)
+            self._begin(model, local, algorithm, request)
+            self._seed(request["seed"])
+            training = LocalTraining(
+                task=self._here.task,
+                local=local,
+                order=order,
+                dataset=dataset,
+                seed=request["seed"],
+                model=model,
+                ranks=self._ranks,
+                agreement=Agreement(is_told, self._clock, self._ranks.group),
+            )
+            work, is_stopped = training.run()
+        parts = write_update(model, request, self._ranks, work.steps * local.lr if algorithm == "scaffold" else None)
+        return {
+            "num_examples": work.num_examples,
+            "work": work.work,
+            "statistics": only_finite(work.statistics),
+            "stopped": is_stopped,
+            "parts": parts,
+            "has_own": algorithm == "scaffold",
+            "steps": work.steps,
+            **_normalizer(work, algorithm),
+        }
+
+    def evaluate(self, request: Json) -> Json:
+        """Return the sums of the loss and the metrics on a split of the site, or the reason why there are none.
+
+        Args:
+            request: `evaluate` (`worker/main`).
+
+        Raises:
+            TaskBroken, TaskMismatch, OSError: as in one process; on all ranks.
+        """
+        local, where = self._here.local_of(request, request.get("version") or 0), request["split"]
+        if why_not := together(self._ranks, lambda: self._here.why_not(where, local)):
+            return {"statistics": None, "reason": why_not}
+        model, data, mesh = self._the_model(request, local), self._here.dataset(where), self._plan.mesh
+        rows = self._rows_of(local)
+        size = EVALUATED_AT_ONCE if rows is None else rows * mesh.dp
+        rank = 0 if self._axes is None else self._axes.dp_rank
+        together(self._ranks, partial(model.load, Path(request["model"])))
+        context = self._here.context(request, site=None if where == "server" else self._here.site)
+        with within(context), seeded(model_seed(request)):
+            batches = loader_in_order(data, batch_size=size, num_ranks=mesh.dp, rank=rank, device=self._device)
+            found = statistics(model.engine, self._here.task, batches, self._ranks, model.tally.check)
+        return {"statistics": only_finite(found)}
+
+    def statistics(self, request: Json, deadline: Deadline) -> Json:
+        """Return the statistics of the site's data, from rank 0 alone: the others go on at once.
+
+        Args:
+            request: `statistics` (`worker/main`).
+            deadline: of the answer.
+        """
+        self._here.local_of(request, 0)  # takes the options of the request
+        if not self._ranks.is_first:
+            return {}
+        return {"statistics": self._here.statistics(request, deadline).plain()}
+
+    def _check(self, local: Local, algorithm: str) -> None:
+        check_training(self._here.task, algorithm, local)
+        if faults := faults_of_mesh(self._here.task, local, algorithm, self._plan):
+            raise TaskBroken("; ".join(faults))
+
+    def _training_data(self) -> Any:
+        dataset = self._here.training_data()
+        if len(dataset) < 1:
+            raise TaskBroken("the data set is empty; a site needs at least one example to train")
+        return dataset
+
+    def _layout(self) -> Layout:
+        outline = model_on_meta(self._here.task)
+        tensors = [Tensor(name, dtype, shape) for name, (shape, dtype) in forms_of(outline).items()]
+        if self._here.algorithm == "scaffold":
+            moved = {name for name, parameter in outline.named_parameters() if parameter.requires_grad}
+            tensors += [
+                Tensor(CONTROL + tensor.name, "F32", tensor.shape) for tensor in tensors if tensor.name in moved
+            ]
+        return in_order(tensors)
+
+    def _the_model(self, request: Json, local: Local) -> MeshModel:
+        """Return the run's model, built unless it is there."""
+        task, seed, rows = self._here.task, model_seed(request), self._rows_of(local)
+        if self._model is None or self._built_for != (task, seed, rows):
+            self._model = None
+            self._model = build(task, self._plan, self._axes, self._device, self._ranks, seed=seed, rows=rows)
+            self._built_for = (task, seed, rows)
+        return self._model
+
+    def _rows_of(self, local: Local) -> int | None:
+        """Return the examples of a rank's largest batch in a pipeline, whose stages exchange one shape; else None."""
+        dp = self._plan.mesh.dp
+        if self._plan.mesh.pp == 1:
+            return None
+        sizes = batch_sizes(len(self._training_data()), local.batch_size, model=model_on_meta(self._here.task))
+        return share(max(sizes), dp - 1, dp)
+
+    def _begin(self, model: MeshModel, local: Local, algorithm: str, request: Json) -> None:
+        """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients."""
+        version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
+        together(self._ranks, partial(model.load, version))
+        make = optimizer_of(local)
+        begin_again(model.engine, Optimization(loss=model.tally, make_optimizer=make, clip_norm=local.clip_norm))
+        model.tally.begin()
+        if local.prox_mu:
+            model.engine.amend = pull(model.shards(), local.prox_mu)
+        if algorithm == "scaffold":
+            shards = model.shards()
+            corrections = together(self._ranks, partial(corrections_of, shards, version, own))
+            model.engine.amend = correct(shards, corrections)
+
+    def _seed(self, seed: int) -> None:
+        """Seed what the model draws: as in one process, or on each rank its own."""
+        seed_everything(seed)
+        if self._axes is not None:
+            seed_generators(seed, 0, self._axes.draw)
+
+
+def _normalizer(work: Work, algorithm: str) -> Json:
+    if algorithm != "fednova" or work.normalizer is None:
+        return {}
+    return {"normalizer": work.normalizer.normalizer, "effective_steps": work.normalizer.effective_steps}

@@ -1,0 +1,129 @@
+"""A `Task` at one site: its data, its options in the present run, and the settings of each round."""
+
+from typing import Any
+
+import torch
+
+from atoll.parallel.local_training.algorithms import check_training
+from atoll.parallel.statistics.of_data import of_task
+from atoll.parallel.statistics.parts import SPLITS, SiteStatistics
+from atoll.parallel.task.context import Context, context_of, within
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.given import Given
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.randomness import data_of, server_data_of
+from atoll.parallel.task.task import Task
+from atoll.parallel.worker.bench import Json, Measures, only_declared
+
+
+class SiteTask:
+    """A task with one site; data sets stay warm from one request to the next.
+
+    Args:
+        task: as it was loaded.
+        request: `load` (`worker/main`).
+
+    Raises:
+        OverridesRefused: the run's or the site's values do not fit the task; with every reason.
+        TaskBroken: its training does not fit the run's algorithm.
+    """
+
+    def __init__(self, task: Task, request: Json) -> None:
+        given = Given.read(request.get("local") or {})
+        self._loaded = task.with_settings(only_declared(request, task.settings))
+        self.task, self._options = self._loaded.with_options(given.options), given.options
+        """The task with the site's settings and the run's options; another object when the options change."""
+        self.site: str | None = request.get("site")
+        given.check(task.local, request.get("rounds") or 1)
+        self.local = task.local.with_overrides(given.local)
+        """The settings of the local training, without schedules."""
+        self.algorithm: str = request.get("algorithm") or "fedavg"
+        check_training(task, self.algorithm, self.local)
+        self._datasets: dict[str, Any] = {}
+
+    def local_of(self, request: Json, version: int) -> Local:
+        """Return the settings of the round after a version; take the options of the request's run."""
+        given = Given.read(request.get("local") or {})
+        if "local" in request and given.options != self._options:  # the worker's last run had others
+            self.task, self._options = self._loaded.with_options(given.options), given.options
+            self._datasets = {}
+        return given.local_of(self.local, version + 1)
+
+    def context(self, request: Json, **circumstances: Any) -> Context:
+        """Return the context of a request's job."""
+        fields = {"site": self.site, "version": request.get("version") or 0} | circumstances
+        return context_of(self.task, seed=request.get("seed") or model_seed(request), **fields)
+
+    def num_examples(self) -> int | None:
+        """Return the size of the training split; None without a site."""
+        return None if self.site is None else len(self.training_data())
+
+    def training_data(self) -> Any:
+        """Return the training split.
+
+        Raises:
+            TaskBroken: there is none.
+        """
+        if self.site is None:
+            raise TaskBroken("this worker was started without a site, so it has no data to train on")
+        dataset = self.dataset("train")
+        if dataset is None:
+            raise TaskBroken(f"task.data({self.site!r}, 'train') returned no data set")
+        return dataset
+
+    def dataset(self, split: str) -> Any:
+        """Return the data set of a split: train, test, or server; None if there is none."""
+        if split not in self._datasets:
+            if split == "server":
+                self._datasets[split] = server_data_of(self.task)
+            else:
+                self._datasets[split] = data_of(self.task, self.site, split) if self.site else None
+        return self._datasets[split]
+
+    def is_empty(self, split: str) -> bool:
+        """Return whether the data set of this split exists and has no examples."""
+        dataset = self.dataset(split)
+        return dataset is not None and not len(dataset)
+
+    def why_not(self, where: str, local: Local) -> str:
+        """Return the reason that nothing can be measured on a split; empty: it can."""
+        if self.dataset(where) is None:
+            return "the task has no test_data" if where == "server" else "this site has no such data"
+        if self.is_empty(where):
+            return "the task's test_data has no examples" if where == "server" else "this site has no such data"
+        if where == "server" and local.keep is not None:
+            return f"the layers of local.keep ({local.keep}) are at the sites: let clients evaluate"
+        return ""
+
+    def measures(self) -> Measures:
+        """Return the names of the loss and the task's metrics, and whether the server has data for them."""
+        return Measures(tuple(sorted({"loss", *self.task.metrics})), self.why_not("server", self.local))
+
+    def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
+        """Return the statistics of the rows of both splits, with those of the task's own function."""
+        self.local_of(request, 0)  # takes the options of the request
+        if self.site is None:
+            raise TaskBroken("this worker was started without a site, so it has no data")
+        datasets = {split: self.dataset(split) for split in SPLITS}
+        with within(self.context(request)):
+            return of_task(self.task, datasets, deadline)
+
+
+def model_seed(request: Json) -> int:
+    """Return the seed of the run's model."""
+    return request.get("model_seed") or 0
+
+
+def device_of(request: Json) -> str:
+    """Return the kind of device, cpu or cuda; "auto" is a GPU if torch finds one. Only the worker has torch to ask.
+
+    Raises:
+        TaskBroken: cuda is set, and there is no GPU.
+    """
+    name: str = request.get("device") or "cpu"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TaskBroken("device 'cuda' is set, and torch finds no GPU; allowed: auto, cpu")
+    return name

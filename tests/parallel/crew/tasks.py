@@ -1,0 +1,62 @@
+"""Small tasks whose local training is the same in one process and on a mesh."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from atoll import Local, Task
+from atoll.parallel.models.cnn import CNN
+from atoll.parallel.models.decoder import Decoder, DecoderConfig
+
+VOCAB, LENGTH, EXAMPLES = 32, 8, 44
+"""44 examples in batches of 8: the last one has 4."""
+
+
+def sequences(site: str, split: str) -> TensorDataset | None:
+    """Sequences of tokens; the target of each is the next one, and some are not counted."""
+    if split == "test" and site == "nowhere":
+        return None
+    generator = torch.Generator().manual_seed(len(site) + (split == "test"))
+    tokens = torch.randint(0, VOCAB, (EXAMPLES if split == "train" else 13, LENGTH + 1), generator=generator)
+    targets = tokens[:, 1:].clone()
+    targets[::3, :5] = -100
+    return TensorDataset(tokens[:, :-1], targets)
+
+
+def decoder() -> nn.Module:
+    return Decoder(DecoderConfig(vocab=VOCAB, dim=16, layers=4, heads=4, ffn=24, sequence=LENGTH))
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def right(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Any, Any]:
+    counted = targets != -100
+    return (outputs.argmax(dim=-1) == targets)[counted].sum(), counted.sum()
+
+
+task = Task(
+    model=decoder,
+    data=sequences,
+    loss=loss,
+    sites=["here", "nowhere"],
+    metrics={"right": right},
+    local=Local(epochs=2, batch_size=8, lr=0.5),
+    units=lambda targets: (targets != -100).sum(),
+)
+
+pictures = Task(
+    model=lambda: CNN([1, 4, 8], 8, hidden=16),
+    data=lambda site, split: TensorDataset(
+        torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 10
+    ),
+    loss=nn.functional.cross_entropy,
+    sites=["here"],
+    local=Local(batch_size=8, lr=0.1),
+)
+
+with_fit = replace(task, fit=lambda model, data, local, deadline: 1.0)

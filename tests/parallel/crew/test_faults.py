@@ -1,0 +1,59 @@
+"""What a mesh cannot take is said before anything runs, all of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from atoll import Algorithm, Local
+from atoll.parallel.crew.bench import MeshBench, faults_of_mesh
+from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.world import World
+from tests.parallel.crew import tasks
+
+SHARDS = Plan(mesh=Mesh(dp_shard=2))
+
+
+def adagrad(parameters: list[object], lr: float) -> object:
+    raise AssertionError("never called")
+
+
+def test_a_task_that_fits_has_no_faults() -> None:
+    assert faults_of_mesh(tasks.task, tasks.task.local, "fedavg", SHARDS) == []
+    synced = replace(SHARDS, batchnorm="sync")
+    assert faults_of_mesh(tasks.pictures, tasks.pictures.local, "scaffold", synced) == []
+
+
+def test_all_faults_are_said_at_once() -> None:
+    local = Local(optimizer=adagrad, keep="embed.*", batch_size=1)
+    task = replace(tasks.task, algorithm=Algorithm())
+    found = faults_of_mesh(task, local, "fedavg", SHARDS)
+    for word in ("task.algorithm: the hooks of", "local.keep:", "local.optimizer: adagrad", "a global batch of 1"):
+        assert [fault for fault in found if word in fault], (word, found)
+    assert "task.fit:" in faults_of_mesh(tasks.with_fit, Local(), "fedavg", SHARDS)[0]
+
+
+@pytest.mark.parametrize(
+    ("plan", "algorithm", "words"),
+    [
+        (Plan(mesh=Mesh(dp_replicate=2), compression="bf16"), "fedavg", "plan.compression: must be none"),
+        (Plan(mesh=Mesh(dp_replicate=2), outer="diloco:2"), "scaffold", "plan.outer: algorithm 'scaffold' needs one"),
+        (Plan(mesh=Mesh(dp_replicate=2000)), "fedavg", "mesh: an update has at most 1024 parts, got 2000 ranks"),
+        (Plan(mesh=Mesh(tp=3)), "fedavg", "tp=3 must divide"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plan: Plan, algorithm: str, words: str) -> None:
+    assert [fault for fault in faults_of_mesh(tasks.task, Local(batch_size=None), algorithm, plan) if words in fault]
+
+
+@pytest.mark.parametrize(("microbatches", "words"), [(1, "plan.batchnorm must be sync"), (2, "allowed: 1, or a model")])
+def test_batch_norms_need_the_whole_batch(microbatches: int, words: str) -> None:
+    plan = replace(SHARDS, accumulate=microbatches)
+    (fault,) = faults_of_mesh(tasks.pictures, tasks.pictures.local, "fedavg", plan)
+    assert words in fault
+
+
+def test_a_bench_refuses_before_any_group_is_used() -> None:
+    with pytest.raises(TaskBroken, match=r"task\.fit: .* train in one process"):
+        MeshBench(tasks.with_fit, {"site": "here"}, SHARDS, World())

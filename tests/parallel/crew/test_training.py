@@ -1,0 +1,66 @@
+"""The local training on a mesh against that of one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.aggregation.tensors import safetensors_file
+from tests.parallel.crew.clients import Json, distance, in_one_process, on_a_mesh, write_version
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"dp_replicate": 2},
+    "fsdp": {"dp_shard": 4},
+    "fsdp, accumulated": {"dp_shard": 2, "accumulate": 2},
+    "zero 1": {"dp_shard": 2, "zero": 1},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 2},
+    "tp": {"tp": 2},
+    "loss parallel": {"tp": 2, "loss_parallel": True},
+    "fsdp x tp": {"dp_shard": 2, "tp": 2},
+    "pp": {"pp": 2},
+    "pp x fsdp": {"pp": 2, "dp_shard": 2},
+    "pp x tp": {"pp": 2, "tp": 2},
+    "recompute": {"dp_shard": 2, "recompute": "full"},
+}
+
+ALGORITHMS: dict[str, Json] = {
+    "fedavg": {},
+    "fedsgd": {"local": {"batch_size": None, "epochs": 1}},
+    "fedprox": {"local": {"prox_mu": 0.3, "clip_norm": 0.5}},
+    "fednova": {"algorithm": "fednova", "local": {"momentum": 0.5}},
+    "scaffold": {"algorithm": "scaffold", "local": {"lr": 0.1}},
+}
+
+SHORT = {("ddp", "fedprox"), ("fsdp", "fedavg"), ("tp", "fednova"), ("pp x fsdp", "scaffold")}
+"""The cases of `make test`: each kind of layout and of algorithm once."""
+
+CASES = [
+    pytest.param(layout, algorithm, marks=[] if (layout, algorithm) in SHORT else [pytest.mark.long])
+    for layout in LAYOUTS
+    for algorithm in ALGORITHMS
+]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("layout", "algorithm"), CASES)
+def test_a_training_is_that_of_one_process(layout: str, algorithm: str, tmp_path: Path) -> None:
+    fields = dict(ALGORITHMS[algorithm])
+    load = {"algorithm": fields.get("algorithm", "fedavg")}
+    write_version(tmp_path, **load)
+    expected, update = in_one_process(tmp_path, load=load, **fields)
+    answer, found = on_a_mesh(tmp_path, LAYOUTS[layout], load=load, **fields)
+    assert distance(found, update) < 1e-6
+    for key in ("num_examples", "work", "steps", "stopped", "has_own"):
+        assert answer[key] == expected[key], key
+    assert {key: answer.get(key) for key in ("normalizer", "effective_steps")} == {
+        key: expected.get(key) for key in ("normalizer", "effective_steps")
+    }
+    assert answer["statistics"]["right"] == expected["statistics"]["right"]
+    assert answer["statistics"]["loss"] == pytest.approx(expected["statistics"]["loss"], rel=5e-6)
+    assert answer["description"] == expected["description"]
+    evaluations = [of["evaluation"]["statistics"] for of in (answer, expected)]
+    assert evaluations[0]["right"] == evaluations[1]["right"]
+    assert evaluations[0]["loss"] == pytest.approx(evaluations[1]["loss"], rel=5e-6)
+    if expected["has_own"]:
+        stored = [safetensors_file.read(tmp_path / f"{which}.own") for which in ("mesh", "one")]
+        assert distance(*stored) < 1e-6
