@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.client.crew_config import CrewConfig
 from atoll.protocol.identity.names import is_name
 from atoll.protocol.settings import STRICT, Folder, Plain
 from atoll.protocol.wire.channel import Address, loopback_only
@@ -60,6 +61,9 @@ class AgentConfig(BaseModel):
     lease: Seconds = 30.0
     """Seconds that the training process may outlive its deadline before the agent kills it. Loss of the connection
     alone never ends a training."""
+
+    crew: CrewConfig = CrewConfig()
+    """The mesh of ranks that trains here in place of one process (docs/large-clients.md)."""
 
     reconnect_min: Seconds = 0.2
     """Seconds before the first attempt to reconnect; they double with each further attempt, with jitter."""

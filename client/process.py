@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
@@ -13,9 +14,12 @@ from atoll.client.disk.seen_store import Memory
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
+from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
-from atoll.client.work.worker import WorkerRunner
+from atoll.client.work.worker import WorkerRunner, workers_of
+from atoll.parallel.crew.crew import Crew
 from atoll.parallel.task.task import TaskNotFound, task_name
+from atoll.parallel.worker.process import Worker
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
@@ -61,16 +65,8 @@ async def run_agent(
             return 0
         gate = Gate(config.policy, state.path)
         if runner is None:
-            runner = WorkerRunner(
-                tasks,
-                site=config.site,
-                state=state,
-                lease=config.lease,
-                threads=config.threads or None,
-                device=config.device,
-                settings=config.task,
-                load_timeout=config.load_timeout,
-            )
+            workers = _workers(config, tasks, state)
+            runner = WorkerRunner(tasks, workers, state=state, lease=config.lease, settings=config.task)
         membership = replace(membership, dialer=through_proxy(membership.dialer, os.environ))
         if authorities is None and (keeper := membership.keeper) is not None:
             authorities = lambda: keeper.current.ca_pem  # noqa: E731
@@ -90,6 +86,15 @@ async def run_agent(
         if gate is not None:
             gate.close()
         state.close()
+
+
+def _workers(config: AgentConfig, tasks: Mapping[str, str], state: StateDirectory) -> Mapping[str, Worker | Crew]:
+    """Return the worker of each task: a crew, if there is a mesh, else one process."""
+    given: dict[str, Any] = {"site": config.site, "state": state, "settings": config.task}
+    given |= {"load_timeout": config.load_timeout, "device": config.device}
+    if config.crew.mesh:
+        return crews_of(tasks, config.crew, **given)
+    return workers_of(tasks, threads=config.threads or None, **given)
 
 
 def tasks_by_name(references: Iterable[str]) -> dict[str, str]:

@@ -19,6 +19,10 @@ SHIPPED = read(ROOT, ROOMS)
 EVERYTHING = [*SHIPPED, *read(ROOT, AROUND), *read(ROOT, [TESTS])]
 
 MONOTONIC = {
+    "parallel/crew/crew.py",
+    "parallel/crew/main.py",
+    "parallel/crew/orders.py",
+    "parallel/crew/terms.py",
     "parallel/engine/forked.py",
     "parallel/launch/line.py",
     "parallel/worker/inbox.py",

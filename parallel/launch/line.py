@@ -8,13 +8,14 @@ The end of either side is the end of the connection. A newer one replaces it: th
 import json
 import os
 import secrets
+import shutil
 import socket
 import struct
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -23,7 +24,11 @@ from typing import Any
 
 from atoll.parallel.task.json_text import to_json
 
-LINE = "line.json"
+LINE, SOCKET = "line.json", "line.socket"
+
+SOCKET_BYTES_MAX = 100
+"""Length of the path of a socket [bytes]; most systems allow 104 to 108."""
+
 MESSAGE_BYTES_MAX = 64 << 20
 """Size of the largest message: the pieces of 1,024 parts."""
 
@@ -110,8 +115,11 @@ class Listener:
             self._socket = socket.create_server((host, int(port)))
             address = f"{host or socket.gethostname()}:{self._socket.getsockname()[1]}"
         else:
-            self._socket_folder = tempfile.mkdtemp(prefix="atoll-line-")  # a path of a socket has 107 bytes at most
-            path = f"{self._socket_folder}/line"
+            path = str(folder.absolute() / SOCKET)
+            if len(os.fsencode(path)) > SOCKET_BYTES_MAX:
+                self._socket_folder = tempfile.mkdtemp(prefix="atoll-line-")
+                path = f"{self._socket_folder}/{SOCKET}"
+            Path(path).unlink(missing_ok=True)  # of a supervisor that was killed
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.bind(path)
             self._socket.listen()
@@ -126,9 +134,7 @@ class Listener:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         if self._socket_folder:
-            with suppress(OSError):
-                os.unlink(f"{self._socket_folder}/line")
-                os.rmdir(self._socket_folder)
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
 
     def _accept(self) -> None:
         while True:
@@ -177,8 +183,9 @@ def dial(folder: Path, hello: Json, timeout_s: float) -> Line:
 def _dialled(place: Place, hello: Json) -> Line:
     if place.address.startswith("unix:"):
         peer = socket.socket(socket.AF_UNIX)
-        peer.settimeout(PROVE_S)
-        peer.connect(place.address.removeprefix("unix:"))
+        with _closed_on_error(peer):
+            peer.settimeout(PROVE_S)
+            peer.connect(place.address.removeprefix("unix:"))
     else:
         host, _, port = place.address.rpartition(":")
         peer = socket.create_connection((host, int(port)), PROVE_S)
@@ -189,6 +196,15 @@ def _dialled(place: Place, hello: Json) -> Line:
     line = Line(connection)
     line.send(hello)
     return line
+
+
+@contextmanager
+def _closed_on_error(peer: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        peer.close()
+        raise
 
 
 def _connection(peer: socket.socket, timeout_s: float) -> Connection:

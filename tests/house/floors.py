@@ -109,8 +109,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("process.py",),
     ),
     "client": (
-        ("config.py", "session"),
-        ("disk",),
+        ("crew_config.py", "session"),
+        ("config.py", "disk"),
         ("policy",),
         ("wire",),
         ("work",),

@@ -52,6 +52,18 @@ Policy = Annotated[
         "--policy", metavar="FILE", help="TOML of the site's policy; by default every run is allowed; short for policy."
     ),
 ]
+MeshText = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        metavar="AXES",
+        help="Train on a mesh of ranks, as in dp_shard=4,tp=2, instead of in one process; short for crew.mesh.",
+    ),
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option("--nproc", metavar="N", help="Ranks of the mesh on this machine; short for crew.nproc."),
+]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML of the agent's settings.")]
 
 
@@ -63,6 +75,8 @@ def agent(
     insecure: options.Insecure = None,
     state: State = None,
     policy: Policy = None,
+    mesh: MeshText = None,
+    nproc: Nproc = None,
     config: Config = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
@@ -77,8 +91,9 @@ def agent(
     from atoll.cli.files import overriding
 
     options.json_only_with(check, json)
-    place = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
-    settings, named = _checked(config, overriding(overrides, site=site, state=state, policy=policy, **place), tasks)
+    place: dict[str, object] = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
+    place |= {"state": state, "policy": policy, "crew__mesh": mesh, "crew__nproc": nproc}
+    settings, named = _checked(config, overriding(overrides, site=site, **place), tasks)
     if check:
         _print_effective(settings, tasks, json)
         return
