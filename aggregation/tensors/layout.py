@@ -30,6 +30,9 @@ SHARED = "algorithm/"
 STATE = "state/"
 """The prefix of a tensor that such an algorithm keeps at a client, in the file of the client's state."""
 
+OPTIMIZER = "optimizer/"
+"""The prefix of a tensor of the local optimizer's state, in the same file."""
+
 BESIDE = (CONTROL, SHARED)
 """The prefixes of the tensors beside the model's: no server optimizer moves them, no codec encodes them, and no file of
 a model has them. For `str.startswith`."""

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.amendments import correct, pull
-from atoll.parallel.crew.building import MeshModel, build
+from atoll.parallel.crew.building import MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
 from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
+from atoll.parallel.crew.in_round import checkpoints
+from atoll.parallel.crew.kept_optimizer import give_state
 from atoll.parallel.crew.together import together
 from atoll.parallel.crew.training import LocalTraining, optimizer_of
-from atoll.parallel.crew.update import write_update
+from atoll.parallel.crew.update import Files
 from atoll.parallel.data.order import share
 from atoll.parallel.engine.assemble import begin_again
 from atoll.parallel.engine.axes import Axes
@@ -79,6 +82,7 @@ class MeshBench:
         if request.get("threads"):
             torch.set_num_threads(request["threads"])
         self._here, self._plan = SiteTask(task, request), plan
+        self._outlined: tuple[Task, nn.Module] | None = None
         self._check(self._here.local, self._here.algorithm)
         self._device = world.device(device_of(request))
         needs_axes = plan.mesh.size > 1 or plan.is_sharded
@@ -105,7 +109,7 @@ class MeshBench:
         """Train as `ModelBench.train` does, and write the update into the folder `out`.
 
         Args:
-            request: `train` (`worker/main`).
+            request: `train` (`worker/main`), with `checkpoint` and `checkpoint_every` (`in_round`).
             is_told: of this rank; asked between steps.
 
         Returns:
@@ -113,37 +117,41 @@ class MeshBench:
 
         Raises:
             TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
+            CheckpointMismatch, CheckpointBroken, CheckpointFailed: of the checkpoint in the round.
         """
         local = self._here.local_of(request, request.get("version") or 0)
         algorithm = request.get("algorithm") or "fedavg"
         self._check(local, algorithm)
         dataset = together(self._ranks, self._training_data)
-        outline = model_on_meta(self._here.task)
+        outline = self._outline()
         with within(self._here.context(request, round=request.get("round_id") or 0)):
             seed_everything(request["seed"])
             order = draw_order(len(dataset), local, outline)
             model = self._the_model(request, local)
             self._begin(model, local, algorithm, request)
             self._seed(request["seed"])
-            training = LocalTraining(
-                task=self._here.task,
-                local=local,
-                order=order,
-                dataset=dataset,
-                seed=request["seed"],
-                model=model,
-                ranks=self._ranks,
-                agreement=Agreement(is_told, self._clock, self._ranks.group),
-            )
-            work, is_stopped = training.run()
-        parts = write_update(model, request, self._ranks, work.steps * local.lr if algorithm == "scaffold" else None)
+            with checkpoints(request, model, order.steps) as after_step:
+                training = LocalTraining(
+                    task=self._here.task,
+                    local=local,
+                    order=order,
+                    dataset=dataset,
+                    seed=request["seed"],
+                    model=model,
+                    ranks=self._ranks,
+                    agreement=Agreement(is_told, self._clock, self._ranks.group),
+                    after_step=after_step,
+                )
+                work, is_stopped = training.run()
+        files = Files(model, local, algorithm, request, self._ranks)
+        parts = files.write()
         return {
             "num_examples": work.num_examples,
             "work": work.work,
             "statistics": only_finite(work.statistics),
             "stopped": is_stopped,
             "parts": parts,
-            "has_own": algorithm == "scaffold",
+            "has_own": bool(files.kept),
             "steps": work.steps,
             **_normalizer(work, algorithm),
         }
@@ -194,14 +202,17 @@ class MeshBench:
             raise TaskBroken("the data set is empty; a site needs at least one example to train")
         return dataset
 
+    def _outline(self) -> nn.Module:
+        """Return the model without memory."""
+        if self._outlined is None or self._outlined[0] is not self._here.task:
+            self._outlined = self._here.task, model_on_meta(self._here.task)
+        return self._outlined[1]
+
     def _layout(self) -> Layout:
-        outline = model_on_meta(self._here.task)
-        tensors = [Tensor(name, dtype, shape) for name, (shape, dtype) in forms_of(outline).items()]
+        model = self._outline()
+        tensors = [Tensor(name, dtype, shape) for name, (shape, dtype) in forms_of(model).items()]
         if self._here.algorithm == "scaffold":
-            moved = {name for name, parameter in outline.named_parameters() if parameter.requires_grad}
-            tensors += [
-                Tensor(CONTROL + tensor.name, "F32", tensor.shape) for tensor in tensors if tensor.name in moved
-            ]
+            tensors += [Tensor(CONTROL + name, "F32", shape) for name, shape in Outline.of(model).trained]
         return in_order(tensors)
 
     def _the_model(self, request: Json, local: Local) -> MeshModel:
@@ -218,7 +229,7 @@ class MeshBench:
         dp = self._plan.mesh.dp
         if self._plan.mesh.pp == 1:
             return None
-        sizes = batch_sizes(len(self._training_data()), local.batch_size, model=model_on_meta(self._here.task))
+        sizes = batch_sizes(len(self._training_data()), local.batch_size, model=self._outline())
         return share(max(sizes), dp - 1, dp)
 
     def _begin(self, model: MeshModel, local: Local, algorithm: str, request: Json) -> None:
@@ -234,6 +245,8 @@ class MeshBench:
             shards = model.shards()
             corrections = together(self._ranks, partial(corrections_of, shards, version, own))
             model.engine.amend = correct(shards, corrections)
+        if local.keep_optimizer and own is not None:
+            together(self._ranks, partial(give_state, model.shards(), local, own))
 
     def _seed(self, seed: int) -> None:
         """Seed what the model draws: as in one process, or on each rank its own."""

@@ -1,9 +1,10 @@
 """The model of a client on a mesh: built by shares, warm from one request to the next."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,6 +36,41 @@ class Shard:
 
     share: Share
     parameter: nn.Parameter
+    optimizer: torch.optim.Optimizer
+    group: dict[str, Any]
+    """The optimizer's group, with its settings."""
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state for the parameter."""
+        state: dict[str, torch.Tensor] = self.optimizer.state[self.parameter]
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The names of a whole model's tensors."""
+
+    names: list[str]
+    """All that travel."""
+    trained: list[tuple[str, tuple[int, ...]]]
+    """The parameters that an optimizer moves, with their shapes."""
+    buffers: list[str]
+    """The float tensors that are no parameters, as `parameters.buffers_of`."""
+    tied: list[list[str]]
+    """The names of each tied weight."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Outline":
+        """Return the outline of a model, with memory or without."""
+        parameters, state, forms = dict(model.named_parameters()), model.state_dict(), forms_of(model)
+        every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        return cls(
+            names=sorted(forms),
+            trained=[(name, tuple(p.shape)) for name, p in parameters.items() if p.requires_grad and name in forms],
+            buffers=[name for name in forms if state[name].is_floating_point() and name not in every],
+            tied=tied_names(model),
+        )
 
 
 class MeshModel:
@@ -42,25 +78,21 @@ class MeshModel:
 
     Args:
         engine: of the model.
-        tied: the names of its tied weights.
-        names: of all tensors of the whole model that travel.
-        buffers: those of the float tensors among them that are not trained.
+        outline: of the whole model.
         tally: the loss of the engine.
     """
 
-    def __init__(
-        self, engine: Engine, tied: list[list[str]], names: Sequence[str], buffers: Collection[str], tally: Tally
-    ) -> None:
-        self.engine, self.tied, self.names, self.buffers, self.tally = engine, tied, names, buffers, tally
+    def __init__(self, engine: Engine, outline: "Outline", tally: Tally) -> None:
+        self.engine, self.outline, self.tally = engine, outline, tally
         self._passing = [PassingState(part) for part in engine.parts]
 
     def shares(self) -> list[Share]:
         """Return the boxes that this rank holds now; a model's code may replace a buffer."""
-        return shares_of(self.engine.parts, self.engine.axes, self.tied)
+        return shares_of(self.engine.parts, self.engine.axes, self.outline.tied)
 
     def owned(self) -> list[Share]:
         """Return the boxes that this rank sends."""
-        return owned(self.shares(), self.names)
+        return owned(self.shares(), self.outline.names)
 
     def load(self, version: Path) -> None:
         """Give the model the values of a version, and its state that does not travel that of its construction.
@@ -76,10 +108,14 @@ class MeshModel:
     def shards(self) -> list[Shard]:
         """Return the boxes of the trained parameters; of a tied weight on two stages each copy."""
         engine = self.engine
-        held = local_state(engine.parts, engine.optimizers, first_names(self.tied)).trained
-        by_place = {(trained.name, local(trained.parameter).data_ptr()): trained.parameter for trained in held}
-        places = [(share, by_place.get((share.name, share.local.data_ptr()))) for share in self.shares()]
-        return [Shard(share, parameter) for share, parameter in places if isinstance(parameter, nn.Parameter)]
+        held = local_state(engine.parts, engine.optimizers, first_names(self.outline.tied)).trained
+        by_place = {(trained.name, local(trained.parameter).data_ptr()): trained for trained in held}
+        found = []
+        for share in self.shares():
+            trained = by_place.get((share.name, share.local.data_ptr()))
+            if trained is not None and isinstance(trained.parameter, nn.Parameter):
+                found.append(Shard(share, trained.parameter, trained.optimizer, trained.group))
+        return found
 
 
 def build(
@@ -105,22 +141,14 @@ def build(
     make = partial(build_model, task, seed)
     blank = together(ranks, lambda: _blank(make)) if is_divided(plan) else None
     model = together(ranks, make) if blank is None else blank.model
-    names, buffers, tied = sorted(forms_of(model)), untrained(model), tied_names(model)
-    tally = Tally(task, plan, axes, ranks)
+    outline, tally = Outline.of(model), Tally(task, plan, axes, ranks)
     engine = assemble(model, plan, Optimization(loss=tally, make_optimizer=_none), axes=axes, device=device, rows=rows)
     if blank is not None:
         give_memory(engine.parts, "cpu" if plan.offload else device)
         if _draws_tables(blank.model, partial(build_model, task, seed + 1)):
-            shares = shares_of(engine.parts, axes, tied)
+            shares = shares_of(engine.parts, axes, outline.tied)
             together(ranks, lambda: fill(shares, engine.parts, blank, make))
-    return MeshModel(engine, tied, names, buffers, tally)
-
-
-def untrained(model: nn.Module) -> list[str]:
-    """Return the names of the travelling float tensors that are no parameters, as `parameters.buffers_of`."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    state = model.state_dict()
-    return [name for name in forms_of(model) if state[name].is_floating_point() and name not in parameters]
+    return MeshModel(engine, outline, tally)
 
 
 def _blank(make: Callable[[], nn.Module]) -> Blank | None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.aggregation.tensors.box_reader import BoxReader
-from atoll.aggregation.tensors.layout import CONTROL, Tensor
+from atoll.aggregation.tensors.layout import CONTROL
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.aggregation.tensors.shared_file import BoxWriter
 from atoll.parallel.crew.building import Shard
@@ -24,11 +24,6 @@ from atoll.parallel.exchange.load import check_shares, load_shares
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import BLOCK_ELEMENTS, Box, differences
 from atoll.parallel.task.errors import NotFinite
-
-
-def variates_of(version: Path) -> list[Tensor]:
-    """Return the control variates in a version's file; the same tensors are in a client's."""
-    return [tensor for tensor in parse_header(version)[0] if tensor.name.startswith(CONTROL)]
 
 
 def corrections_of(shards: Sequence[Shard], version: Path, own: Path | None) -> list[torch.Tensor]:

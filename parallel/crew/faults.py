@@ -64,8 +64,9 @@ def _faults_of_plan(local: Local, algorithm: str, plan: Plan) -> Iterator[str]:
         )
     if plan.compression != "none":
         yield f"plan.compression: must be none in a federation, got {plan.compression!r}; use the run's codec"
-    if plan.outer != "none" and (algorithm != "fedavg" or local.prox_mu):
-        needs = f"algorithm {algorithm!r}" if algorithm != "fedavg" else f"local.prox_mu = {local.prox_mu:g}"
+    if plan.outer != "none" and (algorithm != "fedavg" or local.prox_mu or local.keep_optimizer):
+        needs = f"local.prox_mu = {local.prox_mu:g}" if local.prox_mu else f"algorithm {algorithm!r}"
+        needs = "local.keep_optimizer" if local.keep_optimizer else needs
         yield f"plan.outer: {needs} needs one model in each step, got {plan.outer!r}; allowed: none"
 
 

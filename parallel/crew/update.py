@@ -1,68 +1,153 @@
-"""The update of a mesh: a folder of parts, one of each rank that owns boxes of the model."""
+"""The files of a mesh's training: the update as a folder of parts, and the state that stays at the client."""
 
-from contextlib import nullcontext
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from atoll.aggregation.tensors.layout import CONTROL
+from atoll.aggregation.codecs.names import open_codec, parse_codec
+from atoll.aggregation.tensors.layout import CONTROL, Tensor
 from atoll.aggregation.tensors.pieces import part_name
+from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.aggregation.tensors.shared_file import make_shared
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
-from atoll.parallel.crew.control import ControlBoxes, variates_of
+from atoll.parallel.crew.control import ControlBoxes
+from atoll.parallel.crew.kept_optimizer import store_state
 from atoll.parallel.crew.together import together
-from atoll.parallel.exchange.write import Encoding, write_part
+from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
+from atoll.parallel.exchange.shares import Share
+from atoll.parallel.exchange.write import Box, Encoding, write_part
+from atoll.parallel.local_training.kept_optimizer import layout_of_optimizer
+from atoll.parallel.task.local import Local
 from atoll.parallel.worker.bench import Json
 from atoll.parallel.worker.operations import piece_fields
+
+logger = logging.getLogger(__name__)
 
 Part = list[tuple[Any, ...]]
 """The pieces of a part, as the worker protocol has them (`operations.piece_fields`)."""
 
 
-def write_update(model: MeshModel, request: Json, ranks: Ranks, steps_by_lr: float | None) -> list[Part]:
-    """Write this rank's part of the update, and of the client's new control variates; every rank calls it.
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of one training.
 
-    Args:
-        model: after the training.
-        request: `train` (`worker/main`).
-        ranks: of the mesh.
-        steps_by_lr: SCAFFOLD's K η; None: it is another algorithm.
-
-    Returns:
-        The pieces of every part, in the order of the parts.
-
-    Raises:
-        NotFinite, TaskMismatch, OSError: on all ranks; the parts are then worth nothing.
+    The model is that of the end of the training. Every rank calls the methods at the same point.
     """
-    out, version, mine = Path(request["out"]), Path(request["model"]), together(ranks, model.owned)
-    owners = [rank for rank, count in enumerate(ranks.gather(len(mine))) if count]
 
-    def make() -> None:
-        if ranks.is_first:
-            _make_empty(out)
-            if steps_by_lr is not None:
-                make_shared(Path(request["own_out"]), variates_of(version))
+    model: MeshModel
+    local: Local
+    """The settings of the round."""
+    algorithm: str
+    request: Json
+    """The request to train, as of `worker/main`."""
+    ranks: Ranks
 
-    def write() -> Part:
-        if not mine:
-            return []
-        part = owners.index(ranks.rank)
-        encoding = Encoding(request.get("codec") or "", request["seed"], part, model.buffers)
-        with _control_boxes(model, request, steps_by_lr) as beside:
-            return piece_fields(write_part(mine, version, out / part_name(part), encoding, beside))
+    @property
+    def version(self) -> Path:
+        """The file of the version."""
+        return Path(self.request["model"])
 
-    together(ranks, make)
-    return [pieces for pieces in ranks.gather(together(ranks, write)) if pieces]
+    @property
+    def own(self) -> Path | None:
+        """The file of the client's state before the training; None: there is none yet."""
+        return Path(self.request["own"]) if self.request.get("own") else None
 
+    @property
+    def own_out(self) -> Path:
+        """The file of the client's state after it."""
+        return Path(self.request["own_out"])
 
-def _control_boxes(model: MeshModel, request: Json, steps_by_lr: float | None) -> Any:
-    if steps_by_lr is None:
-        return nullcontext(())
-    version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
-    names = {tensor.name.removeprefix(CONTROL) for tensor in variates_of(version)}
-    trained = [share for share in model.owned() if share.name in names]
-    return ControlBoxes(trained, version, own, Path(request["own_out"]), steps_by_lr)
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        """The tensors of the client's state; empty: it has none."""
+        trained = self.model.outline.trained
+        if self.algorithm == "scaffold":
+            return tuple(Tensor(CONTROL + name, "F32", shape) for name, shape in trained)
+        return layout_of_optimizer(self.local, trained) if self.local.keep_optimizer else ()
+
+    def write(self) -> list[Part]:
+        """Write this rank's part of the update, and its boxes of the client's state.
+
+        Returns:
+            The pieces of every part, in the order of the parts.
+
+        Raises:
+            NotFinite, TaskMismatch, OSError: on all ranks; the files are then worth nothing.
+        """
+        out, mine = Path(self.request["out"]), together(self.ranks, self.model.owned)
+        owners = [rank for rank, count in enumerate(self.ranks.gather(len(mine))) if count]
+
+        def make() -> None:
+            if self.ranks.is_first:
+                _make_empty(out)
+                if self.kept:
+                    make_shared(self.own_out, self.kept)
+                if self._has_feedback:
+                    make_residual(Path(self.request["residual"]), self._encoded, self._owed)
+
+        def write() -> Part:
+            if not mine:
+                return []
+            part = owners.index(self.ranks.rank)
+            encoding = Encoding(self._codec, self.request["seed"], part, self.model.outline.buffers)
+            with self._beside() as beside, self._feedback(mine) as feedback:
+                encoding = replace(encoding, feedback=feedback)
+                pieces = write_part(mine, self.version, out / part_name(part), encoding, beside)
+            if self.local.keep_optimizer:
+                names = {share.name for share in mine}
+                owned = [shard for shard in self.model.shards() if shard.share.name in names]
+                store_state([shard for shard in owned if not shard.share.is_further], self.local, self.own_out)
+            return piece_fields(pieces)
+
+        together(self.ranks, make)
+        return [pieces for pieces in self.ranks.gather(together(self.ranks, write)) if pieces]
+
+    @property
+    def _codec(self) -> str:
+        """The name of the codec; empty: none, or none that this process has, as plain values are always taken."""
+        name: str = self.request.get("codec") or ""
+        try:
+            return open_codec(name).name if name else ""
+        except ValueError as fault:
+            logger.warning("the update is sent plain: %s", fault)
+            return ""
+
+    @property
+    def _has_feedback(self) -> bool:
+        return bool(self.request.get("residual") and self._codec and parse_codec(self._codec).is_biased)
+
+    @property
+    def _owed(self) -> list[Path]:
+        return [Path(path) for path in self.request.get("owed", ())]
+
+    @property
+    def _encoded(self) -> list[Tensor]:
+        """The tensors that the codec is for."""
+        plain = {*self.model.outline.buffers}
+        layout, names = parse_header(self.version)[0], {*self.model.outline.names}
+        return [t for t in layout if t.name in names and t.dtype == "F32" and t.name not in plain]
+
+    def _feedback(self, mine: Sequence[Share]) -> AbstractContextManager[BoxFeedback | None]:
+        """Return the residuals of this rank's boxes; None: the codec is not biased."""
+        if not self._has_feedback:
+            return nullcontext(None)
+        encoded = {tensor.name for tensor in self._encoded}
+        boxes = [share.piece for share in mine if share.name in encoded]
+        return BoxFeedback(self._owed, Path(self.request["residual"]), boxes)
+
+    def _beside(self) -> AbstractContextManager[list[Box]]:
+        """Return the boxes of the update that are beside the model."""
+        if self.algorithm != "scaffold":
+            return nullcontext([])
+        trained = {name for name, _ in self.model.outline.trained}
+        owned = [share for share in self.model.owned() if share.name in trained]
+        steps_by_lr = self.model.engine.steps * self.local.lr
+        return ControlBoxes(owned, self.version, self.own, self.own_out, steps_by_lr)
 
 
 def _make_empty(folder: Path) -> None:

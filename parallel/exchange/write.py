@@ -18,16 +18,17 @@ import numpy as np
 import torch
 
 from atoll.aggregation.codecs.chunks import encode_chunks, encoded_bytes
-from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS, Codec
+from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS, CodecBroken
 from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.tensors.box_reader import BoxReader
 from atoll.aggregation.tensors.layout import FLOATS, Piece, pieces_in_order
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
+from atoll.parallel.exchange.feedback import BoxFeedback
 from atoll.parallel.exchange.load import check_shares
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.local_training.parameters import integer_difference
 from atoll.parallel.task.arrays import ALLOWED
-from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.task.errors import NotFinite, TaskBroken
 
 CODEC_STREAM = 1
 """The stream of the codec's random numbers, beside that of the training with the same seed."""
@@ -48,6 +49,12 @@ class Encoding:
     """The number of this part: parts draw different numbers."""
     plain: Collection[str] = ()
     """Names of float tensors that are not encoded: buffers, and those beside the model."""
+    feedback: BoxFeedback | None = None
+    """The residuals of a biased codec; None: what it leaves out is dropped."""
+
+    def takes(self, share: Share) -> bool:
+        """Return whether the codec is for this box, if that makes it smaller."""
+        return bool(self.codec) and share.piece.dtype in FLOATS and share.name not in self.plain
 
 
 def write_part(
@@ -73,6 +80,7 @@ def write_part(
 
     Raises:
         NotFinite: tensors have NaN or infinite values, or values that the codec cannot take; with their names.
+        TaskBroken: an installed package's codec breaks its contract.
         TaskMismatch: the file does not belong to the model.
         ValueError: a difference of two integers does not fit int64.
         OSError: a file cannot be read or written.
@@ -107,24 +115,37 @@ class Box:
     blocks: Callable[[], Iterator[np.ndarray[Any, Any]]]
     """() -> local - global, in C order; blocks of `BLOCK_ELEMENTS`, but the last."""
 
+    feedback: BoxFeedback | None = None
+    """The residuals of a biased codec."""
+
     def written(self, file: BinaryIO, rng: np.random.Generator) -> Piece:
         """Write the box; return its piece with the digest."""
-        digest, dtype = hashlib.sha256(), NUMPY_DTYPES[self.piece.dtype]
-        codec = parse_codec(self.piece.codec) if self.piece.codec else None
+        digest, start = hashlib.sha256(), 0
         for block in self.blocks():
             if not np.isfinite(block).all():
                 raise NotFinite(f"the update has NaN or infinite values in {self.piece.tensor}")
-            for data in _encoded(codec, block, rng, self.piece) if codec else (block.astype(dtype, copy=False).data,):
+            for data in self._encoded(block, start, rng) if self.piece.codec else (self._plain(block, start),):
                 digest.update(data)
                 file.write(data)
+            start += block.size
         return replace(self.piece, sha256=digest.hexdigest())
 
+    def _plain(self, block: np.ndarray[Any, Any], start: int) -> memoryview:
+        if self.feedback is not None:
+            block = block + self.feedback.before(self.piece, start, block.size)
+        return block.astype(NUMPY_DTYPES[self.piece.dtype], copy=False).data
 
-def _encoded(codec: Codec, block: np.ndarray[Any, Any], rng: np.random.Generator, piece: Piece) -> Iterator[bytes]:
-    try:
-        yield from encode_chunks(codec, block.size, lambda start, stop: block[start:stop], rng)
-    except ValueError as fault:
-        raise NotFinite(f"the update cannot be encoded: tensor {piece.tensor!r}, {fault}") from fault
+    def _encoded(self, block: np.ndarray[Any, Any], start: int, rng: np.random.Generator) -> Iterator[bytes]:
+        codec = parse_codec(self.piece.codec)
+        try:
+            if self.feedback is None:
+                yield from encode_chunks(codec, block.size, lambda first, stop: block[first:stop], rng)
+            else:
+                yield from self.feedback.encoded(codec, self.piece, start, block, rng)
+        except CodecBroken as fault:
+            raise TaskBroken(f"the update cannot be encoded: {fault}") from fault
+        except ValueError as fault:
+            raise NotFinite(f"the update cannot be encoded: tensor {self.piece.tensor!r}, {fault}") from fault
 
 
 def _boxes(mine: Sequence[Share], reader: BoxReader, encoding: Encoding) -> list[Box]:
@@ -132,12 +153,12 @@ def _boxes(mine: Sequence[Share], reader: BoxReader, encoding: Encoding) -> list
     codec = parse_codec(encoding.codec) if encoding.codec else None
     found, begin = [], 0
     for share in mine:
-        piece = share.piece
+        piece, feedback = share.piece, encoding.feedback if encoding.takes(share) else None
         if piece.dtype in FLOATS:
-            if codec is not None and share.name not in encoding.plain:
+            if codec is not None and encoding.takes(share):
                 size = encoded_bytes(codec, piece.num_elements)
                 piece = replace(piece, codec=codec.name, encoded_bytes=size) if size < piece.num_bytes else piece
-            found.append(Box(piece, partial(differences, share, reader, begin)))
+            found.append(Box(piece, partial(differences, share, reader, begin), feedback))
         else:  # their difference decides about the dtype, so about the order
             whole = _integers(share, reader, begin)
             found.append(Box(replace(piece, dtype=ALLOWED[whole.dtype]), partial(iter, [whole])))

@@ -42,7 +42,10 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -
     elif algorithm == CONCATENATE:
         if local is not None or has_fit:
             yield "the tensors of a PyTorch model have fixed shapes: write an ArrayTask, whose arrays may grow"
-    elif algorithm != "fedavg":
+    elif algorithm == "fedavg":
+        if local is not None and local.keep_optimizer and (has_own or has_fit):
+            yield "local.keep_optimizer must be False: the task's own code decides about its state"
+    else:
         if has_own:
             yield "the task has an algorithm of its own, whose run says fedavg"
         if local is None or has_fit:
@@ -63,13 +66,17 @@ def _shown(local: Local, name: str) -> object:
 _PLAIN = "the control variate is the mean of the steps' gradients: each step must be lr times its gradient"
 
 _NEEDED: dict[str, list[tuple[str, object, str]]] = {
-    "fednova": [("optimizer", "sgd", "the normalizer counts its steps")],
+    "fednova": [
+        ("optimizer", "sgd", "the normalizer counts its steps"),
+        ("keep_optimizer", False, "the normalizer counts from the first step of a momentum"),
+    ],
     "scaffold": [
         ("optimizer", "sgd", _PLAIN),
         ("momentum", 0.0, _PLAIN),
         ("weight_decay", 0.0, _PLAIN),
         ("clip_norm", None, _PLAIN),
         ("prox_mu", 0.0, _PLAIN),
+        ("keep_optimizer", False, _PLAIN),
     ],
 }
 """The fields of `Local` with a required value, by algorithm, each with the value and the reason."""

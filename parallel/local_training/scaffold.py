@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.tensors.layout import BESIDE, CONTROL, STATE
+from atoll.aggregation.tensors.layout import BESIDE, CONTROL, OPTIMIZER, STATE
 from atoll.parallel.task.arrays import Arrays, check_finite
 
 
@@ -62,5 +62,5 @@ class ControlVariates:
 
 def split(arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Arrays, Arrays]:
     """Split the tensors of a version, or of a client, into those of the model and the control variates by parameter."""
-    model = {name: array for name, array in arrays.items() if not name.startswith((*BESIDE, STATE))}
+    model = {name: array for name, array in arrays.items() if not name.startswith((*BESIDE, STATE, OPTIMIZER))}
     return model, {name.removeprefix(CONTROL): arrays[name] for name in arrays if name.startswith(CONTROL)}

@@ -11,6 +11,7 @@ from atoll.parallel.local_training.batches import to_device
 from atoll.parallel.local_training.client import TrainingClient
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
+from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
 from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.own_optimizer import own_optimizer
@@ -74,7 +75,7 @@ def train_locally(
     seed: int,
     deadline: Deadline | None = None,
     device: torch.device | str = "cpu",
-    algorithm: ControlVariates | TrainingClient | None = None,
+    algorithm: ControlVariates | TrainingClient | KeptOptimizer | None = None,
 ) -> Work:
     """Train the model in place: E epochs of mini-batches, or as many steps as fit before the deadline.
 
@@ -82,8 +83,8 @@ def train_locally(
     this process belongs to the training. The same seed, data and number of threads give the same bits. Random numbers
     that the data set draws follow from (seed, epoch, index) alone (`draws`), except with `fit`. Each epoch has its own
     order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
-    `algorithm` is the client's part in the built-in loop: SCAFFOLD's control variates, or the hooks of the task's own
-    algorithm.
+    `algorithm` is the client's part in the built-in loop: SCAFFOLD's control variates, the hooks of the task's own
+    algorithm, or the optimizer's state that stays at the client.
 
     Raises:
         TaskBroken: the data set is empty, or `fit` returns no work in (0, 1].
@@ -141,7 +142,7 @@ class Step:
         task: Task,
         model: torch.nn.Module,
         local: Local,
-        algorithm: ControlVariates | TrainingClient | None = None,
+        algorithm: ControlVariates | TrainingClient | KeptOptimizer | None = None,
     ) -> None:
         self._task, self._model, self._local = task, model, local
         self._client = algorithm if isinstance(algorithm, TrainingClient) else None
@@ -154,6 +155,8 @@ class Step:
             (by_name[name], torch.tensor(array).to(by_name[name])) for name, array in corrections.items()
         ]
         self._optimizer = make_optimizer(local, self._parameters)
+        if isinstance(algorithm, KeptOptimizer):
+            algorithm.begin(self._optimizer, trained_by_name(model))
 
     def __call__(self, batch: Any, num_examples: int) -> tuple[Statistics, float]:
         """Take the step; return the statistics of the model before it, and the units if the task says them."""

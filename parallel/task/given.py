@@ -16,8 +16,9 @@ from atoll.parallel.task.round_schedule import RoundSchedule, read_schedule
 OPTION = "task."
 """The beginning of the keys that are options of the task."""
 
-NEVER_SCHEDULED = ("keep",)
-"""The settings of `Local` that are the same in all rounds: the layers that travel make the global model."""
+NEVER_SCHEDULED = ("keep", "keep_optimizer")
+"""The settings of `Local` that are the same in all rounds: the layers that travel make the global model, and the state
+that stays at a client goes on."""
 
 Plain = bool | int | float | str
 

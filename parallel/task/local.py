@@ -26,9 +26,9 @@ class Local:
     """Examples per step (B >= 1); None: the whole data set in one step, as in FedSGD."""
 
     optimizer: str | Callable[..., Any] = "sgd"
-    """The optimizer: sgd, adam or adamw. Its state starts anew in every round. Or your own: by the name that an
-    installed package declares (see `atoll plugins`), or in the task itself a class or function of (parameters, lr) that
-    makes a `torch.optim.Optimizer`."""
+    """The optimizer: sgd, adam or adamw. Its state starts anew in every round, unless `keep_optimizer`. Or your own: by
+    the name that an installed package declares (see `atoll plugins`), or in the task itself a class or function of
+    (parameters, lr) that makes a `torch.optim.Optimizer`."""
 
     lr: float = 0.1
     """The local learning rate (η_l > 0)."""
@@ -54,6 +54,11 @@ class Local:
     keep: str | None = None
     """Layers that stay at the site and never travel: "batchnorm" (FedBN; Li et al. 2021), names of tensors such as
     "head.*", or several of them separated by commas; None: all layers travel."""
+
+    keep_optimizer: bool = False
+    """Let the optimizer's state stay at the site and go on in the next round, that of the last training that counted:
+    DiLoCo across clients, with server optimizer "diloco" (Douillard et al. 2023). For adam, adamw, and sgd with a
+    momentum."""
 
     def __post_init__(self) -> None:
         if faults := type_faults(self, "local") or _range_faults(self):
@@ -82,6 +87,7 @@ class Local:
 def _range_faults(local: Local) -> list[str]:
     """List the values out of their ranges, given that the types are right."""
     sgd_only = local.momentum == 0 or local.optimizer == "sgd" or local.has_own_optimizer
+    has_state = local.optimizer in ("adam", "adamw") or (local.optimizer == "sgd" and local.momentum > 0)
     is_known = not local.has_own_optimizer or callable(local.optimizer) or is_declared(local.optimizer)
     known = f"must be one of {', '.join(OPTIMIZERS)}, or a name that one installed package declares (`atoll plugins`)"
     rules = [
@@ -103,6 +109,11 @@ def _range_faults(local: Local) -> list[str]:
             local.keep is None or all(map(str.strip, local.keep.split(","))),
             "keep",
             "must be names separated by commas, or none",
+        ),
+        (
+            has_state or not local.keep_optimizer,
+            "keep_optimizer",
+            f"needs adam, adamw, or sgd with a momentum, not {local.optimizer_name}",
         ),
     ]
     return [f"local.{name}: {rule}, got {getattr(local, name)!r}" for is_met, name, rule in rules if not is_met]

@@ -9,6 +9,7 @@ from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
 from atoll.parallel.local_training.draws import drawing
+from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
     aliases_of,
@@ -97,6 +98,7 @@ class ModelBench:
         before, stays = self._merged(arrays, local, request, model)
         load_parameters(model, before)
         control = _control_variates(model, arrays, stays) if algorithm == "scaffold" else None
+        kept = KeptOptimizer(local, arrays.own) if local.keep_optimizer else None
         context = self._here.context(request, round=request.get("round_id") or 0, deadline=deadline)
         with within(context):
             client = self._client(arrays, model, local, context)
@@ -110,7 +112,7 @@ class ModelBench:
                 seed=request["seed"],
                 deadline=deadline,
                 device=self._device,
-                algorithm=control or client,
+                algorithm=control or client or kept,
             )
         update, report = update_of(before, model), Json(steps=work.steps)
         own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
@@ -118,6 +120,8 @@ class ModelBench:
         if control:
             sent, stored = control.after(update, num_steps=work.steps, lr=local.lr)
             update, own = update | sent, own | stored
+        if kept:
+            own |= kept.arrays()
         if client:
             update = {name: array for name, array in update.items() if name not in client.leaves_out}
             update, own = update | client.sent(), own | client.kept()

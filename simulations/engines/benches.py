@@ -28,8 +28,8 @@ class Benches:
         self._number = 0
         task = training.task
         if isinstance(task, Task):
-            model, keep = build_model(task, training.model_seed), training.local.keep
-            self.form = Form.of(model, keep=keep, algorithm=training.algorithm, own=task.algorithm)
+            model = build_model(task, training.model_seed)
+            self.form = Form.of(model, local=training.local, algorithm=training.algorithm, own=task.algorithm)
         else:
             with within(context_of(task)):
                 self.form = Form(layout_of(task.initial(0)), ())

@@ -31,7 +31,7 @@ class Exchange:
     """
 
     def __init__(self, training: Training, model: torch.nn.Module) -> None:
-        self.form = Form.of(model, keep=training.local.keep, algorithm=training.algorithm)
+        self.form = Form.of(model, local=training.local, algorithm=training.algorithm)
         self._training, self._model = training, model
         self.lr = training.local.lr
         """The learning rate of the round, for the control variates."""

@@ -17,10 +17,12 @@ import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.local_training.client import form_of_shared, form_of_state
+from atoll.parallel.local_training.kept_optimizer import layout_of_optimizer
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import difference_dtype, state_of, trained_by_name, travelling_dtype
 from atoll.parallel.task.algorithm import Algorithm
 from atoll.parallel.task.arrays import ALLOWED, Arrays
+from atoll.parallel.task.local import Local
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
 
@@ -36,16 +38,16 @@ class Form:
     own: Layout
 
     @classmethod
-    def of(cls, model: torch.nn.Module, *, keep: str | None, algorithm: str, own: Algorithm | None = None) -> "Form":
-        """Return the form of a model under `Local.keep`, with the tensors that an algorithm adds.
+    def of(cls, model: torch.nn.Module, *, local: Local, algorithm: str, own: Algorithm | None = None) -> "Form":
+        """Return the form of a model under the local settings, with the tensors that an algorithm adds.
 
         Args:
             model: of the task.
-            keep: as in `Local`.
+            local: the settings, of which `keep` and `keep_optimizer` count.
             algorithm: by its name; SCAFFOLD adds the control variates.
             own: the algorithm of the task's own, with shared tensors and a client's state; None: there is none.
         """
-        stays = names_that_stay(model, keep)
+        stays = names_that_stay(model, local.keep)
         model_tensors = [
             Tensor(name, ALLOWED[travelling_dtype(tensor)], tuple(tensor.shape))
             for name, tensor in state_of(model).items()
@@ -56,6 +58,9 @@ class Form:
             trained = trained_by_name(model)
             control = [Tensor(CONTROL + t.name, "F32", t.shape) for t in update if t.name in trained]
             update, stay = update + control, stay + control
+        if local.keep_optimizer:
+            shapes = ((name, tuple(parameter.shape)) for name, parameter in trained_by_name(model).items())
+            stay += layout_of_optimizer(local, shapes)
         if own is not None:
             update, stay = [*update, *form_of_shared(own.shared(model))], [*stay, *form_of_state(own.state(model))]
         return cls(in_order(update), in_order(stay))

@@ -20,7 +20,9 @@ class Sequential(OneProcess):
 
 
 def sequential_trainer(training: Training) -> Trainer:
-    """Return the loop for built-in training, and the benches for a task with a training or an algorithm of its own."""
+    """Return the loop for built-in training; the benches for a task with a training or an algorithm of its own, and for
+    a kept optimizer.
+    """
     task = training.task
     has_loop = isinstance(task, Task) and task.fit is None and task.algorithm is None
-    return Loop(training) if has_loop else Benches(training)
+    return Loop(training) if has_loop and not training.local.keep_optimizer else Benches(training)

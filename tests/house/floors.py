@@ -24,6 +24,7 @@ SHARED: dict[str, tuple[str, ...]] = {
     "parallel": (
         "aggregation/codecs/chunks.py",
         "aggregation/codecs/codec.py",
+        "aggregation/codecs/error_feedback.py",
         "aggregation/codecs/names.py",
         "aggregation/entry_points.py",
         "aggregation/folders.py",

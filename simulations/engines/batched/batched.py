@@ -79,6 +79,8 @@ class BatchTrainer:
             raise CannotBatch("the task has a training of its own")
         if training.task.algorithm is not None:
             raise CannotBatch("the task has an algorithm of its own")
+        if training.local.keep_optimizer:
+            raise CannotBatch("local.keep_optimizer lets the state of each client's optimizer go on")
         self._training, self._task, self._local = training, training.task, training.local
         if self._local.has_own_optimizer:
             raise CannotBatch(f"the task's local optimizer, {self._local.optimizer_name}, is no built-in one")

@@ -1,5 +1,6 @@
 """One request to a client in one process and on a mesh, and the update that each of them has written."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.codecs.chunks import decode_range
+from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.tensors.pieces import part_name
@@ -77,19 +80,52 @@ def on_a_mesh(
     return answer, update_in(folder / "mesh", answer["parts"])
 
 
+def killed_on_a_rank(name: str, options: Json, request: Json, after: int) -> None:
+    """Train on this rank until it dies after some steps."""
+    asked = 0
+
+    def is_told() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked > after:
+            os._exit(9)
+        return False
+
+    MeshBench(getattr(tasks, name), _load(name), plan_of(options), read_world()).train(request, is_told)
+
+
+def told_on_a_rank(name: str, options: Json, request: Json, after: int) -> Json:
+    """Train on this rank, of which the first is told to stop after some steps."""
+    asked = 0
+
+    def is_told() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > after and read_world().is_first
+
+    return MeshBench(getattr(tasks, name), _load(name), plan_of(options), read_world()).train(request, is_told)
+
+
 def update_in(folder: Path, parts: list[list[Any]]) -> Arrays:
     """Return the update in a folder of parts, each box of which must be there exactly once."""
     boxes: dict[str, list[tuple[Piece, NDArray[Any]]]] = {}
     assert sorted(os.listdir(folder)) == [part_name(index) for index in range(len(parts))]
     for index, fields in enumerate(parts):
         data, begin = (folder / part_name(index)).read_bytes(), 0
-        for tensor, dtype, offsets, lengths, sha256 in fields:
-            piece = Piece(tensor, dtype, tuple(offsets), tuple(lengths), sha256)
+        for tensor, dtype, offsets, lengths, sha256, *encoded in fields:
+            piece = Piece(tensor, dtype, tuple(offsets), tuple(lengths), sha256, *encoded)
             raw = data[begin : (begin := begin + piece.num_bytes)]
-            values = np.frombuffer(raw, safetensors_file.NUMPY_DTYPES[dtype]).reshape(piece.lengths)
-            boxes.setdefault(tensor, []).append((piece, values))
+            assert hashlib.sha256(raw).hexdigest() == sha256
+            boxes.setdefault(tensor, []).append((piece, _decoded(piece, raw).reshape(piece.lengths)))
         assert begin == len(data)
     return {tensor: _joined(found) for tensor, found in boxes.items()}
+
+
+def _decoded(piece: Piece, raw: bytes) -> NDArray[Any]:
+    if not piece.codec:
+        return np.frombuffer(raw, safetensors_file.NUMPY_DTYPES[piece.dtype])
+    size = piece.num_elements
+    return decode_range(parse_codec(piece.codec), size, 0, size, lambda at, count: raw[at : at + count])
 
 
 def _joined(boxes: list[tuple[Piece, NDArray[Any]]]) -> NDArray[Any]:

@@ -59,4 +59,9 @@ pictures = Task(
     local=Local(batch_size=8, lr=0.1),
 )
 
+dropping = replace(
+    task,
+    model=lambda: nn.Sequential(nn.Embedding(VOCAB, 16), nn.Dropout(0.3), nn.Linear(16, 16), nn.Linear(16, VOCAB)),
+)
+
 with_fit = replace(task, fit=lambda model, data, local, deadline: 1.0)

@@ -139,6 +139,7 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path):
         ("optimizer.name=fedadam", "devices.stragglers=0.5"),
         TIGHT,
         ("aggregation.algorithm=scaffold", "aggregation.num_clients=4"),
+        ("optimizer.name=diloco", "local.optimizer=adamw", "local.lr=0.01", "local.keep_optimizer=true"),
         ("aggregation.codec=topk", "aggregation.topk_fraction=0.25"),
         ("attack.kind=free_rider", "attack.malicious=1"),
         ("cohort.sampler=oort",),

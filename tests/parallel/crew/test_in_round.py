@@ -1,0 +1,55 @@
+"""A training that was killed goes on at its checkpoint with the same bits; one that is told to stop keeps its work."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.parallel.engine.forked import RankFailed, run_ranks
+from tests.parallel.crew.clients import (
+    distance,
+    in_one_process,
+    killed_on_a_rank,
+    on_a_mesh,
+    request_of,
+    told_on_a_rank,
+    update_in,
+    write_version,
+)
+
+ADAMW = {"optimizer": "adamw", "lr": 0.01, "epochs": 2}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("options", [{"dp_shard": 2}, pytest.param({"pp": 2, "dp_shard": 2}, marks=pytest.mark.long)])
+def test_a_killed_training_goes_on_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
+    """The model has dropout and the optimizer a state; 12 steps, of which the first attempt does 7 or 8."""
+    name = "dropping" if "pp" not in options else "task"
+    write_version(tmp_path, name)
+    undisturbed = {"checkpoint": str(tmp_path / "undisturbed"), "checkpoint_every": 3}
+    expected, update = on_a_mesh(tmp_path, options, name=name, local=ADAMW, **undisturbed)
+    interrupted = {"checkpoint": str(tmp_path / "interrupted"), "checkpoint_every": 3}
+    request = request_of(tmp_path, "mesh", local=ADAMW, **interrupted)
+    num_ranks = 2 if "pp" not in options else 4
+    with pytest.raises(RankFailed, match="exit code 9"):
+        run_ranks(killed_on_a_rank, num_ranks, name, options, request, 8)
+    (folder,) = (tmp_path / "interrupted").iterdir()
+    assert (folder / "latest").read_text() == "step-00000006"
+    answer, found = on_a_mesh(tmp_path, options, name=name, local=ADAMW, **interrupted)
+    for tensor, values in update.items():
+        np.testing.assert_array_equal(found[tensor], values)
+    assert {**answer, "parts": [], "evaluation": 0} == {**expected, "parts": [], "evaluation": 0}
+    assert [len(part) for part in answer["parts"]] == [len(part) for part in expected["parts"]]
+
+
+@pytest.mark.real
+def test_the_word_of_the_first_rank_ends_a_training_with_its_work(tmp_path: Path) -> None:
+    write_version(tmp_path)
+    request = request_of(tmp_path, "mesh")
+    answer = run_ranks(told_on_a_rank, 2, "task", {"dp_shard": 2}, request, 5)[0]
+    assert (answer["stopped"], answer["steps"], answer["work"]) == (True, 5, 5 / 12)
+    _, update = in_one_process(tmp_path, local={"max_steps": 5})
+    assert distance(update_in(tmp_path / "mesh", answer["parts"]), update) < 1e-6
+    with pytest.raises(RankFailed, match="OutOfTime: no time for the first of 12 steps"):
+        run_ranks(told_on_a_rank, 2, "task", {"dp_shard": 2}, request, 0)
