@@ -110,9 +110,8 @@ class CrewConfig(BaseModel):
 
     def _faults_of_numbers(self, size: int) -> "list[str]":
         if size % self.nodes:
-            return [
-                f"mesh {self.mesh} has {count_of(size, 'rank')}, which {count_of(self.nodes, 'node')} cannot share evenly"
-            ]
+            nodes = count_of(self.nodes, "node")
+            return [f"mesh {self.mesh} has {count_of(size, 'rank')}, which {nodes} cannot share evenly"]
         if self.nproc and self.nproc * self.nodes != size:
             there = f"nproc {self.nproc}" + (f" on {count_of(self.nodes, 'node')}" if self.nodes > 1 else "")
             started = self.nproc * self.nodes

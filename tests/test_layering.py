@@ -22,6 +22,7 @@ MONOTONIC = {
     "parallel/crew/crew.py",
     "parallel/crew/main.py",
     "parallel/crew/orders.py",
+    "parallel/crew/shared_folder.py",
     "parallel/crew/terms.py",
     "parallel/engine/forked.py",
     "parallel/launch/line.py",

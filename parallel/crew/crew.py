@@ -176,7 +176,7 @@ class Crew:
 
             def ask() -> Json:
                 self._ready()
-                return self._asked(request | self._left(request, losses), lambda: self._until)
+                return self._asked(request | self._left(), lambda: self._until)
 
             answer = self._healed(losses, ask)
             return answer | {"seconds": time.monotonic() - began, "restarts": losses.number}
@@ -246,20 +246,14 @@ class Crew:
         if not self._terms.checkpoint_every:
             return request
         folder = self._terms.folder / ROUND
-        return request | {
-            "resume": prepare(folder, request),
-            "checkpoint": str(folder.absolute()),
-            "checkpoint_every": self._terms.checkpoint_every,
-        }
+        prepare(folder, request)
+        return request | {"checkpoint": str(folder.absolute()), "checkpoint_every": self._terms.checkpoint_every}
 
-    def _left(self, request: Json, losses: _Losses) -> Json:
+    def _left(self) -> Json:
         """Return the fields that change when a request is sent again."""
-        left: Json = {}
-        if "budget_s" in request and math.isfinite(self._slack_s):
-            left["budget_s"] = max(self._until - self._slack_s - time.monotonic(), 0.001)
-        if losses.number and "checkpoint" in request:
-            left["resume"] = True
-        return left
+        if not math.isfinite(self._slack_s):
+            return {}
+        return {"budget_s": max(self._until - self._slack_s - time.monotonic(), 0.001)}
 
     # ------------------------------------------------------------ ranks and line
 

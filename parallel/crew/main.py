@@ -9,7 +9,7 @@ A rank has no key and no connection to the coordinator, and does not import gRPC
 
     load        task, site?, local?, algorithm?, settings?, plan   -> (none)
     describe                                                       -> num_examples, layout, settings
-    train       as there, and checkpoint, checkpoint_every, resume -> as there, and parts in place of pieces
+    train       as there, and checkpoint, checkpoint_every         -> as there, and parts in place of pieces
     evaluate, statistics                                           as there
 
 An exit code other than 0 makes the launcher restart all ranks; the agent then sends the request again.
@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from atoll.parallel.crew.orders import Orders
+from atoll.parallel.crew.shared_folder import check_shared
 from atoll.parallel.crew.terms import Terms
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.launch.line import Line, dial
@@ -103,7 +104,8 @@ def work(folder: Path, make_bench: MakeBench) -> None:
     try:
         with process_group(world, device, store=_prefixed("group", store), timeout_s=terms.collective_timeout):
             orders = Orders(_prefixed("crew", store), world.rank, world.size)
-            member = _Member(folder, world, orders, make_bench)
+            check = partial(check_shared, folder, _prefixed("folder", store), world)
+            member = _Member(folder, world, orders, make_bench, check)
             if world.is_first:
                 member.lead(_line(folder, world))
             else:
@@ -116,8 +118,11 @@ def work(folder: Path, make_bench: MakeBench) -> None:
 class _Member:
     """One rank with its bench."""
 
-    def __init__(self, folder: Path, world: World, orders: Orders, make_bench: MakeBench) -> None:
+    def __init__(
+        self, folder: Path, world: World, orders: Orders, make_bench: MakeBench, check: Callable[[], None]
+    ) -> None:
         self._folder, self._world, self._orders, self._make_bench = folder, world, orders, make_bench
+        self._check = check
         self._bench: Bench | None = None
 
     def lead(self, line: Line) -> None:
@@ -161,6 +166,7 @@ class _Member:
     def _done(self, request: Json, deadline: Deadline) -> Json:
         op = request["op"]
         if op == "load":
+            self._check()
             task = load_task(request["task"])
             if not isinstance(task, Task):
                 raise TaskMismatch(f"{request['task']} is an ArrayTask, which trains with its own code, not on a mesh")

@@ -35,7 +35,7 @@ class CountingBench:
         """Return the sum of (rank + 1) over ranks and steps."""
         given, kept = request["local"], Path(request.get("checkpoint", "."), "count.json")
         self.steps, total = 0, 0
-        if request.get("resume") and kept.exists():
+        if kept.exists():
             self.steps, total = json.loads(kept.read_text())
         begun = self.steps
         while self.steps < given["steps"] and not self._is_told(is_told):
