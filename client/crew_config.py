@@ -77,7 +77,8 @@ class CrewConfig(BaseModel):
     @model_validator(mode="after")
     def _is_a_crew(self) -> "CrewConfig":
         if not self.mesh:
-            if given := sorted(self.model_fields_set - {"mesh"}):
+            defaults = {name: field.default for name, field in type(self).model_fields.items()}
+            if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
                 raise ValueError(f"{', '.join(given)}: settings of a crew without its mesh: add mesh, such as dp=2")
             return self
         faults = list(self._faults_of_launch())

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.crew.orders import Orders
 from atoll.parallel.crew.shared_folder import check_shared
 from atoll.parallel.crew.terms import Terms
@@ -38,7 +39,7 @@ from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.rank_fault import RankFault
 from atoll.parallel.loading import keep_modules
 from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskMismatch
+from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.inbox import Inbox, Job
 from atoll.parallel.worker.operations import detail_of, kind_of
@@ -98,10 +99,9 @@ def work(folder: Path, make_bench: MakeBench) -> None:
     terms, world = Terms.read(folder, DIAL_TIMEOUT_S), read_world()
     keep_modules()
     _write_to(terms.log_of(world.rank))
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if terms.device == "auto" else terms.device
-    wait = timedelta(seconds=terms.collective_timeout)
-    store = _store(world, wait)
     try:
+        device = _device(terms.device, world, torch.cuda.device_count())
+        store = _store(world, timedelta(seconds=terms.collective_timeout))
         with process_group(world, device, store=_prefixed("group", store), timeout_s=terms.collective_timeout):
             orders = Orders(_prefixed("crew", store), world.rank, world.size)
             check = partial(check_shared, folder, _prefixed("folder", store), world)
@@ -110,9 +110,28 @@ def work(folder: Path, make_bench: MakeBench) -> None:
                 member.lead(_line(folder, world))
             else:
                 member.follow()
-    except dist.DistError as error:  # rank 0, which holds the store, is gone
-        print(f"rank {world.rank} ends: {error}", file=sys.stderr)
+    except Exception as error:  # before or between orders: there is no place to work, or rank 0 is gone with its store
+        traceback.print_exc()
+        is_lost = is_lost_peer(error)
+        fault = RankFault(rank=world.rank, kind="task_broken", detail=detail_of(error), is_lost_peer=is_lost)
+        fault.write(folder)
         raise SystemExit(RESTART) from error
+
+
+def _device(wanted: str, world: World, num_gpus: int, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the kind of device, `cpu` or `cuda`; `auto` is cuda where there is a GPU.
+
+    Raises:
+        TaskBroken: this machine has fewer GPUs than ranks.
+    """
+    device = ("cuda" if num_gpus else "cpu") if wanted == "auto" else wanted
+    here = max(world.local_rank + 1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
+    if device == "cuda" and here > num_gpus:
+        raise TaskBroken(
+            f"{count_of(here, 'rank')} on {os.uname().nodename} need as many GPUs, and it has {num_gpus}; take a "
+            'smaller mesh, or set device = "cpu"'
+        )
+    return device
 
 
 class _Member:

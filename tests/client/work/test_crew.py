@@ -10,7 +10,7 @@ from atoll.client.config import AgentConfig
 from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.crew import command_of, crews_of, terms_of
-from atoll.protocol.settings import ConfigError, load
+from atoll.protocol.settings import ConfigError, effective, load, load_text
 
 FOLDER = "crew.folder=shared"
 
@@ -101,3 +101,9 @@ def test_an_agent_without_a_mesh_has_no_crew():
     assert CrewConfig().mesh == ""
     assert load(AgentConfig, None, ["site=a"]).crew == CrewConfig()
     assert Path(settings("crew.mesh=dp=2", FOLDER).folder) == Path("shared")
+
+
+def test_the_settings_as_check_prints_them_are_settings():
+    for overrides in ([], ["crew.mesh=dp=2"]):
+        before = load(AgentConfig, None, ["site=a", *overrides])
+        assert load_text(AgentConfig, effective(before), name="x") == before
