@@ -1,28 +1,42 @@
-"""The memory of the ranks of a large client: a model is built, loaded and written by shares, beside a whole build.
+"""The ranks of a large client: their memory, beside that of a whole build, and their steps, beside `atoll train`'s.
 
     python -m benchmarks.large_client [--layers N] [--ranks 2,4]
 
 Each rank of a sharded mesh builds the model, reads its boxes of a version's file and writes its part of an update. The
 peak is that of its own memory (RssAnon) over the start of the phase, as a multiple of M/r: the model's bytes over the
-ranks. The other side builds the whole model on each rank, as a plain construction does.
+ranks. The other side builds the whole model on each rank, as a plain construction does. Then the local training of a
+round and `atoll train` take steps on the same mesh, in turns.
 """
 
 import argparse
+import statistics
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import Bar, conclude, say
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+
+    from atoll import Task
 
 POLL_S = 0.002
 EXCHANGE_MAX = 1.3
 """The bar of building, loading and writing, in M/r."""
+
+STEP_MIN = 0.97
+"""The bar of a step of `atoll train` over one of the local training on the same mesh."""
+
+STEPS, WARM_UP, ATTEMPTS = 32, 8, 4
+STEP_LAYERS = 1
 
 
 class Peak:
@@ -67,52 +81,125 @@ def make(layers: int) -> "nn.Module":
     return Decoder(DecoderConfig(vocab=8192, dim=512, layers=layers, heads=8, sequence=16))
 
 
+def task_of(layers: int) -> "Task":
+    """Return a task of that decoder on random tokens."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    from atoll import Local, Task
+
+    tokens = torch.randint(0, 8192, (64, 17), generator=torch.Generator().manual_seed(0))
+    return Task(
+        model=partial(make, layers),
+        data=lambda site, split: TensorDataset(tokens[:, :-1], tokens[:, 1:]) if split == "train" else None,
+        loss=Timed(),
+        sites=["here"],
+        local=Local(batch_size=8, epochs=STEPS // 8, lr=0.01),
+    )
+
+
+class Timed:
+    """The loss, with the instants of its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, float]] = []
+
+    def __call__(self, outputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
+        """Return the mean loss of a batch, and remember the instant."""
+        from torch.nn.functional import cross_entropy
+
+        self.calls.append((time.monotonic(), time.process_time()))
+        return cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    def median_step(self) -> tuple[float, float]:
+        """Return the median time between two calls, and that of this process alone [s]; forget the calls."""
+        steps = list(pairwise(self.calls[WARM_UP:]))
+        self.calls.clear()
+        wall, own = (statistics.median(later[k] - earlier[k] for earlier, later in steps) for k in (0, 1))
+        return wall, own
+
+
 def on_a_rank(folder: str, layers: int, ranks: int, way: str) -> dict[str, int]:
-    """Return the peaks of the phases on this rank."""
+    """Return the peaks of the phases on this rank: those of a round, or of a whole build."""
     import torch
     import torch.distributed as dist
 
-    from atoll.parallel.engine.assemble import assemble
+    from atoll.parallel.checkpoint.ranks import Ranks
+    from atoll.parallel.crew.building import build
+    from atoll.parallel.crew.update import Files
     from atoll.parallel.engine.axes import Axes
-    from atoll.parallel.engine.blank import give_memory
     from atoll.parallel.engine.mesh import Mesh
-    from atoll.parallel.engine.optimization import Optimization
     from atoll.parallel.engine.plan import Plan
-    from atoll.parallel.engine.ties import tied_names
-    from atoll.parallel.exchange.initial import blank_of, fill
-    from atoll.parallel.exchange.load import load_shares
-    from atoll.parallel.exchange.shares import owned, shares_of
-    from atoll.parallel.exchange.write import write_part
 
     plan = Plan(mesh=Mesh(dp_shard=ranks))
-    axes = Axes(plan.mesh, "cpu")
-    step = Optimization(
-        loss=torch.nn.functional.cross_entropy,
-        make_optimizer=lambda named: torch.optim.SGD([parameter for _, parameter in named], lr=0.01),
-    )
+    axes, together, task = Axes(plan.mesh, "cpu"), Ranks(), task_of(layers)
+    request = {"model": str(Path(folder) / "version.safetensors"), "out": str(Path(folder) / "out"), "seed": 1}
     dist.barrier()
     peaks: dict[str, int] = {}
-    version = Path(folder) / "version.safetensors"
+    if way == "whole":
+        with watched() as peak:
+            model = make(layers)
+        assert any(True for _ in model.parameters())  # it is in memory until here
+        return {"build": peak.over_start}
     with watched() as peak:
-        blank = blank_of(lambda: make(layers)) if way == "shares" else None
-        model = make(layers) if blank is None else blank.model
-        tied = tied_names(model)
-        engine = assemble(model, plan, step, axes=axes)
-        if blank is not None:
-            give_memory(engine.parts, "cpu")
-            fill(shares_of(engine.parts, axes, tied), engine.parts, blank, lambda: make(layers))
-        del model
+        mesh_model = build(task, plan, axes, torch.device("cpu"), together, seed=0)
     peaks["build"] = peak.over_start
     dist.barrier()
-    shares = shares_of(engine.parts, axes, tied)
-    names = sorted({share.name for share in shares})
     with watched() as peak:
-        load_shares(shares, version)
+        mesh_model.load(Path(request["model"]))
     peaks["load"] = peak.over_start
     with watched() as peak:
-        write_part(owned(shares, names), version, Path(folder) / f"part.{dist.get_rank()}")
+        Files(mesh_model, task.local, "fedavg", request, together).write()
     peaks["write"] = peak.over_start
     return peaks
+
+
+def steps_on_a_rank(folder: str, layers: int, ranks: int, number: int) -> list[tuple[float, float]]:
+    """Return the median step of the local training on a mesh, and of `atoll train` on the same plan [s]."""
+    from atoll.parallel.crew.bench import MeshBench
+    from atoll.parallel.engine.mesh import Mesh
+    from atoll.parallel.engine.plan import Plan
+    from atoll.parallel.trainer.config import TrainConfig
+    from atoll.parallel.trainer.job import Job
+    from atoll.parallel.trainer.run import Surroundings, train
+    from atoll.parallel.world import read_world
+
+    task, world, plan = task_of(layers), read_world(), Plan(mesh=Mesh(dp_shard=ranks))
+    loss: Any = task.loss
+    request = {"model": str(Path(folder) / "version.safetensors"), "out": str(Path(folder) / "out"), "seed": 1}
+    never = 10**6
+    config = TrainConfig(steps=STEPS, batch_size=8, log_every=never, eval_every=never, checkpoint_every=never)
+    here = Surroundings(
+        world=world,
+        device="cpu",
+        folder=Path(folder) / f"train.{number}",
+        clock=time.monotonic,
+        is_told_to_stop=lambda: False,
+        report=lambda event: None,
+    )
+    here.folder.mkdir(exist_ok=True)
+    sides: list[Callable[[], object]] = [
+        lambda: MeshBench(task, {"site": "here"}, plan, world, time.monotonic).train(request, lambda: False),
+        lambda: train(Job(name="large:task", task=task, config=config, plan=plan), here),
+    ]
+    found = [(0.0, 0.0), (0.0, 0.0)]
+    for side in (0, 1) if number % 2 else (1, 0):  # the first in a new process pays for its memory
+        sides[side]()
+        found[side] = loss.median_step()
+    return found
+
+
+def compare_steps(folder: str, layers: int, ranks: int) -> list[list[float]]:
+    """Return the shortest median step of each side over some attempts, and that of a process alone [s].
+
+    The sides take turns. On a busy machine the second number is the one to look at.
+    """
+    from atoll.parallel.engine.forked import run_ranks
+
+    found = [
+        run_ranks(steps_on_a_rank, ranks, folder, layers, ranks, number, timeout_s=400)[0] for number in range(ATTEMPTS)
+    ]
+    return [[min(attempt[side][k] for attempt in found) for k in (0, 1)] for side in (0, 1)]
 
 
 def measure(folder: str, layers: int, ranks: int, way: str) -> dict[str, int]:
@@ -151,8 +238,17 @@ def main() -> None:
             bars.append(
                 Bar.at_least(f"{ranks} ranks: a whole build fails that bar [M/r]", whole["build"], EXCHANGE_MAX)
             )
-    theirs = {name: peaks for name, peaks in ours.items() if name.startswith("whole")}
-    mine = {name: peaks for name, peaks in ours.items() if name not in theirs} | {"model_bytes": model_bytes}
+        arrays = parameters_of(make(STEP_LAYERS))
+        safetensors_file.write(Path(folder) / "version.safetensors", arrays, durable=False)
+        crew, trainer = compare_steps(folder, STEP_LAYERS, 2)
+    for name, (wall, own) in (("local training", crew), ("atoll train", trainer)):
+        say(f"2 ranks, median step of {name}: {wall * 1000:.1f} ms, {own * 1000:.1f} ms of them in the process itself")
+    speed = trainer[0] / crew[0]
+    bars.append(Bar.at_least("2 ranks: a step of atoll train over one of the local training", speed, STEP_MIN))
+    theirs: dict[str, Any] = {name: peaks for name, peaks in ours.items() if name.startswith("whole")}
+    mine: dict[str, Any] = {name: peaks for name, peaks in ours.items() if name not in theirs}
+    mine |= {"model_bytes": model_bytes, "step_s": crew[0]}
+    theirs["atoll train"] = {"step_s": trainer[0]}
     conclude("large_client", bars, ours=mine, theirs=theirs)
 
 

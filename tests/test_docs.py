@@ -268,11 +268,12 @@ def test_every_block_of_the_page_of_algorithms_is_a_run_s_and_every_example_is_t
         "scaffold",
         "fedavg",
         "fedavg",
+        "fedavg",
     ]
-    assert [run.aggregation.rule for run in runs] == [*["mean"] * 5, "concatenate"]
+    assert [run.aggregation.rule for run in runs] == [*["mean"] * 6, "concatenate"]
     locals_ = [Local().with_overrides(run.local) for run in runs]
     assert [local.batch_size for local in locals_[:1]] == [None]
-    assert (locals_[1].prox_mu, locals_[4].keep) == (0.1, "batchnorm")
+    assert (locals_[1].prox_mu, locals_[4].keep, locals_[5].keep_optimizer) == (0.1, "batchnorm", True)
     linked = re.findall(r"\]\(\.\./(examples/[^)#]+)", page)
     assert len(linked) == 7
     assert all((ROOT / path).is_file() for path in linked)

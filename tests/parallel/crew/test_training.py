@@ -64,3 +64,25 @@ def test_a_training_is_that_of_one_process(layout: str, algorithm: str, tmp_path
     if expected["has_own"]:
         stored = [safetensors_file.read(tmp_path / f"{which}.own") for which in ("mesh", "one")]
         assert distance(*stored) < 1e-6
+
+
+@pytest.mark.real
+@pytest.mark.long
+def test_bf16_moves_float32_masters(tmp_path: Path) -> None:
+    write_version(tmp_path)
+    _, update = in_one_process(tmp_path)
+    _, found = on_a_mesh(tmp_path, {"dp_shard": 2, "precision": "bf16"})
+    assert 1e-6 < distance(found, update) < 0.05
+    assert all(array.dtype == "float32" for array in found.values())
+    bits = [array.view("uint32") & 0xFFFF for array in found.values()]
+    assert any(low.any() for low in bits), "an update of bfloat16 masters would have no low bits"
+
+
+@pytest.mark.real
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{"dp_shard": 2}, {"dp_replicate": 2}])
+def test_synchronized_batch_norms_are_those_of_one_process(options: Json, tmp_path: Path) -> None:
+    write_version(tmp_path, "pictures")
+    _, update = in_one_process(tmp_path, name="pictures")
+    _, found = on_a_mesh(tmp_path, {**options, "batchnorm": "sync"}, name="pictures")
+    assert distance(found, update) < 2e-6
