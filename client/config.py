@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.client.crew_config import CrewConfig
 from atoll.protocol.identity.names import is_name
 from atoll.protocol.settings import STRICT, Folder, Plain
 from atoll.protocol.wire.channel import Address, loopback_only
@@ -66,6 +67,9 @@ class AgentConfig(BaseModel):
     """Seconds that the training process may outlive its deadline before the agent kills it. Loss of the connection
     alone never ends a training."""
 
+    crew: CrewConfig = CrewConfig()
+    """The mesh of ranks that trains here in place of one process (docs/large-clients.md)."""
+
     reconnect_min: Seconds = 0.2
     """Seconds before the first attempt to reconnect; they double with each further attempt, with jitter."""
 
@@ -95,6 +99,15 @@ class AgentConfig(BaseModel):
     def _waits_are_in_order(self) -> "AgentConfig":
         if self.reconnect_min > self.reconnect_max:
             raise ValueError(f"reconnect_min {self.reconnect_min} is more than reconnect_max ({self.reconnect_max})")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_are_of_this_interpreter(self) -> "AgentConfig":
+        if self.python is not None and self.crew.mesh:
+            raise ValueError(
+                f"python {str(self.python)!r} and crew.mesh {self.crew.mesh!r}: the ranks of a crew run in the agent's "
+                "own environment: install the task's libraries there, and leave python out"
+            )
         return self
 
     @model_validator(mode="after")

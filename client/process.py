@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
@@ -13,10 +14,13 @@ from atoll.client.disk.seen_store import Memory
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
+from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
-from atoll.client.work.worker import WorkerRunner
+from atoll.client.work.worker import WorkerRunner, workers_of
+from atoll.parallel.crew.crew import Crew
+from atoll.parallel.task.flower_app import is_app
 from atoll.parallel.task.task import TaskNotFound, task_name
-from atoll.parallel.worker.process import Environment
+from atoll.parallel.worker.process import Environment, Worker
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
@@ -62,16 +66,8 @@ async def run_agent(
             return 0
         gate = Gate(config.policy, state.path)
         if runner is None:
-            runner = WorkerRunner(
-                tasks,
-                site=config.site,
-                state=state,
-                lease=config.lease,
-                threads=config.threads or None,
-                device=config.device,
-                settings=config.task,
-                environment=Environment(config.python, load_timeout_s=config.load_timeout),
-            )
+            workers = _workers(config, tasks, state)
+            runner = WorkerRunner(tasks, workers, state=state, lease=config.lease, settings=config.task)
         membership = replace(membership, dialer=through_proxy(membership.dialer, os.environ))
         if authorities is None and (keeper := membership.keeper) is not None:
             authorities = lambda: keeper.current.ca_pem  # noqa: E731
@@ -91,6 +87,22 @@ async def run_agent(
         if gate is not None:
             gate.close()
         state.close()
+
+
+def _workers(config: AgentConfig, tasks: Mapping[str, str], state: StateDirectory) -> Mapping[str, Worker | Crew]:
+    """Return the worker of each task: a crew, if there is a mesh, else one process.
+
+    Raises:
+        ConfigError: a mesh, and a task that trains with code of its own.
+    """
+    given: dict[str, Any] = {"site": config.site, "state": state, "settings": config.task, "device": config.device}
+    if config.crew.mesh:
+        if apps := [reference for reference in tasks.values() if is_app(reference)]:
+            why = "a Flower app trains with its own code, not on a mesh: leave the mesh out"
+            raise ConfigError([f"crew.mesh: {config.crew.mesh!r} for {', '.join(apps)}: {why}"])
+        return crews_of(tasks, config.crew, load_timeout=config.load_timeout, **given)
+    environment = Environment(config.python, load_timeout_s=config.load_timeout)
+    return workers_of(tasks, threads=config.threads or None, environment=environment, **given)
 
 
 def tasks_by_name(references: Iterable[str]) -> dict[str, str]:

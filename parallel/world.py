@@ -121,6 +121,12 @@ def process_group(
             dist.destroy_process_group()
 
 
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether the loss of another rank caused the error, judged by its type and the backend's message."""
+    words = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in words for word in ("gloo", "nccl", "connection", "peer"))
+
+
 @contextmanager
 def _known_warnings() -> Iterator[None]:
     """Silence torch's warnings about deliberate choices.

@@ -5,7 +5,8 @@ from pathlib import Path
 
 def descendants(process: int) -> list[int]:
     """Processes that it has started, directly or not; grandchildren after their parents."""
-    found = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    found = [int(child) for thread in threads for child in thread.read_text().split()]
     return found + [grandchild for child in found for grandchild in descendants(child)]
 
 

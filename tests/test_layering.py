@@ -18,7 +18,18 @@ from tests.house.upward import missing_places, upward_imports
 SHIPPED = read(ROOT, ROOMS)
 EVERYTHING = [*SHIPPED, *read(ROOT, AROUND), *read(ROOT, [TESTS])]
 
-MONOTONIC = {"parallel/engine/forked.py", "parallel/worker/process.py", "parallel/worker/main.py"}
+MONOTONIC = {
+    "parallel/crew/crew.py",
+    "parallel/crew/main.py",
+    "parallel/crew/orders.py",
+    "parallel/crew/shared_folder.py",
+    "parallel/crew/terms.py",
+    "parallel/engine/forked.py",
+    "parallel/launch/line.py",
+    "parallel/worker/inbox.py",
+    "parallel/worker/main.py",
+    "parallel/worker/process.py",
+}
 """The only files of the ground floor that may read a clock: the monotonic one."""
 
 BARE = set(ROOMS) - {"atoll"}

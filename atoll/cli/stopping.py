@@ -20,8 +20,8 @@ INTERRUPTED = 130
 SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"])
 """The commands that run until a signal comes."""
 
-LAUNCHERS = ("ATOLL_TRAIN_CONTROL", "TORCHELASTIC_RUN_ID")
-"""Environment variables of a rank of a training, which its launcher ends: it must end at once, also in a wait in C."""
+LAUNCHER = "TORCHELASTIC_RUN_ID"
+"""The environment variable of a rank under `torchrun`, which ends it: it must end at once, also in a wait in C."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -66,7 +66,7 @@ def one_line() -> Iterator[None]:
     has ended, and its exit code stands: a signal while Python shuts down does not change it, but a second one does.
     """
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    if any(name in os.environ for name in LAUNCHERS):
+    if LAUNCHER in os.environ:
         handled = []
     for number in handled:
         signal.signal(number, _stop)

@@ -106,13 +106,13 @@ def train_here(request: "Request", task: Task | ArrayTask, bar: Show) -> None:
 
 def _on_ranks(request: "Request", of_call: Named, bar: Show) -> None:
     """Train on ranks, in processes of the command."""
-    from atoll.cli.training.control import Fault
+    from atoll.cli.training.fault import Fault
     from atoll.cli.training.process import failure_of
 
     if of_call.is_of_a_cell:
         wanted = f"mesh: got {request.mesh!r}"
         raise AtollError(f"{wanted}: other processes cannot import a task of a cell: put it into a file, or use one")
-    command = [sys.executable, "-m", "atoll", "train", *request.for_a_rank, "--nproc", str(request.nproc), "--json"]
+    command = [sys.executable, "-m", "atoll", "train", *request.arguments, "--nproc", str(request.nproc), "--json"]
     with (
         tempfile.TemporaryFile("w+") as told,
         subprocess.Popen(  # in a session of its own: Ctrl-C reaches it through this process alone

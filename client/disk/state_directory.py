@@ -9,9 +9,10 @@ folder_id     random id, which a restart keeps (`protocol/folder_id`)
 identity/     credential: the agent's key and certificate (`protocol/identity/credential`)
 seen          newest round and version of each run that the coordinator has shown (`seen_store`)
 work/         output files of the worker; emptied when an agent starts
+crew/         what an agent and its ranks share: their line's address, the checkpoint within a round (`parallel/crew`)
 policy.db     history for the site's policy: runs that have asked, rounds that have begun (`policy/history`)
 decisions/    log of the policy's decisions (`policy/decisions`)
-worker.*.log  output of the user's code, one file for each task
+worker.*.log  output of the user's code, one file for each task; of a crew one more for each rank
 """
 
 import os
@@ -37,7 +38,7 @@ class StateDirectory:
         self.path = path
         self.spool, self.models, self.work = path / "spool", path / "models", path / "work"
         self.residuals, self.client_state, self.seen = path / "kept", path / "personal", path / "seen"
-        self.identity = path / "identity"
+        self.identity, self.crew = path / "identity", path / "crew"
         _refuse_server_directory(path)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # an existing one keeps its mode

@@ -1,4 +1,4 @@
-"""The runner of a real agent: the user's task in a supervised worker process, called from a thread.
+"""The runner of a real agent: the user's task in a supervised worker process or crew of ranks, called from a thread.
 
 The worker stays warm between jobs. The death of one never ends the agent: the next job starts another. Of several tasks
 only the one in use has a living worker.
@@ -7,7 +7,7 @@ only the one in use has a living worker.
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from atoll.aggregation.printable import conclusion
@@ -16,6 +16,7 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
+from atoll.parallel.crew.crew import Crew
 from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.worker.process import Environment, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.protocol.settings import ConfigError
@@ -36,49 +37,66 @@ class DataAway(ConfigError):
     """A task's data that cannot be read now, and may be later: a supervisor starts the agent again."""
 
 
-class WorkerRunner:
-    """Runs the jobs of some tasks at one site; see `Runner`.
+def workers_of(
+    tasks: Mapping[str, str],
+    *,
+    site: str,
+    state: StateDirectory,
+    threads: int | None = None,
+    device: str = "cpu",
+    settings: Mapping[str, Any] | None = None,
+    environment: Environment = Environment(),  # noqa: B008 - frozen
+) -> dict[str, Worker]:
+    """Return a worker of one process for each task, by its name.
 
     Args:
         tasks: references of the tasks, by name.
         site: name of the site whose data the tasks load.
         state: the agent's directory, for the logs.
-        lease: seconds that a worker may outlive its budget before it is killed.
         threads: threads of the training; None: the number that torch chooses.
         device: "auto", "cpu" or "cuda".
         settings: the site's own settings for its tasks.
         environment: the interpreter, and the seconds in which a worker must have loaded its task.
     """
+    return {
+        name: Worker(
+            reference,
+            log_path=state.worker_log(name),
+            site=site,
+            threads=threads,
+            device=device,
+            settings=settings,
+            environment=environment,
+        )
+        for name, reference in tasks.items()
+    }
+
+
+class WorkerRunner:
+    """Runs the jobs of some tasks at one site; see `Runner`.
+
+    Args:
+        tasks: references of the tasks, by name.
+        workers: the worker of each task: one process, or a crew.
+        state: the agent's directory, for the logs.
+        lease: seconds that a worker may outlive its budget before it is killed.
+        settings: the site's own settings for its tasks.
+    """
 
     def __init__(
         self,
         tasks: Mapping[str, str],
+        workers: Mapping[str, Worker | Crew],
         *,
-        site: str,
         state: StateDirectory,
         lease: float,
-        threads: int | None = None,
-        device: str = "cpu",
         settings: Mapping[str, Any] | None = None,
-        environment: Environment = Environment(),  # noqa: B008 - frozen
     ) -> None:
         self._references, self._log_path = dict(tasks), state.worker_log
-        self._settings = dict(settings or {})
-        self._workers = {
-            name: Worker(
-                reference,
-                log_path=self._log_path(name),
-                site=site,
-                threads=threads,
-                device=device,
-                settings=self._settings,
-                environment=environment,
-            )
-            for name, reference in tasks.items()
-        }
+        self._settings, self._workers = dict(settings or {}), dict(workers)
         self._lease = lease
         self._is_closed = False
-        self._current: Worker | None = None
+        self._current: Worker | Crew | None = None
         self._until = math.inf
         self._is_stopping = False
         self._stop_again: asyncio.TimerHandle | None = None
@@ -127,10 +145,8 @@ class WorkerRunner:
             request |= {"residual": str(order.residual.absolute())} if order.residual else {}
         answer = await self._run(order.task, "train", order.budget, request)
         return Training(
-            pieces=tuple(
-                Piece(tensor, dtype, tuple(offsets), tuple(lengths), sha256, *encoded)
-                for tensor, dtype, offsets, lengths, sha256, *encoded in answer["pieces"]
-            ),
+            pieces=_pieces(answer.get("pieces", ())),
+            parts=tuple(_pieces(pieces) for pieces in answer.get("parts", ())),
             num_examples=answer["num_examples"],
             work=float(answer["work"]),
             statistics=_sums(answer["statistics"]),
@@ -199,7 +215,7 @@ class WorkerRunner:
                 self._stop_again.cancel()
                 self._stop_again = None
 
-    def _call(self, worker: Worker, op: str, request: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, worker: Worker | Crew, op: str, request: dict[str, Any]) -> dict[str, Any]:
         """Call the worker, on a thread, and turn its errors into RunnerFailed."""
         for other in self._workers.values():
             if other is not worker:
@@ -221,6 +237,13 @@ class WorkerRunner:
             if not self._is_closed:
                 raise
             raise RunnerFailed(FailureReason.SHUTTING_DOWN, "the agent is being stopped") from error
+
+
+def _pieces(fields: Iterable[Sequence[Any]]) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(tensor, dtype, tuple(offsets), tuple(lengths), sha256, *encoded)
+        for tensor, dtype, offsets, lengths, sha256, *encoded in fields
+    )
 
 
 def _sums(statistics: Mapping[str, Any]) -> Sums:

@@ -91,6 +91,11 @@ class MeshBench:
         self._built_for: tuple[Task, int, int | None] | None = None
         self._model: MeshModel | None = None
 
+    @property
+    def steps(self) -> int:
+        """The number of steps that the running training has made."""
+        return 0 if self._model is None else self._model.engine.steps
+
     def describe(self) -> Json:
         """Return the size of the site's data, the layout of the model, and the settings that the task declares."""
         layout = layout_fields(self._layout())

@@ -1,12 +1,14 @@
 """The plan of a training: all settings that decide how it is computed on a mesh, and none of what it learns."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from atoll.parallel.communication.compression import parse_compression
 from atoll.parallel.communication.outer_config import parse_outer
-from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.mesh import Mesh, parse_mesh
+from atoll.parallel.task.overrides import overridden
 
 SCHEDULES = {
     "gpipe": ("GPipe", 1),
@@ -147,6 +149,20 @@ def stages_of(rank: int, plan: Plan) -> list[int]:
     if plan.schedule in V_SHAPED:
         return [rank, plan.num_stages - 1 - rank]
     return list(range(rank, plan.num_stages, plan.mesh.pp))
+
+
+def given_plan(mesh: str, settings: Mapping[str, Any]) -> Plan:
+    """Return the plan that a command line or a TOML names, where `dp` is dp_replicate (DDP), or dp_shard with ZeRO.
+
+    Args:
+        mesh: `axis=degree`, comma-separated (`parse_mesh`).
+        settings: the plan's fields but the mesh, or their text from a command line.
+
+    Raises:
+        ValueError: with all faults, separated by "; ".
+    """
+    are_copies = str(settings.get("zero", "none")) in ("none", "0")
+    return overridden(Plan(mesh=parse_mesh(mesh, replicate=are_copies)), "plan", settings, hidden=("mesh",))
 
 
 def _faults(plan: Plan) -> Iterator[str]:

@@ -43,80 +43,33 @@ The file descriptors 0 and 1 belong to the user's code: its reads find nothing, 
 import json
 import math
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
-from typing import Any
 
 from atoll.parallel.loading import keep_modules
-from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.json_text import to_json
+from atoll.parallel.worker.inbox import Inbox
 from atoll.parallel.worker.operations import Operations
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A request with its deadline, which runs from the moment when the request was read."""
+def read_until_the_end(inbox: Inbox, requests_fd: int) -> None:
+    """Deliver the requests; end the process as soon as stdin ends, whatever it is doing."""
+    try:
+        with open(requests_fd, "rb") as lines:
+            for line in lines:
+                inbox.receive(json.loads(line))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+    os._exit(0)
 
-    request: dict[str, Any]
-    deadline: Deadline
-    began: float
 
-
-class Inbox:
-    """A thread that reads stdin, and maintains the deadline and the kernel's alarm of the running job."""
-
-    def __init__(self, requests_fd: int) -> None:
-        self._fd = requests_fd
-        self._lock = threading.Lock()
-        self._job: Job | None = None
-        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-
-    def read_until_the_end(self) -> None:
-        """Run the reader; end the process as soon as stdin ends, whatever it is doing."""
-        try:
-            with open(self._fd, "rb") as lines:
-                for line in lines:
-                    self._receive(json.loads(line))
-        except BaseException:
-            traceback.print_exc()
-            os._exit(70)
-        os._exit(0)
-
-    def finished(self, job: Job) -> None:
-        """Disarm the alarm, unless the next job has armed it already."""
-        with self._lock:
-            if self._job is job:
-                self._job = None
-                signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _receive(self, request: dict[str, Any]) -> None:
-        with self._lock:
-            if request["op"] not in ("stop", "extend"):
-                now = time.monotonic()
-                self._job = Job(request, Deadline(time.monotonic), now)
-                self._set_deadline(request.get("budget_s"))
-                self.jobs.put(self._job)
-            elif self._job is None or request.get("round_id") not in (None, self._job.request.get("round_id")):
-                pass  # too late: its request has ended
-            elif request["op"] == "stop":
-                self._job.deadline.stop()
-            else:
-                self._set_deadline(request["budget_s"])
-
-    def _set_deadline(self, budget_s: float | None) -> None:
-        assert self._job is not None
-        if budget_s is None or math.isinf(budget_s):
-            self._job.deadline.move(math.inf)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            return
-        self._job.deadline.move(time.monotonic() + budget_s)
-        alarm_s = budget_s + self._job.request.get("lease_s", math.inf)
-        signal.setitimer(signal.ITIMER_REAL, max(alarm_s, 1e-3) if math.isfinite(alarm_s) else 0)
+def set_alarm(seconds: float) -> None:
+    """Let the kernel end the process after some time; infinite: disarm it."""
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3) if math.isfinite(seconds) else 0)
 
 
 def private_pipes() -> tuple[int, int]:
@@ -136,8 +89,8 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    inbox = Inbox(requests_fd)
-    threading.Thread(target=inbox.read_until_the_end, name="reader", daemon=True).start()
+    inbox = Inbox(set_alarm)
+    threading.Thread(target=read_until_the_end, args=(inbox, requests_fd), name="reader", daemon=True).start()
     operations = Operations()
     with open(replies_fd, "w", encoding="utf-8") as replies:
         while True:

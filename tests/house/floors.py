@@ -66,7 +66,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data", "worker"),
         ("data/public", "engine"),
         ("exchange",),
-        ("models", "trainer"),
+        ("launch", "models", "trainer"),
         ("crew", "planner"),
     ),
     "protocol": (
@@ -111,8 +111,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("process.py",),
     ),
     "client": (
-        ("config.py", "session"),
-        ("disk",),
+        ("crew_config.py", "session"),
+        ("config.py", "disk"),
         ("policy",),
         ("wire",),
         ("work",),

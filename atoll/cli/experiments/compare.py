@@ -298,7 +298,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
 
 def _train(request: "Request", task: "Task") -> None:
     """Train as a command does."""
-    from atoll.cli.training.control import Fault
+    from atoll.cli.training.fault import Fault
     from atoll.cli.training.process import train_in_process
     from atoll.cli.training.request import job_of
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
 from atoll.cli.stopping import if_stopped
@@ -13,6 +14,8 @@ from atoll.parallel.task.flower_app import with_app
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig
+    from atoll.client.crew_config import CrewConfig
+    from atoll.parallel.task.task import ArrayTask, Task
 
 Tasks = Annotated[
     list[str],
@@ -54,6 +57,18 @@ Policy = Annotated[
         "--policy", metavar="FILE", help="TOML of the site's policy; by default every run is allowed; short for policy."
     ),
 ]
+MeshText = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        metavar="AXES",
+        help="Train on a mesh of ranks, as in dp_shard=4,tp=2, instead of in one process; short for crew.mesh.",
+    ),
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option("--nproc", metavar="N", help="Ranks of the mesh on this machine; short for crew.nproc."),
+]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML of the agent's settings.")]
 
 
@@ -65,6 +80,8 @@ def agent(
     insecure: options.Insecure = None,
     state: State = None,
     policy: Policy = None,
+    mesh: MeshText = None,
+    nproc: Nproc = None,
     config: Config = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
@@ -80,8 +97,9 @@ def agent(
 
     options.json_only_with(check, json)
     tasks = [with_app(task) for task in tasks]
-    place = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
-    settings, named = _checked(config, overriding(overrides, site=site, state=state, policy=policy, **place), tasks)
+    place: dict[str, object] = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
+    place |= {"state": state, "policy": policy, "crew__mesh": mesh, "crew__nproc": nproc}
+    settings, named = _checked(config, overriding(overrides, site=site, **place), tasks)
     if check:
         _print_effective(settings, tasks, json)
         return
@@ -149,6 +167,32 @@ def _print_effective(settings: "AgentConfig", references: Sequence[str], json: b
     from atoll.protocol.settings import effective
 
     check_folder("state", settings.state)
-    for reference in references:
-        load_user_task(reference)
+    tasks = {reference: load_user_task(reference) for reference in references}
+    if settings.crew.mesh:
+        _check_crew(settings.crew, tasks)
     say_settings(effective(settings), json=json)
+    if settings.crew.mesh and not json:
+        plan, machines = settings.crew.parallel, count_of(settings.crew.nodes, "machine")
+        ranks = count_of(settings.crew.num_ranks, "rank")
+        note(f"a crew of {ranks} on {machines}: {plan.mesh}, ZeRO {plan.zero_stage}, {plan.precision}")
+
+
+def _check_crew(crew: "CrewConfig", tasks: "Mapping[str, Task | ArrayTask]") -> None:
+    """Check that a mesh can train the tasks, with their own settings.
+
+    Raises:
+        ConfigError: with everything that it cannot take.
+    """
+    from atoll.parallel.crew.faults import faults_of_mesh
+    from atoll.parallel.task.task import Task
+    from atoll.protocol.settings import ConfigError
+
+    faults = []
+    for reference, task in tasks.items():
+        if isinstance(task, Task):
+            found = faults_of_mesh(task, task.local, "fedavg", crew.parallel)
+        else:
+            found = ["an ArrayTask trains with its own code, not on a mesh: leave out crew.mesh"]
+        faults += [f"{reference}: {fault}" for fault in found]
+    if faults:
+        raise ConfigError(faults)

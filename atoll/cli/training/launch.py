@@ -1,10 +1,7 @@
-"""The launch of several training ranks on this machine, which torchrun starts, restarts and ends."""
+"""The launch of several training ranks on this machine: `parallel/launch` starts, restarts and ends them."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,15 +9,19 @@ from pathlib import Path
 
 from atoll.aggregation.printable import count_of
 from atoll.cli.stopping import INTERRUPTED
-from atoll.cli.training.control import Control, Fault
+from atoll.cli.training.fault import Fault
 from atoll.cli.training.folder import folder_lock
 from atoll.cli.training.request import Request
+from atoll.parallel.launch.launcher import Launcher, elastic
+from atoll.parallel.launch.line import Json, Line, Listener
+from atoll.parallel.launch.rank_fault import take_faults
+from atoll.parallel.launch.spec import Spec
 from atoll.parallel.trainer.run import RESULT, Result
 
 POLL_S = 0.1
 """Seconds between two looks for a fault of a rank."""
 
-END_S = 5.0
+END_S = 10.0
 """Seconds between SIGTERM and SIGKILL, when the ranks end without saving."""
 
 
@@ -33,35 +34,33 @@ def launch(request: Request, *, max_restarts: int) -> Result | Fault:
     Raises:
         CommandError: another training writes into the folder.
     """
-    with folder_lock(request.folder):
-        return _launch(request, max_restarts)
+    with folder_lock(request.folder), tempfile.TemporaryDirectory(prefix="atoll-train-") as folder:
+        result = request.folder / RESULT
+        result.unlink(missing_ok=True)
+        return _launch(request, max_restarts, Path(folder), result)
 
 
-def _launch(request: Request, max_restarts: int) -> Result | Fault:
+def _launch(request: Request, max_restarts: int, folder: Path, result: Path) -> Result | Fault:
     assert request.nproc is not None
-    result = request.folder / RESULT
-    result.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="atoll-train-") as folder:
-        control = Control(Path(folder))
-        command = [
-            *(sys.executable, "-m", "atoll.cli.training.torchrun"),
-            *("--nnodes=1", f"--nproc-per-node={request.nproc}", f"--max-restarts={max_restarts}"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
-            *("--monitor-interval=0.2", f"--log-dir={folder}"),
-            *("-m", "atoll", "train", *request.for_a_rank),
-        ]
-        environment = os.environ | _environment(request.nproc) | control.environment
-        signals: list[int] = []
+    spec = Spec(
+        entry="atoll.cli.training.rank:main",
+        args=(str(folder), request.encode()),
+        nproc=request.nproc,
+        max_restarts=max_restarts,
+        folder=str(folder),
+        preload=("atoll.cli.training.rank",),
+    )
+    signals: list[int] = []
+    with _Stop(folder) as stop:
 
         def on_signal(number: int, _frame: object) -> None:
             signals.append(number)
-            control.request_stop()
+            stop.request()
 
         with _handling_signals(on_signal):
-            process = subprocess.Popen(command, env=environment, start_new_session=True)
-            code = _wait(process, control, signals)
-        if fault := control.fault():
-            return fault
+            code, fault = _wait(Launcher(*elastic(spec)), folder, stop, signals)
+    if fault is not None:
+        return fault
     if code == 0 and result.exists():
         return Result(**json.loads(result.read_text("utf-8")))
     if signals:
@@ -76,32 +75,65 @@ def _launch(request: Request, max_restarts: int) -> Result | Fault:
     )
 
 
-def _wait(process: "subprocess.Popen[bytes]", control: Control, signals: Sequence[int]) -> int:
-    """Wait until all ranks have ended.
+class _Stop:
+    """The request to stop, over the line of rank 0, also of one that was restarted after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._line: Line | None = None
+        self._is_requested = False
+        self.has_begun = False
+        """The flag of ranks that look for the request; until then, they load the task."""
+        self._listener = Listener(folder, self._on_line)
+
+    def __enter__(self) -> "_Stop":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def request(self) -> None:
+        """Ask the ranks to save and end."""
+        self._is_requested = True
+        if self._line is not None:
+            self._line.tell({"op": "stop"})
+
+    def _on_line(self, line: Line, _hello: Json) -> None:
+        self._line = line
+        if self._is_requested:
+            line.tell({"op": "stop"})
+        for _ in line.messages():
+            self.has_begun = True
+
+
+def _wait(launcher: Launcher, folder: Path, stop: _Stop, signals: Sequence[int]) -> tuple[int, Fault | None]:
+    """Wait until all ranks have ended; return the exit code, and a rank's own fault.
 
     They are ended after a rank's own fault, which would repeat, after a second signal, and after the first one while
     they still load the task, as they have nothing to save.
     """
+    fault: Fault | None = None
     try:
-        while True:
-            try:
-                return process.wait(POLL_S)
-            except subprocess.TimeoutExpired:
-                is_hasty = len(signals) > 1 or (signals and not control.has_begun())
-                if is_hasty or control.fault() is not None:
-                    return _end(process)
+        while (code := launcher.wait(POLL_S)) is None:
+            fault = fault or _fault_in(folder)
+            if fault is not None or len(signals) > 1 or (signals and not stop.has_begun):
+                return _end(launcher), fault
+        return code, fault or _fault_in(folder)
     finally:
-        if process.poll() is None:
-            _end(process)
+        if launcher.exit_code is None:
+            _end(launcher)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> int:
-    process.terminate()
-    try:
-        return process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def _fault_in(folder: Path) -> Fault | None:
+    found = take_faults(folder)
+    return Fault(int(found[0].kind), tuple(found[0].detail.splitlines())) if found else None
+
+
+def _end(launcher: Launcher) -> int:
+    launcher.terminate()
+    if (code := launcher.wait(END_S)) is None:
+        launcher.kill()
+        code = launcher.wait()
+    return 1 if code is None else code
 
 
 @contextmanager
@@ -112,18 +144,3 @@ def _handling_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-def _environment(num_ranks: int) -> dict[str, str]:
-    """Return the environment of the ranks: loopback only, a share of the cores each, a new store after each restart.
-
-    A variable that the user has set stays.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = {"OMP_NUM_THREADS": str(max(1, cores // num_ranks))}
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    wanted |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    # with a shared store, gloo would find the addresses of the dead ranks in it
-    wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # DDP warns that it looks for unused parameters; errors are raised anyway
-    return {name: value for name, value in wanted.items() if name not in os.environ}

@@ -6,16 +6,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-
-import torch.distributed as dist
+from contextlib import AbstractContextManager, contextmanager
 
 from atoll.cli.exports.live import live_export
 from atoll.cli.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, RunFailed, temporary_cause
 from atoll.cli.printing import note
 from atoll.cli.task_failures import failure_of_the_task
 from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
-from atoll.cli.training.control import LAUNCHER, Control, Fault, control_of, stop_requested
+from atoll.cli.training.fault import Fault
 from atoll.cli.training.folder import folder_lock, folder_of_all_ranks
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
@@ -30,7 +28,7 @@ from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
-from atoll.parallel.world import read_world
+from atoll.parallel.world import is_lost_peer, read_world
 
 REFUSED = (
     JobRefused,
@@ -53,19 +51,28 @@ FAILED = (NotFinite, CheckpointFailed)
 
 def train_in_process(job: Job, request: Request) -> Result | Fault:
     """Train in this process: alone, or as the rank that a launcher's environment variables name."""
-    control = control_of(os.environ)
+    train_rank = _recorded if ERROR_FILE in os.environ else _train
     try:
-        with _stop_request(control) as is_stopping, _alone(request, control):
-            show = progress(sys.stderr, note)
-            train_rank = _recorded if ERROR_FILE in os.environ else _train
-            return train_rank(job, request, is_stopping, show)
+        with _stop_request() as is_stopping, _alone(request):
+            return train_rank(job, request, is_stopping, progress(sys.stderr, note))
     except Exception as error:
-        fault = _fault_of(error, request)
-        if control is not None and is_lost_peer(error):
-            note(f"rank {read_world().rank} has lost another rank: {fault.lines[-1].partition('. ')[0]}")
-        elif control is not None:
-            control.fail(fault)
-        return fault
+        return _fault_of(error, request)
+
+
+def outcome_of(
+    make_job: Callable[[], Job], request: Request, is_stopping: Callable[[], bool]
+) -> tuple[Result | Fault, Exception | None]:
+    """Train as a rank of `atoll train --nproc`, which holds the lock on the folder; return the error of a fault, too.
+
+    Args:
+        make_job: loads the task.
+        request: the options.
+        is_stopping: returns whether to save and end.
+    """
+    try:
+        return _train(make_job(), request, is_stopping, progress(sys.stderr, note)), None
+    except Exception as error:
+        return _fault_of(error, request), error
 
 
 def train_for_a_program(job: Job, request: Request, show: Report) -> Result:
@@ -80,7 +87,7 @@ def train_for_a_program(job: Job, request: Request, show: Report) -> Result:
         CommandError: the training is refused, or has failed; with the sentences of the command.
     """
     try:
-        with _alone(request, None), generators_kept():
+        with _alone(request), generators_kept():
             return _train(job, request, lambda: False, show)
     except Exception as error:
         if (fault := _expected(error, request)) is None:
@@ -96,10 +103,8 @@ def failure_of(fault: Fault) -> CommandError:
     return CommandError(*lines) if fault.code == EXIT_OPERATOR else RunFailed(*lines)
 
 
-def _alone(request: Request, control: Control | None) -> AbstractContextManager[None]:
-    """Return the lock on the training's folder, for all of its ranks; a launcher of Atoll's holds it for its ranks."""
-    if control is not None:
-        return nullcontext()
+def _alone(request: Request) -> AbstractContextManager[None]:
+    """Return the lock on the training's folder, for all of its ranks."""
     if (world := read_world()).size > 1:
         return folder_of_all_ranks(request.folder, world, device_of(request))
     return folder_lock(request.folder)
@@ -133,29 +138,13 @@ def _train(job: Job, request: Request, is_stopping: Callable[[], bool], show: Re
         return train(job, here)
 
 
-def is_lost_peer(error: BaseException) -> bool:
-    """Return whether the loss of another rank caused the error, judged by its type and the backend's message."""
-    words = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in words for word in ("gloo", "nccl", "connection", "peer"))
-
-
 @contextmanager
-def _stop_request(control: Control | None) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether the training is to stop: by the launcher's file, else by a signal.
+def _stop_request() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether a signal has asked the training to stop.
 
     The signals are handled from its first call on, after the first step: until then there is nothing to save, and a
-    signal ends the command. The second signal has its default effect. Under `atoll train --nproc` the first one has it,
-    too, so that a rank that waits for a dead rank ends at once.
+    signal ends the command. The second signal has its default effect.
     """
-    if control is not None:
-        is_requested = stop_requested(control, int(os.environ[LAUNCHER]))
-
-        def is_told_by_file() -> bool:
-            control.begin()
-            return is_requested()
-
-        yield is_told_by_file
-        return
     before: dict[int, object] = {}
     is_stopping = False
 

@@ -1,7 +1,8 @@
 """The options of `atoll train`, checked and turned into a job; all mistakes are reported before anything starts."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,11 +13,9 @@ from atoll.cli.faults import CommandError
 from atoll.cli.files import load_user_task, missing_file
 from atoll.cli.task_failures import failure_of_the_task
 from atoll.cli.training.folder import LOCK
-from atoll.parallel.engine.mesh import parse_mesh
-from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.plan import Plan, given_plan
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.local import Local
-from atoll.parallel.task.overrides import overridden
 from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
@@ -49,12 +48,22 @@ class Request:
         return self.out or Path(f"atoll-train-{task_name(self.task).removesuffix(':task').replace(':', '-')}")
 
     @property
-    def for_a_rank(self) -> list[str]:
-        """The arguments of `atoll train` for one rank of this training."""
+    def arguments(self) -> list[str]:
+        """The arguments of `atoll train`, but --nproc."""
         options = {"--mesh": self.mesh, "--zero": self.zero, "--out": self.folder, "--device": self.device}
         given = [f"{name}={value}" for name, value in options.items() if value is not None]
         exports = (f"--export={export}" for export in self.exports)
         return [self.task, *given, *(f"--set={override}" for override in self.overrides), *exports]
+
+    def encode(self) -> str:
+        """Return the options as text, for a rank."""
+        return json.dumps({**asdict(self), "out": str(self.folder)})
+
+    @classmethod
+    def decode(cls, text: str) -> "Request":
+        """Return the options that `encode` has written."""
+        fields = json.loads(text)
+        return cls(**{**fields, "out": Path(fields["out"])})
 
 
 def job_of(request: Request, task: Task | ArrayTask | None = None) -> Job:
@@ -174,11 +183,8 @@ def _by_site(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _plan(request: Request, given: Mapping[str, Any], faults: list[str]) -> Plan | None:
     """Return the parallel plan, where `dp` is dp_replicate (DDP), or dp_shard with ZeRO; None: it has mistakes."""
     zero = {} if request.zero is None else {"zero": request.zero}
-    settings = {**given, **zero}
-    are_copies = str(settings.get("zero", "none")) in ("none", "0")
     try:
-        mesh = parse_mesh(request.mesh or f"dp={world_size(request)}", replicate=are_copies)
-        return overridden(Plan(mesh=mesh), "plan", settings, hidden=("mesh",))
+        return given_plan(request.mesh or f"dp={world_size(request)}", {**given, **zero})
     except ValueError as error:
         faults += str(error).split("; ")
     return None

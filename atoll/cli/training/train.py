@@ -13,7 +13,7 @@ from atoll.cli.stopping import INTERRUPTED, if_stopped
 from atoll.parallel.loading import loading
 
 if TYPE_CHECKING:
-    from atoll.cli.training.control import Fault
+    from atoll.cli.training.fault import Fault
     from atoll.parallel.trainer.run import Result
 
 What = Annotated[
@@ -123,17 +123,17 @@ def train(
 
 
 def _report(outcome: "Result | Fault", folder: Path, json: bool) -> int:
-    """Print the outcome, unless a launcher of Atoll's prints it, and return the exit code."""
-    from atoll.cli.training.control import Fault, is_launched
+    """Print the outcome, and return the exit code."""
+    from atoll.cli.training.fault import Fault
     from atoll.cli.training.progress import shown
     from atoll.parallel.world import read_world
 
     if isinstance(outcome, Fault):
-        for line in outcome.lines if not is_launched() else ():
+        for line in outcome.lines:
             note(line)
         return outcome.code
     world = read_world()
-    if world.is_first and not is_launched():
+    if world.is_first:
         if json:
             as_json(outcome)
         else:
@@ -148,5 +148,5 @@ def _report(outcome: "Result | Fault", folder: Path, json: bool) -> int:
                 if outcome.why != "interrupted"
                 else "the same command resumes the training"
             )
-    is_alone = world.size == 1 and not is_launched()  # a launcher would take the exit code for a failure
+    is_alone = world.size == 1  # a launcher would take the exit code for a failure
     return INTERRUPTED if outcome.why == "interrupted" and is_alone else 0

@@ -164,8 +164,8 @@ def ranks_of(process: int) -> dict[int, int]:
     """Process by rank."""
     found = {}
     for child in descendants(process):
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        found |= {int(entry[5:]): child for entry in environment if entry.startswith(b"RANK=")}
+        name, _, rank = Path(f"/proc/{child}/comm").read_text().strip().rpartition(" ")
+        found |= {int(rank): child} if name == "atoll rank" else {}
     return found
 
 

@@ -12,7 +12,7 @@ from atoll.aggregation.tensors.safetensors_file import read, write
 from atoll.cli.faults import EXIT_AWAY, code_of
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
-from atoll.client.work.worker import DataAway, WorkerRunner
+from atoll.client.work.worker import DataAway, WorkerRunner, workers_of
 from atoll.protocol.settings import ConfigError
 from tests.client.fake_coordinator import live, until
 
@@ -24,7 +24,8 @@ async def runner(tmp_path, *, lease=5.0, **tasks):
     """Return a runner of the troublesome task, and a function that trains with it."""
     state = StateDirectory(tmp_path / "state")
     write(tmp_path / "model", {"w": np.zeros(3, np.float32)})
-    running = WorkerRunner(tasks or {"trouble": TROUBLE}, site="here", state=state, lease=lease)
+    tasks = tasks or {"trouble": TROUBLE}
+    running = WorkerRunner(tasks, workers_of(tasks, site="here", state=state), state=state, lease=lease)
 
     async def train(do="work", *, budget=30.0, task="trouble", model="model"):
         local = {"do": do, "file": str(tmp_path / "mark")}

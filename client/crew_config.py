@@ -1,0 +1,120 @@
+"""The settings of a crew, the mesh of ranks that trains in place of one process.
+
+The string under a field is its documentation; `docs/configuration.md` is generated from these strings.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from atoll.aggregation.printable import count_of
+from atoll.parallel.engine.plan import Plan, given_plan
+from atoll.protocol.settings import STRICT, Folder, Plain
+
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+
+FIELDS = ("nproc", "nodes", "num_ranks", "folder", "rendezvous", "python")
+"""The names that a `command` may have in braces."""
+
+
+class CrewConfig(BaseModel):
+    """The ranks of one site, which train one model together; absent: one process, as usual."""
+
+    model_config = STRICT
+
+    mesh: str = Field(default="", max_length=200)
+    """Degrees of the axes pp, dp_replicate, dp_shard and tp, as in "dp_shard=4,tp=2"; dp is dp_replicate, or dp_shard
+    with ZeRO. Empty: no crew. Short form: `--mesh`."""
+
+    nproc: int = Field(default=0, ge=0, le=1024)
+    """Ranks on each machine; 0: those of the mesh, divided by `nodes`. Short form: `--nproc`."""
+
+    nodes: int = Field(default=1, ge=1, le=4096)
+    """Machines. More than one share `folder`."""
+
+    launch: Literal["local", "command", "external"] = "local"
+    """Launcher of the ranks: local (the agent, on this machine), command (the agent runs `command`, such as srun with
+    torchrun), or external (another system, such as Kubernetes or Ray; the ranks dial the agent)."""
+
+    command: list[str] = []
+    """Program and arguments that start all ranks, with launch = "command". Replaced in them: {nproc}, {nodes},
+    {num_ranks}, {folder}, {python}, and {rendezvous}, HOST:PORT of this machine with a free port."""
+
+    folder: Folder | None = None
+    """Folder that the agent and all ranks share; absent: a folder of `state`."""
+
+    listen: str = Field(default="", max_length=300)
+    """HOST:PORT at which rank 0 of another machine dials the agent; port 0: any free one. Empty: a socket of this
+    machine with launch = "local", any port of this host otherwise."""
+
+    checkpoint_every: int = Field(default=0, ge=0, le=10**9)
+    """Steps between two checkpoints within a round, from which restarted ranks go on; 0: they begin the round again."""
+
+    max_restarts: int = Field(default=3, ge=0, le=1000)
+    """Times in one job that the ranks start again after one of them was lost; then the job fails."""
+
+    collective_timeout: Seconds = 120.0
+    """Seconds that a rank waits for the others; a hung rank is noticed then, and all ranks start again."""
+
+    plan: dict[str, Plain] = {}
+    """Other settings of the plan, as `atoll train` takes them in plan.*: precision, zero, recompute and so on."""
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks on all machines."""
+        return self.parallel.mesh.size
+
+    @property
+    def num_here(self) -> int:
+        """The number of ranks on each machine."""
+        return self.nproc or self.num_ranks // self.nodes
+
+    @property
+    def parallel(self) -> Plan:
+        """The plan of the ranks."""
+        return given_plan(self.mesh, self.plan)
+
+    @model_validator(mode="after")
+    def _is_a_crew(self) -> "CrewConfig":
+        if not self.mesh:
+            defaults = {name: field.default for name, field in type(self).model_fields.items()}
+            if given := [name for name, default in defaults.items() if getattr(self, name) != default]:
+                raise ValueError(f"{', '.join(given)}: settings of a crew without its mesh: add mesh, such as dp=2")
+            return self
+        faults = list(self._faults_of_launch())
+        try:
+            plan = self.parallel
+        except ValueError as error:
+            faults += str(error).split("; ")
+        else:
+            faults += self._faults_of_numbers(plan.mesh.size)
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    def _faults_of_launch(self) -> "list[str]":
+        faults = []
+        if self.launch == "local" and self.nodes > 1:
+            faults.append(f'nodes {self.nodes} with launch = "local", of this machine: use "command" or "external"')
+        if self.launch == "command" and not self.command:
+            faults.append('launch = "command" without command: give the program that starts the ranks, such as srun')
+        if self.launch != "command" and self.command:
+            faults.append(f'command with launch = "{self.launch}", which runs none: set launch = "command"')
+        try:
+            for argument in self.command:
+                argument.format(**dict.fromkeys(FIELDS, ""))
+        except (KeyError, IndexError, ValueError) as error:
+            faults.append(f"command: {error} in braces (allowed: {', '.join(FIELDS)}, and for a brace itself {{{{)")
+        if self.launch != "local" and self.folder is None:
+            faults.append(f'launch = "{self.launch}" without folder: name one that the agent and all ranks share')
+        return faults
+
+    def _faults_of_numbers(self, size: int) -> "list[str]":
+        if size % self.nodes:
+            nodes = count_of(self.nodes, "node")
+            return [f"mesh {self.mesh} has {count_of(size, 'rank')}, which {nodes} cannot share evenly"]
+        if self.nproc and self.nproc * self.nodes != size:
+            there = f"nproc {self.nproc}" + (f" on {count_of(self.nodes, 'node')}" if self.nodes > 1 else "")
+            started = self.nproc * self.nodes
+            return [f"mesh {self.mesh} has {count_of(size, 'rank')}, and {there} start {started}: make them equal"]
+        return []

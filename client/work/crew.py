@@ -1,0 +1,146 @@
+"""The crew of an agent: the ranks of a mesh as the worker of each task, by the settings of `[crew]`."""
+
+import dataclasses
+import logging
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from atoll.aggregation.printable import count_of
+from atoll.client.crew_config import CrewConfig
+from atoll.client.disk.state_directory import StateDirectory
+from atoll.parallel.crew.crew import Crew, CrewTerms, Ranks
+from atoll.parallel.crew.terms import Terms
+from atoll.parallel.launch.launcher import Launcher, elastic
+from atoll.parallel.launch.spec import Spec
+
+logger = logging.getLogger(__name__)
+
+ENTRY = "atoll.parallel.crew.main:main"
+"""The function of each rank that the agent starts."""
+
+PRELOAD = ("atoll.parallel.crew.main", "atoll.parallel.crew.bench")
+"""The modules that the fork server imports for it."""
+
+RESTARTS_MAX = 10**6
+"""Restarts of one launcher, whose ranks live for many rounds: the crew counts those of a job."""
+
+
+class Elsewhere:
+    """Ranks that another system has started: theirs is the end of the line."""
+
+    pid: int | None = None
+    exit_code: int | None = None
+
+    def kill(self) -> None:
+        """Leave the ranks to their launcher, which starts them again when rank 0 has lost its line."""
+
+
+def crews_of(
+    tasks: Mapping[str, str],
+    config: CrewConfig,
+    *,
+    site: str,
+    state: StateDirectory,
+    device: str,
+    settings: Mapping[str, Any] | None = None,
+    load_timeout: float,
+    entry: str = ENTRY,
+) -> dict[str, Crew]:
+    """Return a crew for each task, by its name.
+
+    Args:
+        tasks: references of the tasks, by name.
+        config: the settings of the crew.
+        site: name of the site whose data the tasks load.
+        state: the agent's directory.
+        device: "auto", "cpu" or "cuda".
+        settings: the site's own settings for its tasks.
+        load_timeout: seconds in which the ranks must have started and loaded the task.
+        entry: the function of a rank.
+    """
+    return {
+        name: _crew(
+            reference,
+            terms_of(config, config.folder or state.crew, state.worker_log(name), device, load_timeout),
+            config,
+            site=site,
+            settings=settings,
+            entry=entry,
+        )
+        for name, reference in tasks.items()
+    }
+
+
+def terms_of(config: CrewConfig, folder: Path, log: Path, device: str, load_timeout: float) -> CrewTerms:
+    """Return the terms of a crew.
+
+    Args:
+        config: its settings.
+        folder: of the agent and all ranks.
+        log: of the task's code at this agent; ranks of another launcher write theirs into the shared folder.
+        device: "auto", "cpu" or "cuda".
+        load_timeout: seconds in which the ranks must have started and loaded the task.
+    """
+    plan = dataclasses.asdict(config.parallel)
+    name = log.name.removesuffix(".log")
+    place = log.parent if config.launch == "local" else folder
+    return CrewTerms(
+        folder=folder,
+        ranks=Terms(device=device, collective_timeout=config.collective_timeout, log=str((place / name).absolute())),
+        plan=plan,
+        num_ranks=config.num_ranks,
+        listen=config.listen or ("" if config.launch == "local" else ":0"),
+        max_restarts=config.max_restarts,
+        checkpoint_every=config.checkpoint_every,
+        load_timeout_s=load_timeout,
+    )
+
+
+def _crew(
+    task: str, terms: CrewTerms, config: CrewConfig, *, site: str, settings: Mapping[str, Any] | None, entry: str
+) -> Crew:
+    log = Path(f"{terms.ranks.log}.log")
+
+    def start(on_end: Callable[[int], None]) -> Ranks:
+        if config.launch == "external":
+            logger.info("waiting for another launcher's %s in %s", count_of(config.num_ranks, "rank"), terms.folder)
+            return Elsewhere()
+        command, environment = command_of(config, terms, entry)
+        with log.open("ab") as output:
+            return Launcher(command, environment, log=output, on_end=on_end)
+
+    return Crew(task, terms, start, site=site, settings=settings)
+
+
+def command_of(config: CrewConfig, terms: CrewTerms, entry: str = ENTRY) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts all ranks, and the variables that it adds to the environment."""
+    folder = str(terms.folder.absolute())
+    if config.launch == "local":
+        spec = Spec(
+            entry=entry,
+            args=(folder,),
+            nproc=config.num_here,
+            max_restarts=RESTARTS_MAX,
+            folder=folder,
+            preload=PRELOAD,
+            is_bound=True,
+        )
+        return elastic(spec)
+    values = {
+        "nproc": config.num_here,
+        "nodes": config.nodes,
+        "num_ranks": config.num_ranks,
+        "folder": folder,
+        "rendezvous": f"{socket.gethostname()}:{_free_port()}",
+        "python": sys.executable,
+    }
+    return [argument.format(**values) for argument in config.command], {}
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
