@@ -7,7 +7,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from typer.exceptions import Exit, TyperException
+from click.exceptions import ClickException, Exit
 from typer.main import get_command
 
 from atoll.cli.commands import app
@@ -45,7 +45,7 @@ def fault_of(words: list[str]) -> str:
             if not hasattr(command, "resolve_command"):
                 return _unknown_setting(words)
             name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-    except (TyperException, CommandError) as error:
+    except (ClickException, CommandError) as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         return f"atoll {' '.join(words)}: {message}"
     except Exit:  # --help and --version
