@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client
 
-.PHONY: setup peers demo test test-fast test-long durations coverage test-parallel test-cuda check format constraints proto docs notebooks bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
+.PHONY: setup peers demo test test-fast test-long durations coverage test-parallel test-flower test-cuda check format constraints proto docs notebooks bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,12 @@ pages: setup # every command of every page, also the long ones: five minutes
 
 odd-tasks: setup # every odd task in every way to run one, as a table; about an hour
 	$(BIN)/python -m tests.odd_tasks $(ODD)
+
+# Each version lies in a folder of its own before the installed one on the path, above the same other packages.
+test-flower: setup # the room of Flower apps with every minor version of flwr that the extra allows
+	@for version in 1.38.0 1.39.0 1.40.0 1.41.0 1.42.0; do echo "flwr $$version"; folder="$(CURDIR)/.flower/$$version"; \
+	  test -d "$$folder/flwr" || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$$folder" "flwr==$$version" || exit 1; \
+	  PYTHONPATH="$$folder" $(BIN)/python -m pytest -q -n 2 --show-capture=no tests/parallel/flower || exit 1; done
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q tests/aggregation/fold/test_device.py tests/parallel/engine/test_cuda.py tests/parallel/planner/test_cuda.py tests/simulations/engines/test_cuda.py
@@ -114,4 +120,4 @@ mutants: setup
 	$(BIN)/python -m tests.mutants
 
 clean:
-	rm -rf .venv .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis mutants demo-run
+	rm -rf .venv .flower .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis mutants demo-run

@@ -10,6 +10,7 @@ from atoll.cli.experiments.simulate import simulate
 from atoll.cli.experiments.sweep import sweep
 from atoll.cli.exports.export import export
 from atoll.cli.faults import Commands
+from atoll.cli.flower import commands as flower
 from atoll.cli.log import quiet_grpc
 from atoll.cli.members import audit, authority, clients, site
 from atoll.cli.members.join import join
@@ -65,6 +66,7 @@ app.add_typer(models.app, name="model")
 app.add_typer(ranks.app, name="rank")
 app.add_typer(site.app, name="site")
 app.add_typer(audit.app, name="audit")
+app.add_typer(flower.app, name="flower")
 app.command()(backup)
 app.command()(restore)
 app.command()(plan)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from atoll.aggregation.text_files import text_of
 from atoll.cli.faults import CommandError
-from atoll.cli.flower_run import run_of_app
+from atoll.cli.flower_plan import app_of, run_of_app
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.loading import loading
-from atoll.parallel.task.flower_app import is_app, with_app
+from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
+from atoll.parallel.worker.flower_task import NODES, FlowerTask
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted
@@ -81,11 +82,39 @@ def load_run(
 def _loaded(what: str, overrides: Sequence[str], kind: type[File], *, context: Mapping[str, Any] | None = None) -> File:
     if is_toml(what):
         return load(kind, Path(what), overrides, context=context)
-    text = f"task = {quoted(reference := with_app(what))}"
-    file = load_text(kind, text, overrides, name="", context=context)
-    if not is_app(reference):
-        return file
-    return load_text(kind, run_of_app(reference, file.options), overrides, name="", context=context)
+    if is_app(reference := with_app(what)):
+        return load_app(reference, overrides, kind)[0]
+    return load_text(kind, f"task = {quoted(what)}", overrides, name="", context=context)
+
+
+def load_app(
+    reference: str, overrides: Sequence[str], kind: type[File], *, nodes: int | None = None
+) -> "tuple[File, FlowerApp]":
+    """Load the settings of a run of a Flower app, which its main() gives up to the start of its strategy.
+
+    Args:
+        reference: of the app.
+        overrides: `key=value`; those of the table `task` change the run config.
+        kind: the model of the settings.
+        nodes: the number of clients; None: that of the project's federations.
+
+    Raises:
+        ConfigError: mistakes in the overrides.
+        CommandError: the app cannot run natively; with all reasons.
+    """
+    is_simulated = "simulation" in kind.model_fields
+    app = app_of(reference)
+    number = nodes or app.num_supernodes or (NODES if is_simulated else None)
+    text = run_of_app(reference, options_among(reference, overrides), nodes=number)
+    if is_simulated:
+        text += '\n[simulation]\nengine = "sequential"\n'
+    return load_text(kind, text, overrides, name=""), app
+
+
+def options_among(reference: str, overrides: Sequence[str]) -> Mapping[str, Any]:
+    """Return the values of an app's run config among overrides; the others are read with the run's settings."""
+    of_task = [override for override in overrides if override.lstrip().startswith("task.")]
+    return load_text(RunFile, f"task = {quoted(reference)}", of_task, name="").options
 
 
 def _loaded_for_elsewhere(what: str, overrides: Sequence[str], kind: type[File]) -> File | None:
@@ -272,6 +301,9 @@ def load_user_task(reference: str) -> "Task | ArrayTask":
             from atoll.parallel.task.errors import TaskNotFound
             from atoll.parallel.task.task import load_task
 
+            if is_app(reference):
+                app = app_of(reference)
+                return FlowerTask(app, app.num_supernodes or NODES)
             return load_task(reference)
     except TaskNotFound as error:
         raise CommandError(str(error)) from error

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
@@ -100,18 +101,16 @@ class ServerHost:
         return found
 
     def _run(self, server_app: Any) -> None:
-        original = Strategy.start
-        Strategy.start = lambda strategy, *args, **named: self._start(strategy, *args, **named)  # type: ignore[method-assign]
+        _stand_in()
+        _of_thread.host = self
         context = Context(RUN_ID, SERVER, {}, RecordDict(), self._run_config)
         try:
             server_app(_NoGrid(), context)
             self._answers.put(None)
         except BaseException as error:
             self._answers.put(error)
-        finally:
-            Strategy.start = original  # type: ignore[method-assign]
 
-    def _start(
+    def start(
         self,
         strategy: Strategy,
         grid: Grid,
@@ -135,6 +134,22 @@ class ServerHost:
                 self._answers.put(request())
             except Exception as error:
                 self._answers.put(error)
+
+
+_of_thread = threading.local()
+"""The host of the `main()` that runs on a thread."""
+
+
+@cache
+def _stand_in() -> None:
+    """Let `Strategy.start` ask the host of its thread; on other threads it stays Flower's own."""
+    original = Strategy.start
+
+    def start(strategy: Strategy, *args: Any, **named: Any) -> Result:
+        host: ServerHost | None = getattr(_of_thread, "host", None)
+        return original(strategy, *args, **named) if host is None else host.start(strategy, *args, **named)
+
+    Strategy.start = start  # type: ignore[method-assign, assignment]
 
 
 class _NoGrid(Grid):

@@ -63,8 +63,9 @@ def tuned(
     site_settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Task | ArrayTask:
     """Return a task of either kind with values of a run, and of several sites; errors as in `given.with_values`."""
-    if isinstance(task, Task):
-        return task.with_options(options or {}).with_site_settings(site_settings or {})
+    if isinstance(task, Task) or hasattr(task, "with_options"):  # a Flower app has these methods, too
+        tuned_task: Task | ArrayTask = task.with_options(options or {}).with_site_settings(site_settings or {})
+        return tuned_task
     return Valued(task, options, site_settings=site_settings)
 
 

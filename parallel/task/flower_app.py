@@ -96,7 +96,7 @@ def is_app(reference: str) -> bool:
 
 def with_app(what: str) -> str:
     """Return the reference to the app in a folder; any other text stays."""
-    return str(Path(what) / f"{PROJECT}:{ATTRIBUTE}") if Path(what).is_dir() else what
+    return str(Path(what) / f"{PROJECT}:{ATTRIBUTE}") if what and Path(what).is_dir() else what
 
 
 def read_app(reference: str) -> FlowerApp:
@@ -108,6 +108,9 @@ def read_app(reference: str) -> FlowerApp:
     folder = Path(reference).resolve().parent
     try:
         document = tomllib.loads((folder / PROJECT).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        others = "any other TASK is module:attribute or path/to/file.py:attribute"
+        raise TaskNotFound(f"{folder} is no task: the folder of a Flower app has a {PROJECT}, {others}") from error
     except (OSError, ValueError) as error:
         raise TaskNotFound(f"{folder / PROJECT}: cannot be read: {error}") from error
     flwr = document.get("tool", {}).get("flwr", {})

@@ -1,6 +1,7 @@
-"""The bench of a Flower app and one site: its `ClientApp` at a site, its ServerApp's `main()` at the coordinator."""
+"""The benches of a Flower app: that of a site, with its `ClientApp`, and that of the coordinator, with its `main()`."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,7 +25,6 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from atoll.parallel.task.flower_app import FlowerApp
 from atoll.parallel.task.given import Given
-from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import seed_everything, seeded
 from atoll.parallel.worker.bench import AllTravels, Measures, Outcome, Received
@@ -33,63 +33,17 @@ STATE = "flower.state"
 """The name of the site's own tensor: the packed state of the app's context."""
 
 
-class FlowerBench(AllTravels):
-    """The bench of a Flower app; see `bench.Bench`."""
+class _AppBench(AllTravels):
+    """The part that both benches share; see `bench.Bench`."""
 
     metrics: ClassVar[Metrics] = {}
     grows = False
 
     def __init__(self, app: FlowerApp, request: dict[str, Any]) -> None:
-        self._app, self._site = app, request.get("site")
-        self._settings: dict[str, Any] = dict(request.get("settings") or {})
         if (request.get("algorithm") or "fedavg") != "fedavg":
             raise TaskBroken(f"a Flower app has its own client: algorithm {request['algorithm']} does not go with it")
+        self._app = app
         self._terms, self._run_config = _terms_of(app, request)
-        self._folder = Path(request["folder"]) if request.get("folder") else None
-        self._first = None if self._folder is None else self._folder.with_name(f"{self._folder.name}.version0.json")
-        self._client = None if self._site is None else ClientHost(app, self._site, self._settings)
-        self._server: ServerHost | None = None
-
-    def initial(self, seed: int) -> Arrays:
-        """Return the arrays with which `main()` starts its strategy."""
-        if self._server is None:
-            seed_everything(seed)
-        started = self._main().started()
-        if self._first is not None and not self._first.exists():
-            found = self._main().evaluate(0, started.arrays)  # as Flower does before the first round
-            self._first.write_text(to_json({} if found is None else numbers_of(found)), encoding="utf-8")
-        return arrays_of(started.arrays)
-
-    def plan(self, nodes: int) -> dict[str, Any]:
-        """Return how the app runs natively, or why not; see `strategies.native`."""
-        try:
-            return asdict(native(self._app, self._main().started(), nodes))
-        except NotNative as error:
-            return asdict(Native("", {}, {}, reasons=(str(error),)))
-
-    def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:
-        """Let `main()` go on with the result of the run."""
-        if self._first is not None and self._first.exists() and (first := json.loads(self._first.read_text("utf-8"))):
-            history["server"] = {"0": _finite(first), **history["server"]}
-        by_round = {
-            kind: {int(number): metric_record(values) for number, values in rounds.items()}
-            for kind, rounds in history.items()
-        }
-        record = record_of(arrays, self._terms.ordered(arrays), self._terms.casts)
-        self._main().finish(Result(record, by_round["train"], by_round["clients"], by_round["server"]))
-        self._server = None
-
-    def _main(self) -> ServerHost:
-        if self._server is None:
-            if self._folder:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                os.chdir(self._folder)  # an app writes into its current folder
-            self._server = ServerHost(self._app, self._run_config)
-        return self._server
-
-    def settings(self) -> list[str]:
-        """Return the names of all settings of the site: they are the app's `node_config`, which declares no names."""
-        return list(self._settings)
 
     def aliases(self) -> Aliases:
         """Return nothing: arrays have one name each."""
@@ -103,53 +57,9 @@ class FlowerBench(AllTravels):
         """Return None: an app states the size of its data in each reply."""
         return None
 
-    def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
-        """Send the app a `train` message; the app observes no deadline."""
-        if deadline.passed():
-            raise OutOfTime("the deadline passed before the training began")
-        self._take_terms(request)
-        state = _state_of(arrays.own)
-        seed_everything(request["seed"])
-        version = request.get("version") or 0
-        reply = self._ask("train", arrays.version, self._terms.train, state, version + 1)
-        record = _only(reply.array_records, "ArrayRecord", "train")
-        metrics = _only(reply.metric_records, "MetricRecord", "train")
-        update = self._update(record, arrays.version)
-        weight, statistics = weighted(metrics, self._terms.weight)
-        trained = checked(Trained(update, weight, statistics))
-        return Outcome(trained, {"steps": 0}, {STATE: np.frombuffer(pack(state), np.uint8)} if state else {})
-
-    def _update(self, record: ArrayRecord, version: Arrays) -> Arrays:
-        """Return local - global, in the dtype in which each array travels."""
-        layout, local = layout_of(version), arrays_of(record)
-        check_like(local, layout)
-        started = record_of(version, list(local), self._terms.casts)  # the values from which the app began
-        update: Arrays = {}
-        for name, array in record.items():
-            difference = array.numpy() - started[name].numpy()
-            update[name] = np.asarray(difference, dtype=version[name].dtype)
-        check_finite(update, "update")
-        return update
-
-    def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
-        """Send the app an `evaluate` message, and return its metrics, weighted by its examples."""
-        self._take_terms(request)
-        version = request.get("version") or 0
-        if request["split"] == "server" and self._site is None:
-            return self._evaluate_centrally(arrays.version, version)
-        if self._client is None or request["split"] != "test":
-            return f"the app has no data for {request['split']!r} here"
-        with seeded(request.get("model_seed") or 0):
-            reply = self._ask("evaluate", arrays.version, self._terms.evaluate, _state_of(arrays.own), version)
-        metrics = _only(reply.metric_records, "MetricRecord", "evaluate")
-        return as_statistics(weighted(metrics, self._terms.weight)[1])
-
-    def _evaluate_centrally(self, arrays: Arrays, version: int) -> Statistics | str:
-        record = record_of(arrays, self._terms.ordered(arrays), self._terms.casts)
-        found = self._main().evaluate(version, record)
-        if found is None:
-            return "the app has no evaluate_fn, or it has returned None"
-        return {name: (value, 1.0) for name, value in numbers_of(found).items()}
+    def measures(self) -> Measures:
+        """Return that the app names its metrics itself."""
+        return Measures(None)
 
     def statistics(self, request: dict[str, Any], deadline: Deadline) -> SiteStatistics:
         """Raise TaskBroken: an app has no statistics of its data."""
@@ -157,29 +67,158 @@ class FlowerBench(AllTravels):
 
     def no_statistics(self) -> str:
         """Return the reason: an app has no such function."""
-        return "a Flower app has no statistics of its data: ask it with a query message"
+        return "a Flower app has no statistics of its data"
 
-    def measures(self) -> Measures:
-        """Return that the app names its metrics itself."""
-        return Measures(None)
+    def _record(self, arrays: Arrays) -> ArrayRecord:
+        return record_of(arrays, self._terms.ordered(arrays), self._terms.casts)
+
+
+class ClientBench(_AppBench):
+    """An app at one site: each training and evaluation is a message to its `ClientApp`."""
+
+    def __init__(self, app: FlowerApp, request: dict[str, Any]) -> None:
+        super().__init__(app, request)
+        self._settings: dict[str, Any] = dict(request.get("settings") or {})
+        self._client = ClientHost(app, request["site"], self._settings)
+
+    def initial(self, seed: int) -> Arrays:
+        """Return nothing: the model is the server's, and comes with the first version."""
+        return {}
+
+    def settings(self) -> list[str]:
+        """Return the names of all settings of the site: they are the app's `node_config`, which declares no names."""
+        return list(self._settings)
+
+    def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
+        """Send the app a `train` message; the app observes no deadline."""
+        if deadline.passed():
+            raise OutOfTime("the deadline passed before the training began")
+        self._take_terms(request)
+        state, version = _state_of(arrays.own), request.get("version") or 0
+        seed_everything(request["seed"])
+        reply = self._ask("train", arrays.version, self._terms.train, state, version + 1)
+        record = _only(reply.array_records, "ArrayRecord", "train")
+        metrics = _only(reply.metric_records, "MetricRecord", "train")
+        weight, statistics = weighted(metrics, self._terms.weight)
+        trained = checked(Trained(self._update(record, arrays.version), weight, statistics))
+        return Outcome(trained, {"steps": 0}, {STATE: np.frombuffer(pack(state), np.uint8)} if state else {})
+
+    def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
+        """Send the app an `evaluate` message, and return its metrics, weighted by its examples.
+
+        What the app changes in its state is lost: only a training that counts changes it.
+        """
+        self._take_terms(request)
+        if request["split"] != "test":
+            return f"the app has no data for {request['split']!r} here"
+        state, version = _state_of(arrays.own), request.get("version") or 0
+        with seeded(request.get("model_seed") or 0):
+            reply = self._ask("evaluate", arrays.version, self._terms.evaluate, state, version)
+        metrics = _only(reply.metric_records, "MetricRecord", "evaluate")
+        return as_statistics(weighted(metrics, self._terms.weight)[1])
 
     def _ask(
         self, kind: str, arrays: Arrays, config: Mapping[str, Any], state: RecordDict, server_round: int
     ) -> RecordDict:
-        if self._client is None:
-            raise TaskBroken("this worker was started without a site, so it has no data")
-        terms = self._terms
         content = RecordDict(
-            {
-                terms.arrays: record_of(arrays, terms.ordered(arrays), terms.casts),
-                terms.config: config_record(config, server_round),
-            }
+            {self._terms.arrays: self._record(arrays), self._terms.config: config_record(config, server_round)}
         )
         return self._client.call(kind, content, state=state, run_config=self._run_config, group=str(server_round))
 
+    def _update(self, record: ArrayRecord, version: Arrays) -> Arrays:
+        """Return local - global, in the dtype in which each array travels."""
+        check_like(arrays_of(record), layout_of(version))
+        begun = self._record(version)  # the values from which the app began
+        update = {
+            name: np.asarray(array.numpy() - begun[name].numpy(), dtype=version[name].dtype)
+            for name, array in record.items()
+        }
+        check_finite(update, "update")
+        return update
+
     def _take_terms(self, request: dict[str, Any]) -> None:
-        if "local" in request:
+        if "local" in request:  # the worker's last run may have had others
             self._terms, self._run_config = _terms_of(self._app, request)
+
+
+class MainBench(_AppBench):
+    """An app at the coordinator: one call of its `main()`, in which a run is the strategy's rounds."""
+
+    def __init__(self, app: FlowerApp, request: dict[str, Any]) -> None:
+        super().__init__(app, request)
+        self._folder = Path(request["folder"]) if request.get("folder") else None
+        self._host: ServerHost | None = None
+        self._of_version_0: dict[str, float] | None = None
+
+    def initial(self, seed: int) -> Arrays:
+        """Return the arrays with which `main()` starts its strategy; measure them once, as Flower does."""
+        if self._host is None:
+            seed_everything(seed)
+        started = self._main().started()
+        if self._first() is None:
+            found = numbers_of(self._main().evaluate(0, started.arrays) or {})
+            self._of_version_0 = {name: number for name, number in found.items() if math.isfinite(number)}
+            if self._folder is not None:
+                self._file_of_first(self._folder).write_text(json.dumps(self._of_version_0), encoding="utf-8")
+        return arrays_of(started.arrays)
+
+    def settings(self) -> list[str]:
+        """Return no names: settings are a site's."""
+        return []
+
+    def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
+        """Raise TaskBroken: there are no data here."""
+        raise TaskBroken("this worker was started without a site, so it has no data to train on")
+
+    def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
+        """Return what the app's `evaluate_fn` measures."""
+        if request["split"] != "server":
+            return "there is no site"
+        found = self._main().evaluate(request.get("version") or 0, self._record(arrays.version))
+        if found is None:
+            return "the app has no evaluate_fn, or it has returned None"
+        return {name: (value, 1.0) for name, value in numbers_of(found).items()}
+
+    def plan(self, nodes: int) -> dict[str, Any]:
+        """Return how the app runs natively, or why not; see `strategies.native`."""
+        try:
+            return asdict(native(self._app, self._main().started(), nodes))
+        except NotNative as error:
+            return asdict(Native("", {}, {}, reasons=(str(error),)))
+
+    def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:
+        """Let `main()` go on with the result of the run."""
+        first = self._first()
+        server = ({"0": first} if first else {}) | history["server"]
+        by_round = {
+            kind: {int(number): metric_record(values) for number, values in rounds.items()}
+            for kind, rounds in {**history, "server": server}.items()
+        }
+        self._main().finish(Result(self._record(arrays), by_round["train"], by_round["clients"], by_round["server"]))
+        self._host = None
+
+    def _main(self) -> ServerHost:
+        if self._host is None:
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                os.chdir(self._folder)  # an app writes into its current folder
+            self._host = ServerHost(self._app, self._run_config)
+        return self._host
+
+    def _first(self) -> dict[str, float] | None:
+        """Return the metrics of version 0, also after a restart; None: they were not measured."""
+        if self._of_version_0 is None and self._folder is not None and self._file_of_first(self._folder).exists():
+            self._of_version_0 = json.loads(self._file_of_first(self._folder).read_text(encoding="utf-8"))
+        return self._of_version_0
+
+    @staticmethod
+    def _file_of_first(folder: Path) -> Path:
+        return folder.with_name(f"{folder.name}.version0.json")
+
+
+def bench_of_app(app: FlowerApp, request: dict[str, Any]) -> ClientBench | MainBench:
+    """Return the bench of a request's site, or that of the coordinator."""
+    return MainBench(app, request) if request.get("site") is None else ClientBench(app, request)
 
 
 def _terms_of(app: FlowerApp, request: dict[str, Any]) -> tuple[Terms, dict[str, Any]]:
@@ -188,10 +227,6 @@ def _terms_of(app: FlowerApp, request: dict[str, Any]) -> tuple[Terms, dict[str,
         return Terms.read(given), app.run_config(given.options)
     except ValueError as error:
         raise TaskBroken(str(error)) from error
-
-
-def _finite(numbers: Mapping[str, Any]) -> dict[str, float]:
-    return {name: number for name, number in numbers.items() if isinstance(number, float)}
 
 
 def _state_of(own: Arrays | None) -> RecordDict:

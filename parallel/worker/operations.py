@@ -15,9 +15,9 @@ from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMis
 from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.metrics import Metric, as_statistics, only_finite, values
 from atoll.parallel.task.overrides import OverridesRefused
-from atoll.parallel.task.task import Task, load_task
-from atoll.parallel.worker.array_bench import ArrayBench
+from atoll.parallel.task.task import load_task
 from atoll.parallel.worker.bench import AppBench, Bench, Received
+from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.model_files import write_initial, write_update
 
 Json = dict[str, Any]
@@ -57,17 +57,12 @@ class Operations:
 
     def _load(self, request: Json, deadline: Deadline) -> Json:
         if is_app(request["task"]):
-            from atoll.parallel.worker.flower_bench import FlowerBench  # imports flwr
+            from atoll.parallel.worker.flower_bench import bench_of_app  # imports flwr
 
-            self._bench = FlowerBench(read_app(request["task"]), request)
+            self._bench = bench_of_app(read_app(request["task"]), request)
             return {}
         task = load_task(request["task"])
-        if isinstance(task, Task):
-            from atoll.parallel.worker.model_bench import ModelBench  # imports torch, which an ArrayTask need not have
-
-            self._bench = ModelBench(task, request)
-        else:
-            self._bench = ArrayBench(task, request)
+        self._bench = bench_of(task, request)
         return {}
 
     def _describe(self, request: Json, deadline: Deadline) -> Json:

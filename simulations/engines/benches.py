@@ -8,9 +8,8 @@ from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.array_bench import ArrayBench
 from atoll.parallel.worker.bench import Received
-from atoll.parallel.worker.model_bench import ModelBench
+from atoll.parallel.worker.benches import bench_of
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.rows import Form, Rows
 
@@ -61,7 +60,7 @@ class Benches:
             "round_id": job.round_id,
             "version": self._number,
         }
-        bench = ModelBench(task, request) if isinstance(task, Task) else ArrayBench(task, request)
+        bench = bench_of(task, request)
         try:
             outcome = bench.train(Received(self._version, job.own), request, CountedDeadline(job.steps))
         except NotFinite as error:

@@ -7,8 +7,8 @@ from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.metrics import Statistics, only_finite
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.array_bench import ArrayBench
 from atoll.parallel.worker.bench import Bench, Received
+from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.model_bench import ModelBench
 from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.settings import ConfigError
@@ -83,8 +83,3 @@ class Evaluations:
 
 def _refused(found: Statistics | str) -> Statistics | str:
     return found if isinstance(found, str) else only_finite(found)
-
-
-def bench_of(task: Task | ArrayTask, request: dict[str, Any]) -> Bench:
-    """Return the bench of a task, as the worker's operations make it."""
-    return ModelBench(task, request) if isinstance(task, Task) else ArrayBench(task, request)

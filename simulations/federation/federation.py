@@ -20,6 +20,7 @@ from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.parallel.task.task import Task, task_name
+from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.process import RunTerms
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, RunState, Version
@@ -42,7 +43,7 @@ from atoll.simulations.engines.engine import Training as TrainingOfAll
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.efforts import Efforts
-from atoll.simulations.federation.evaluations import Evaluations, bench_of
+from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.garbage import few_collections
 from atoll.simulations.federation.invitation_tally import InvitationTally
 from atoll.simulations.federation.models import Models

@@ -15,6 +15,7 @@ from tests.cli.invoking import TINY, invoke, refused
 
 WITHOUT = {
     "atoll audit export": "it writes JSON lines, unchanged from the log",
+    "atoll flower run": "its end is that of the app's main(); `atoll run show` shows its run",
     "atoll authority serve": "it shows nothing but its log",
 }
 """The commands without --json, each with the reason."""

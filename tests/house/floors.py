@@ -137,7 +137,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "exports",
         ),
         ("cli/completion.py", "cli/faults.py", "cli/waiting.py"),
-        ("cli/flower_run.py", "cli/options.py"),
+        ("cli/flower_plan.py", "cli/options.py"),
         (
             "cli/files.py",
             "cli/local_audit.py",
@@ -152,6 +152,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cli/exports",),
         ("cli/training",),
         ("cli/experiments", "cli/members"),
+        ("cli/flower",),
         ("cli/commands.py", "interface"),
         ("__init__.py", "cli/docs.py", "cli/main.py"),
         ("__main__.py",),

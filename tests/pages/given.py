@@ -108,6 +108,15 @@ GIVEN = {
         is_long=True,
     ),
     "docs/configuration.md": Given(codes={"atoll coordinator run.toml --set round.quorum=six --set round.retry=-1": 2}),
+    "docs/flower.md": Given(
+        instead={
+            "--site north --join CODE": "--site north --join $(atoll client invite north)",
+            "--site south --join CODE": "--site south --join $(atoll client invite south)",
+            "127.0.0.1:7171": "$ADDRESS",
+            "--nodes 2": "--nodes 2 --set rounds=1",
+        },
+        is_long=True,
+    ),
     "docs/experiments.md": Given(
         files={"policies.toml": "[grid]"},
         instead={

@@ -79,7 +79,7 @@ def test_the_command_line_knows_every_command_that_a_sentence_mentions(page: str
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("atoll agent a.py:task --sight north", "No such option: --sight"),
+        ("atoll agent a.py:task --sight north", "No such option"),
         ("atoll rund list", "No such command 'rund'"),
         ("for site in a b; do atoll agent t.py:t --site $site --join $(atoll client invit x) & done", "'invit'"),
         ("atoll backup one", "Missing argument"),

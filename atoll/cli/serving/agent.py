@@ -139,7 +139,7 @@ def _checked(
     except ConfigError as error:
         faults += error.faults
     if settings is not None:
-        faults += _faults_of_policy(settings.policy)
+        faults += [*_faults_of_policy(settings.policy), *_faults_of_python(settings.python)]
     try:
         named = tasks_by_name(references)
     except ConfigError as error:
@@ -160,6 +160,12 @@ def _faults_of_policy(path: Path | None) -> Sequence[str]:
     except ConfigError as error:
         return error.faults
     return ()
+
+
+def _faults_of_python(python: Path | None) -> Sequence[str]:
+    from atoll.parallel.worker.interpreter import fault_of_interpreter
+
+    return [f"python: {fault}"] if python is not None and (fault := fault_of_interpreter(python)) else ()
 
 
 def _print_effective(settings: "AgentConfig", references: Sequence[str], json: bool) -> None:

@@ -29,6 +29,18 @@ class AppPlan:
     reasons: tuple[str, ...]
 
 
+def app_of(reference: str) -> FlowerApp:
+    """Return the description of an app.
+
+    Raises:
+        CommandError: it is wrong; with all faults.
+    """
+    try:
+        return read_app(reference)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
 def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> AppPlan:
     """Return how an app runs.
 
@@ -42,11 +54,11 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     """
     from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
 
+    app = app_of(reference)
     try:
-        app = read_app(reference)
         app.run_config(options)
     except ValueError as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(*str(error).split("; ")) from error
     with tempfile.TemporaryDirectory(prefix="atoll-flower-") as scratch:
         log = Path(scratch) / "worker.log"
         terms = RunTerms({f"{OPTION}{key}": value for key, value in options.items()})

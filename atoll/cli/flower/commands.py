@@ -1,0 +1,112 @@
+"""`atoll flower ...`: run a Flower app as it is, and tell how it will run."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError, Commands
+from atoll.cli.printing import as_json, note, say
+from atoll.cli.stopping import if_stopped
+from atoll.parallel.task.flower_app import with_app
+
+if TYPE_CHECKING:
+    from atoll.cli.flower_plan import AppPlan
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run Flower apps as they are, and check how they will run.")
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="The app's folder, with `[tool.flwr.app]` in its pyproject.toml.")
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        metavar="N",
+        help="Number of clients; by default num-supernodes of the project's federation. Without one, a check and a run "
+        "take the strategy's min_available_nodes, a simulation 10.",
+        callback=options.between(1),
+    ),
+]
+Simulate = Annotated[
+    bool, typer.Option("--simulate", help="Simulate the clients in this process, under virtual time, one by one.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; by default atoll-flower-NAME.")
+]
+
+
+@app.command()
+def check(
+    folder: Folder,
+    nodes: Nodes = None,
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    json: options.Json = False,
+) -> None:
+    """Tell how each part of an app will run, and why; its main() runs up to the start of the strategy.
+
+    Exit code 0: the app runs natively; 1: it does not, with the reasons.
+    """
+    from atoll.cli.files import options_among
+    from atoll.cli.flower_plan import plan_of
+
+    reference = _reference(folder)
+    plan = plan_of(reference, options_among(reference, overrides), nodes=nodes)
+    if json:
+        told = {name: value for name, value in asdict(plan).items() if name != "app"}
+        as_json({"app": plan.app.task, "version": plan.app.version, "native": not plan.reasons, **told})
+    else:
+        _say_plan(plan)
+    raise typer.Exit(1 if plan.reasons else 0)
+
+
+@app.command()
+def run(
+    folder: Folder,
+    simulate: Simulate = False,
+    nodes: Nodes = None,
+    out: Out = None,
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+) -> None:
+    """Run an app on this machine, from its folder to the end of its main().
+
+    A coordinator and a process for each client train natively, without certificates, on loopback alone; the same
+    command goes on with a run that was killed. `--set task.NAME=VALUE` changes the run config, every other `--set` the
+    run, as for `atoll coordinator`.
+    """
+    if_stopped("before a round began; nothing was written")
+    reference = _reference(folder)
+    if simulate:
+        from atoll.cli.flower.simulated import simulate_app
+
+        raise typer.Exit(simulate_app(reference, overrides, nodes=nodes, out=out))
+    from atoll.cli.flower.processes import run_app
+
+    raise typer.Exit(run_app(reference, overrides, nodes=nodes, out=out))
+
+
+def _reference(folder: Path) -> str:
+    if not folder.is_dir():
+        raise CommandError(f"{folder} is no folder: name the folder with the app's pyproject.toml")
+    return with_app(str(folder.absolute()))
+
+
+def _say_plan(plan: "AppPlan") -> None:
+    app = plan.app
+    say(f"{app.task} {app.version}, in {app.folder}")
+    say(f"ClientApp  {app.clientapp}: in the worker of each agent")
+    if plan.reasons:
+        say(f"ServerApp  {app.serverapp}: not natively")
+        for reason in plan.reasons:
+            say(f"  {reason}")
+        return
+    say(f"ServerApp  {app.serverapp}: natively, {plan.strategy}")
+    width = max(map(len, plan.became), default=0)
+    for setting, here in plan.became.items():
+        say(f"  {setting:{width}}  ->  {here}")
+    for line in plan.notes:
+        note(line)
+    sys.stdout.flush()

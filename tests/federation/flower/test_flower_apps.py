@@ -1,0 +1,127 @@
+"""A stock Flower app in a real federation: killed coordinator and agent, durable state, other interpreters."""
+
+import json
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.federation.processes import ATOLL, Federation, ended_after
+
+APPS = Path(__file__).parents[2] / "parallel" / "flower" / "apps"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"
+
+
+class OfAnApp(Federation):
+    """A coordinator and three agents of the app, each of which has its partition."""
+
+    def coordinator(self, **settings):
+        given = {
+            "name": "trouble",
+            "round.cohort_size": 3,
+            "round.min_available": 3,
+            "coordinator.enrol": "127.0.0.1:0",
+        }
+        given |= {"coordinator.listen": self.address, **settings}
+        overrides = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+        return self.start("coordinator", "coordinator", self.task, "--state", self.state, *overrides)
+
+    def agents(self, number, **settings):
+        for place in range(number):
+            partition = {"task.partition-id": place, "task.num-partitions": number}
+            self.agent(f"node-{place}", **partition, **settings)
+
+
+@pytest.mark.real
+def test_a_killed_coordinator_and_agent_lose_nothing_of_an_app(tmp_path):
+    """Three clients, six rounds: the state counts each training that counted once, and main() ends after a kill."""
+    out = tmp_path / "final.npz"
+    with ended_after(OfAnApp(tmp_path, task=str(APPS / "every_strategy"))) as it:
+        settings = {"task.out": f'"{out}"', "round.quorum": 3, "rounds": 5}
+        it.coordinator(**settings)
+        it.wait_for(lambda: (it.state / "coordinator.json").exists())
+        it.agents(3)
+        it.wait_for(lambda: len(it.rounds()) > 2)
+        it.kill("coordinator")
+        it.kill("node-1")
+        it.coordinator(**settings)
+        it.agent("node-1", **{"task.partition-id": 1, "task.num-partitions": 3})
+        assert it.wait_for_end() == 0
+        training = it.history().site_evaluations("trouble-1")
+        calls = [(row.version, row.values["calls"]) for row in training if row.source == "training:node-1"]
+        assert calls == [(version, version + 1.0) for version in range(5)]
+        assert sorted(np.load(out)) == ["a.scale", "b", "w"]
+        assert (it.state / "runs" / "trouble-1" / "app.concluded").exists()
+        measured = it.history().evaluations("trouble-1")
+        assert [row.version for row in measured if row.source == "server"] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.long
+def test_an_app_runs_in_the_sites_own_environment_without_torch(tmp_path):
+    """The worker of an agent with another flwr and without torch: neither is imported from the agent's environment."""
+    site = tmp_path / "site"
+    venv.create(site, with_pip=True)
+    python = site / "bin" / "python"
+    packages = ["numpy", "safetensors", "flwr==1.41.0"]
+    subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+    with ended_after(OfAnApp(tmp_path, task=str(APPS / "every_strategy"))) as it:
+        it.coordinator(rounds=2)
+        it.wait_for(lambda: (it.state / "coordinator.json").exists())
+        it.agents(3, python=f'"{python}"')
+        assert it.wait_for_end() == 0
+    assert subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 1
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("python", "told"),
+    [
+        ("nowhere/python", "there is no file nowhere/python"),
+        ("README.md", "is not executable"),
+        (sys.executable.replace("python", "pip"), "is no Python interpreter"),
+    ],
+)
+def test_an_interpreter_is_checked_before_the_agent_dials(tmp_path, python, told):
+    task = str(APPS / "every_strategy")
+    command = [ATOLL, "agent", task, "--site", "a", "--insecure", "--set", f'python="{python}"', "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=APPS.parents[3])
+    assert done.returncode == 2
+    assert told in " ".join(done.stderr.split())
+
+
+@pytest.mark.long
+def test_the_quickstart_runs_from_its_folder_to_the_end_of_main(tmp_path):
+    out = tmp_path / "run"
+    command = [
+        ATOLL,
+        "flower",
+        "run",
+        EXAMPLES / "quickstart",
+        "--nodes",
+        "2",
+        "--out",
+        out,
+        "--set",
+        "task.num-server-rounds=2",
+    ]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (out / "coordinator" / "runs" / "quickstart-1" / "app" / "final_model.pt").exists()
+    log = (out / "coordinator" / "runs" / "quickstart-1" / "worker.log").read_text()
+    assert re.search(r"accuracy by round: \{0: 0\.\d+, 1: 0\.\d+, 2: 0\.\d+\}", log)
+
+
+@pytest.mark.real
+def test_a_check_tells_what_becomes_of_an_app(tmp_path):
+    command = [ATOLL, "flower", "check", APPS / "every_strategy", "--nodes", "7", "--json"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["app"], told["native"], told["strategy"]) == ("flower:tests/every-strategy", True, "FedAvg")
+    assert told["settings"]["round"] == {"cohort_size": 7, "quorum": 1, "deadline": 3600.0}
+    refused = subprocess.run([*map(str, command), "--set", "task.strategy=QFedAvg"], capture_output=True, text=True)
+    assert refused.returncode == 2  # it lacks an argument of its own: main() itself fails
