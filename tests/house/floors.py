@@ -97,7 +97,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "server": (
         ("clock.py", "errors.py", "process_tuning.py"),
         ("rounds", "statistics"),
-        ("names", "parts", "selection", "transport"),
+        ("exchanges", "names", "parts", "selection", "transport"),
         ("audit", "config"),
         ("journal",),
         ("files", "identity"),
