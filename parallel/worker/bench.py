@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.content import Content
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.metrics import Metrics, Statistics
 
@@ -96,6 +97,23 @@ class Bench(Protocol):
 
     def no_statistics(self) -> str:
         """Return the reason that no site has statistics of its data; empty: there may be some."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAnswer:
+    """The reply to a message, and what the site keeps until the next one."""
+
+    content: Content
+    own: Arrays | None = None
+
+
+@runtime_checkable
+class MessageBench(Protocol):
+    """A bench that answers the messages of a server program, too."""
+
+    def message(self, content: Content, own: Arrays | None, request: Json) -> MessageAnswer:
+        """Answer a message: its content, the site's own tensors after the last one, and its `kind`, `group`, `seed`."""
         ...
 
 
