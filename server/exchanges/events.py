@@ -113,6 +113,7 @@ class Deliver:
     number: RoundId
     message: Message
     deadline: float
+    counted: RoundId = RoundId(0)  # the newest message of the node with an accepted reply; 0: none
 
 
 @value

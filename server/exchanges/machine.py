@@ -18,12 +18,14 @@ from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import (
     TERMINAL,
     ClientId,
+    Digest,
     Fate,
     LossReason,
     RejectReason,
     ReleaseReason,
     RoundId,
     RunState,
+    Version,
 )
 from atoll.server.exchanges.events import (
     AnswerMessages,
@@ -79,6 +81,10 @@ class Ledger:
     """The exchange of each message."""
     looks: list[Look] = field(default_factory=list)
     pulls: list[Pull] = field(default_factory=list)
+    version: Version = Version(0)  # noqa: RUF009 - a run of messages has none but this
+    model_digest: Digest = Digest("")  # noqa: RUF009
+    early_stop: str = ""
+    pause_reason: str | None = None
     deaths: int = 0
     """Deaths of the program's process since the newest exchange."""
     open: dict[int, Exchange] = field(default_factory=dict)
@@ -207,6 +213,7 @@ class ExchangeMachine:
         sent = self.ledger.sent(number)
         assert sent is not None
         sent.reply, sent.num_bytes = digest, update.num_bytes
+        self.ledger.membership.members[client_id].counted = number
         return (Accept(client_id, number, digest), *self._ended(number, Fate.REPORTED, "", "", now))
 
     def is_accepted(self, update: Update) -> bool:
@@ -228,6 +235,10 @@ class ExchangeMachine:
         if not sent.is_waiting:
             return RejectReason.TOO_LATE, f"message {number} has ended: {sent.fate}"
         return None
+
+    def waits_for(self, client_id: ClientId, number: RoundId) -> bool:
+        """Return whether a client's failure or reply to a message changes anything."""
+        return self._waiting(client_id, number) is not None
 
     def _waiting(self, client_id: ClientId, number: RoundId) -> Sent | None:
         sent = self.ledger.sent(number)
@@ -265,7 +276,7 @@ class ExchangeMachine:
         sent = self.ledger.sent(node.queue[0])
         assert sent is not None
         sent.delivered_at = now if sent.delivered_at is None else sent.delivered_at
-        return (Deliver(sent.number, sent.message, sent.deadline),)
+        return (Deliver(sent.number, sent.message, sent.deadline, node.counted),)
 
     def _settle(self, exchange: Exchange, now: float) -> Effects:
         """Close an exchange if it can close, and let the call that waits for it return."""
@@ -347,6 +358,10 @@ class ExchangeMachine:
         """Return those messages that have ended and whose replies were not pulled before, in the order given."""
         found = ((number, self.ledger.sent(number)) for number in numbers)
         return tuple(number for number, sent in found if sent and not sent.is_waiting and not sent.is_pulled)
+
+    def has_pull_for(self, numbers: Iterable[RoundId]) -> bool:
+        """Return whether a pull may return anything; one that returns nothing need not be an event."""
+        return self.process.num_pulls < len(self.ledger.pulls) or bool(self.pullable(numbers))
 
     def _nodes_asked(self, event: NodesAsked, now: float) -> Effects:
         if not self.ledger.is_open:

@@ -19,6 +19,8 @@ class Node:
     """The name of its open control stream."""
     standing: Standing = "present"
     software: str = ""
+    counted: RoundId = RoundId(0)  # noqa: RUF009
+    """Its newest message with an accepted reply: what the node keeps since then is current."""
     queue: deque[RoundId] = field(default_factory=deque)
     """The messages that have not ended, the first of which is at the node: it answers one after the other."""
 

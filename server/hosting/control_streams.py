@@ -29,6 +29,7 @@ class Connection:
     software: str = ""  # of its agent
     claimant: Claimant = UNKNOWN  # its process, with the address
     gives_statistics: bool = False  # its agent answers AskStatistics
+    takes_messages: bool = False  # its agent answers messages of a server program
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""

@@ -17,7 +17,7 @@ from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.durable import DiskFull
 from atoll.protocol.threads import on_daemon_thread, on_thread
-from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
 from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
 from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import KeptUpdate
@@ -56,6 +56,7 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.relevance import is_failure_news
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.views.narration import Narrator
@@ -91,7 +92,7 @@ class RunDriver:
 
     def __init__(self, parts: RunParts, shared: SharedParts) -> None:
         self.run_id, self.config, self.task, self.machine = parts.run_id, parts.config, parts.task, parts.machine
-        self.reducer = parts.reducer
+        self.reducer = self.versions = parts.reducer
         self.ended = asyncio.Event()
         self.retention = Retention(
             parts.run_id,
@@ -165,6 +166,18 @@ class RunDriver:
             self._wake.set()
         self._arm_timer()
         return asyncio.shield(done)  # the caller may be cancelled
+
+    @property
+    def where(self) -> str:
+        """The place of the run in its course, for the log."""
+        if self.machine.round is None:
+            return f"version {self.machine.ledger.version}"
+        record = self.machine.round.record
+        return f"round {record.round_id} ({record.phase}, updates kept: {record.num_in})"
+
+    def is_news(self, client_id: ClientId, round_id: RoundId) -> bool:
+        """Return whether a client's failure in a round changes anything."""
+        return is_failure_news(self.machine, client_id, round_id)
 
     async def on_disk(self) -> None:
         """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""
