@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll.parallel.programs.grid import Grid
@@ -29,7 +29,7 @@ def main() -> None:
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     order = link.order()
     try:
-        program = load(order["program"])
+        program = load(order["program"], order["options"])
         seed_everything(order["seed"])
         program(Grid(link))
     except BaseException as error:
@@ -42,8 +42,8 @@ def main() -> None:
     os._exit(0)  # threads of the program may still run, and nobody waits for them
 
 
-def load(reference: str) -> Callable[[Grid], Any]:
-    """Return the function that a reference names.
+def load(reference: str, options: Mapping[str, Any]) -> Callable[[Grid], Any]:
+    """Return the function that a reference names, or that a Flower ServerApp with this run config is.
 
     Raises:
         ValueError: there is none.
@@ -51,6 +51,10 @@ def load(reference: str) -> Callable[[Grid], Any]:
     """
     place, attribute = split(reference)
     found = getattr(load_module(reference), attribute, None)
+    if type(found).__module__.startswith("flwr.") and type(found).__name__ == "ServerApp":
+        from atoll.parallel.programs.flower_grid import as_program
+
+        return as_program(found, options)
     if not callable(found):
         raise ValueError(f"{reference}: there is no function {attribute} in {place}")
     function: Callable[[Grid], Any] = found
