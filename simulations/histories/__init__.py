@@ -5,10 +5,7 @@ scheduling                            the world's interface for its processes
 coordinator, disk, control_streams    a coordinator process around the run machine
 agent, worker, network                an agent process around the session
 history                               the record of a world
-checks                                the invariants
-referee, round_referee,               the decisions that the policy wants, worked out from the events
-  buffer_referee, verdicts,
-  run_facts, sampler_view, decisions
+checks                                the invariants, and the decisions of `simulations/referee`
 judge, soak, command                  one history, many, and the command line
 
 Imports: `server` (rounds, selection, settings, the journal's codec, the clock), `client` (the session), `protocol`.

@@ -13,7 +13,7 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.sampling import draw
 from atoll.simulations.histories.history import AgentStep, History
 from atoll.simulations.histories.parts import faults_of_parts
-from atoll.simulations.histories.referee import Referee
+from atoll.simulations.referee.referee import Referee
 
 EPSILON = 1e-6
 
@@ -22,7 +22,7 @@ def faults_of(history: History) -> Iterator[str]:
     """Yield the faults of a history."""
     referee = Referee(history.scenario.rules)
     for number, step in enumerate(history.steps):
-        if (wrong := referee.judge(step)) is not None:
+        if (wrong := referee.judge(step.at, step.event, step.effects)) is not None:
             yield f"step {number} at {step.at:.3f}, {step.event}: {wrong}"
             return  # later faults would follow from this one
     yield from _versions(history)
@@ -32,6 +32,7 @@ def faults_of(history: History) -> Iterator[str]:
     yield from _bookkeeping(history, referee)
     yield from _waits(history)
     yield from _cohorts(history)
+    yield from _best(history, referee)
     yield from _replay(history)
     yield from _workers(history)
     yield from _sessions(history)
@@ -174,6 +175,15 @@ def _cohorts(history: History) -> Iterator[str]:
         for effect in step.effects:
             if isinstance(effect, server.DrawCohort):
                 requests[effect.round_id] = effect
+
+
+def _best(history: History, referee: Referee) -> Iterator[str]:
+    """Check that the version that stays as the best one is the first with the best of all values."""
+    assert history.machine is not None
+    noted = history.machine.ledger.best
+    found = None if noted is None else (noted.version, noted.value)
+    if found != referee.measures.best:
+        yield f"the best version is {found} in the ledger, and {referee.measures.best} by its values"
 
 
 def _replay(history: History) -> Iterator[str]:

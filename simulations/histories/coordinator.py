@@ -17,6 +17,7 @@ from atoll.server.rounds.events import (
     AskEvaluation,
     CohortDrawn,
     Commit,
+    ComputeMetrics,
     CoordinatorStarted,
     DrawCohort,
     Effect,
@@ -24,6 +25,7 @@ from atoll.server.rounds.events import (
     EvaluateModel,
     Event,
     Invite,
+    MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
     PauseRequested,
@@ -47,6 +49,7 @@ from atoll.simulations.histories.history import Acknowledged, Restart, Step
 from atoll.simulations.histories.parts import KeptParts
 from atoll.simulations.histories.scenario import TASK
 from atoll.simulations.histories.scheduling import World
+from atoll.simulations.referee.measure_referee import values_of
 
 RESUMABLE = (RunState.STOPPED, RunState.FAILED)
 STEP_CRASHES_MAX = 6
@@ -305,8 +308,6 @@ class SimulatedCoordinator:
                 self._later(self.world.scenario.draw, lambda: self._draw(effect))
             case Aggregate():
                 self._later(self.world.scenario.fold, lambda: self._fold(effect))
-            case EvaluateModel(version):
-                self._later(1.0, lambda: self.post(ModelEvaluated(version, {"loss": (1.0, 2.0)})))
             case OpenNextRound(not_before):
                 self._later(self.world.scenario.pause, self._open_next_round, at_least=not_before - now)
             case PauseRun():
@@ -314,6 +315,17 @@ class SimulatedCoordinator:
             case EndRun():
                 self.streams.send_to_all(client.RunEnded(RUN))
                 self.world.run_ended()
+            case _:
+                self._measure(effect)
+
+    def _measure(self, effect: Effect) -> None:
+        match effect:
+            case EvaluateModel(version):
+                sums = self.world.scenario.sums_of(version)
+                self._later(1.0, lambda: self.post(ModelEvaluated(version, sums)))
+            case ComputeMetrics(version, source, statistics):
+                values = values_of(statistics)
+                self._later(1.0, lambda: self.post(MetricsComputed(version, source, values)))
             case _:
                 pass
 

@@ -4,9 +4,11 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.protocol.vocabulary import Version
 from atoll.server.config.run import CohortConfig
+from atoll.server.rounds.events import Sums
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.run_rules import RunRules
+from atoll.server.rounds.run_rules import EarlyStop, RunRules, Source, WatchedMetric
 from atoll.simulations.histories.faults import Faults, Seconds, random_faults
 
 TASK = "task"
@@ -37,8 +39,15 @@ class Scenario:
     fold: Seconds = 1.0
     draw: Seconds = 0.05
     pause: Seconds = 0.0
+    unmeasured: float = 0.0
+    """Share of the versions that the server cannot evaluate."""
     parts: int = 0
     """Largest number of parts of an update; each life of an agent has its own number. 0: no agent has parts."""
+
+    def sums_of(self, version: Version) -> Sums | None:
+        """Return the evaluation of a version on the server's data, the same each time; None: it fails."""
+        rng = random.Random(f"measure {self.rules.seed} {version}")
+        return None if rng.random() < self.unmeasured else {"loss": (rng.randint(1, 6) / 2, 1.0)}
 
 
 def random_policy(rng: random.Random) -> StragglerPolicy:
@@ -121,6 +130,23 @@ def with_random_waits(policy: StragglerPolicy, rng: random.Random) -> StragglerP
     return policy.model_copy(update=waits)
 
 
+def with_random_measures(rules: RunRules, rng: random.Random) -> RunRules:
+    """Draw the metrics that decide about a run, in half of the worlds, from a generator of their own."""
+    pick = rng.choice
+    sources: list[Source] = []
+    if rules.evaluate_server_every:
+        sources.append("server")
+    if rules.evaluate_clients_every:
+        sources.append("clients")
+    if not sources or rng.random() < 0.3:
+        return rules
+    best, watched = (WatchedMetric("loss", pick(sources), pick(["max", "min"])) for _ in range(2))
+    patience, target = pick([(1, None), (2, None), (3, None), (0, 1.0), (2, 2.5)])
+    stop = EarlyStop(watched, patience, min_delta=pick([0.0, 0.0, 0.6]), target=target)
+    kinds = pick([(best, None), (None, stop), (best, stop)])
+    return replace(rules, best=kinds[0], stop=kinds[1])
+
+
 def random_learning_cohort(rng: random.Random, policy: StragglerPolicy) -> CohortConfig:
     """Draw a sampler that uses the losses of updates."""
     pick = rng.choice
@@ -154,8 +180,14 @@ def random_scenario(seed: int, preset: str = "standard") -> Scenario:
     cohort = scenario.cohort if rng.random() < 0.6 else random_learning_cohort(rng, policy)
     policy = with_random_waits(rules.policy, random.Random(f"waits {seed}"))
     rules = replace(rules, policy=policy, pacer_window=cohort.window_of_the_pacer)
-    parts = random.Random(f"parts {seed}")
-    return replace(scenario, rules=rules, cohort=cohort, parts=parts.choice([2, 4]) if parts.random() < PARTED else 0)
+    measures, parts = random.Random(f"measures {seed}"), random.Random(f"parts {seed}")
+    return replace(
+        scenario,
+        rules=with_random_measures(rules, measures),
+        cohort=cohort,
+        parts=parts.choice([2, 4]) if parts.random() < PARTED else 0,
+        unmeasured=measures.choice([0.0, 0.0, 0.3]),
+    )
 
 
 def _random_scenario(seed: int, preset: str) -> Scenario:

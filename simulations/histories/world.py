@@ -253,7 +253,9 @@ class World:
 
     def run_paused(self) -> None:
         """Take note of a pause: the operator resumes a run that its own policy has paused, a few times."""
-        if self.scenario.rules.policy.on_failure == "fail" or self._is_unpause_planned:
+        rules = self.scenario.rules
+        pauses_itself = rules.policy.on_failure == "pause" or rules.watched
+        if not pauses_itself or self._is_unpause_planned:
             return
         self._is_unpause_planned = True
         self._pauses_left -= 1

@@ -118,7 +118,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("process.py",),
     ),
     "simulations": (
-        ("attacks", "devices", "engines", "histories", "populations"),
+        ("attacks", "devices", "engines", "populations", "referee"),
+        ("histories",),
         ("engines/batched",),
         ("engines/processes",),
         ("engines/choice.py",),

@@ -1,7 +1,7 @@
 """The decisions of the run machine in the referee's form, without details that the policy leaves open."""
 
 from atoll.server.rounds import events as e
-from atoll.simulations.histories.sampler_view import rounded
+from atoll.simulations.referee.sampler_view import rounded
 
 Decision = tuple[object, ...]
 
@@ -41,6 +41,8 @@ def _progress(effect: e.Effect) -> Decision | None:
             return ("ask", client_id, version, round(deadline, 6))
         case e.CloseEvaluation(version, answers, failures):
             return ("evaluated", version, tuple(sorted((*answers, *failures))))
+        case e.ComputeMetrics(version, source):
+            return ("compute", version, source)
         case e.OpenNextRound():
             return ("next round",)
         case e.PauseRun():

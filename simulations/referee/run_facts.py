@@ -17,7 +17,7 @@ from atoll.protocol.vocabulary import (
 )
 from atoll.server.rounds.events import Update
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.simulations.histories.sampler_view import SamplerView
+from atoll.simulations.referee.sampler_view import SamplerView
 
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)
 

@@ -1,10 +1,7 @@
-"""The referee of a run, which judges it by its policy: a second, slower implementation, independent of the machines.
-
-The referee reads the events on the coordinator's disk, derives from the policy the decisions that each requires at its
-time, and compares. It shares with the machines only their vocabulary.
-"""
+"""The referee of a run, which judges the decision about each of its events by the policy."""
 
 import math
+from collections.abc import Sequence
 
 from atoll.protocol.vocabulary import (
     DECLINES,
@@ -21,12 +18,12 @@ from atoll.server.rounds import events as e
 from atoll.server.rounds.client_evaluation import clients_to_ask
 from atoll.server.rounds.retries import seconds_of_rest
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.histories.buffer_referee import BufferReferee
-from atoll.simulations.histories.decisions import Decision, decision_of
-from atoll.simulations.histories.history import Step
-from atoll.simulations.histories.round_referee import RoundReferee
-from atoll.simulations.histories.run_facts import BufferFacts, RunFacts
-from atoll.simulations.histories.verdicts import verdict_on
+from atoll.simulations.referee.buffer_referee import BufferReferee
+from atoll.simulations.referee.decisions import Decision, decision_of
+from atoll.simulations.referee.measure_referee import MeasureReferee
+from atoll.simulations.referee.round_referee import RoundReferee
+from atoll.simulations.referee.run_facts import BufferFacts, RunFacts
+from atoll.simulations.referee.verdicts import verdict_on
 
 NO_FAILURES = (AbandonReason.STOP_REQUESTED, AbandonReason.PAUSE_REQUESTED, AbandonReason.AWAITS_APPROVAL)
 """Reasons of abandoned rounds that use up no retry."""
@@ -44,25 +41,27 @@ class Referee:
         self.unevaluated: set[int] = set()
         self.failures = 0
         self.is_round_due = False
+        self._has_sums = False  # of the clients' evaluation
         self._no_evaluation: set[ClientId] = set()  # clients that have declined to evaluate
         self._required: list[Decision] = []
+        self.measures = MeasureReferee(rules, self._decide)
         rounds = RoundReferee if rules.policy.mode == "sync" else BufferReferee
         self._rounds: RoundReferee | BufferReferee = rounds(rules, self.run, self._decide)
 
-    def judge(self, step: Step) -> str | None:
-        """Compare a step's decisions with those that the policy requires; return the difference, or None."""
-        self.now, self._required = step.at, []
-        if isinstance(step.event, e.CoordinatorStarted):
-            self._restarted(step.event)
+    def judge(self, at: float, event: e.Event, effects: Sequence[e.Effect]) -> str | None:
+        """Compare the decisions about an event with those that the policy requires; return the difference, or None."""
+        self.now, self._required = at, []
+        if isinstance(event, e.CoordinatorStarted):
+            self._restarted(event)
         for _ in range(
             4 + 2 * len(self._rounds.training()) + len(self.run.resting)
         ):  # a deadline may be followed by another
             if not self._let_time_pass():
                 break
-        if not isinstance(step.event, e.CoordinatorStarted | e.TimePassed):
-            self._happened(step.event)
+        if not isinstance(event, e.CoordinatorStarted | e.TimePassed):
+            self._happened(event)
             self._end_round_if_over()
-        decided, required = [d for d in map(decision_of, step.effects) if d], self._required
+        decided, required = [d for d in map(decision_of, effects) if d], self._required
         if decided == required or sorted(decided, key=repr) == sorted(required, key=repr):
             return None
         missing = [d for d in required if d not in decided]
@@ -77,6 +76,8 @@ class Referee:
         self.run.all_left()
         for version in sorted(self.unevaluated):
             self._decide("evaluate", version)
+        if self.run.is_open:
+            self.measures.begin_again()
         self._rounds.restarted(self.run.round, down)
         if self.asked is not None:
             self.ask_by += min(down, self.policy.outage_max)
@@ -287,18 +288,22 @@ class Referee:
     def _go_on(self) -> None:
         if self.run.is_stop_wanted:
             self._end(RunState.STOPPED)
-        elif self.asked is None and self.run.version >= self.rules.rounds:
+        elif self.asked is not None or self.measures.awaits_value(self.unevaluated):
+            return
+        elif self.measures.has_stopped:
+            self._end(RunState.FINISHED)
+        elif self.run.version >= self.rules.rounds:
             self._end_when_done()
-        elif self.asked is None and self.run.is_pause_wanted:
+        elif self.run.is_pause_wanted:
             self.run.state, self.run.is_pause_wanted, self.is_round_due = RunState.PAUSED, False, False
             self._decide("pause")
-        elif self.asked is None:
+        else:
             self.is_round_due = True
             self._decide("next round")
 
     def _end_when_done(self) -> None:
         run = self.run
-        is_open = run.round is not None or self.asked is not None or self.unevaluated
+        is_open = run.round is not None or self.asked is not None or self.unevaluated or self.measures.computing
         if run.state is RunState.RUNNING and run.version >= self.rules.rounds and not is_open:
             self._end(RunState.FINISHED)
 
@@ -335,9 +340,11 @@ class Referee:
             run.wake()
             if not run.is_open:
                 self.failures = 0
+                self.measures.reopened()
                 run.all_left()
             run.state = RunState.QUEUED if wait else RunState.RUNNING
             if not wait:
+                self.measures.begin_again()
                 self._go_on()
 
     def _end(self, state: RunState) -> None:
@@ -366,18 +373,24 @@ class Referee:
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=Version(version))
             self.ask_by = self.now + rules.evaluation_deadline
             self.asked = dict.fromkeys(asked, False) or None
+            self._has_sums = False
             for client_id in asked:
                 self._decide("ask", client_id, version, round(self.ask_by, 6))
 
     def _evaluated(self, event: e.Event) -> None:
         match event:
-            case e.ModelEvaluated(version) if version in self.unevaluated:
+            case e.ModelEvaluated(version, statistics) if version in self.unevaluated:
                 self.unevaluated.remove(version)
-                self._end_when_done()
-            case e.ClientEvaluated(client_id, version, reason=reason):
+                self._measured(version, "server", has_sums=bool(statistics))
+            case e.MetricsComputed():
+                if self.measures.computed(event, is_running=self.run.state is RunState.RUNNING):
+                    self._go_on_if_waiting()
+            case e.ClientEvaluated(client_id, version, statistics, reason=reason):
                 if reason in DECLINES:
                     self._no_evaluation.add(client_id)
                 if version == self.run.version:
+                    is_asked = self.asked is not None and client_id in self.asked
+                    self._has_sums |= is_asked and bool(statistics)
                     self._evaluation_over_of(client_id)
 
     def _evaluation_over_of(self, client_id: ClientId) -> None:
@@ -391,4 +404,15 @@ class Referee:
         assert self.asked is not None
         self._decide("evaluated", self.run.version, tuple(sorted(self.asked)))
         self.asked = None
-        self._go_on()
+        self._measured(self.run.version, "clients", has_sums=self._has_sums)
+
+    def _measured(self, version: int, source: str, *, has_sums: bool) -> None:
+        """Compute the values that decide, or pause a run that could not measure them even once."""
+        if self.measures.measured(version, source, has_sums=has_sums):
+            self._pause()
+        self._go_on_if_waiting()
+
+    def _go_on_if_waiting(self) -> None:
+        """Open the next round or end the run, if it has only waited for an evaluation."""
+        if self.run.state is RunState.RUNNING and self.run.round is None and not self.is_round_due:
+            self._go_on()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server.rounds import events as e
 from atoll.server.rounds.run_rules import RunRules
-from atoll.simulations.histories.run_facts import BufferFacts, RoundFacts, RunFacts
-from atoll.simulations.histories.verdicts import Verdict, discount_of
+from atoll.simulations.referee.run_facts import BufferFacts, RoundFacts, RunFacts
+from atoll.simulations.referee.verdicts import Verdict, discount_of
 
 
 class BufferReferee:
