@@ -302,6 +302,10 @@ class Agent:
 
     def _log_invitation(self, invitation: Invitation) -> None:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + invitation.time_left))
+        if invitation.message:
+            what = (invitation.round_id, invitation.message, invitation.run_id, until)
+            logger.info("asked to answer message %d (%s) of %s, until %s", *what)
+            return
         logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until)
 
     # ------------------------------------------------------------ the policy

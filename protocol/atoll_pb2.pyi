@@ -45,7 +45,7 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., ask_statistics: _Optional[_Union[AskStatistics, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics", "spreads_parts")
+    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics", "spreads_parts", "takes_messages")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Hello(_message.Message):
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     GIVES_STATISTICS_FIELD_NUMBER: _ClassVar[int]
     SPREADS_PARTS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_id: str
     session: str
@@ -72,7 +73,8 @@ class Hello(_message.Message):
     folder: str
     gives_statistics: bool
     spreads_parts: bool
-    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ..., spreads_parts: bool = ...) -> None: ...
+    takes_messages: bool
+    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ..., spreads_parts: bool = ..., takes_messages: bool = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("run_id", "round_id")
@@ -220,7 +222,7 @@ class Ranks(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Invite(_message.Message):
-    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "counted_round", "model_seed", "rank", "audit_checkpoint", "spreads")
+    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "counted_round", "model_seed", "rank", "audit_checkpoint", "spreads", "message", "group")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +241,8 @@ class Invite(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     AUDIT_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     SPREADS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     task: str
@@ -257,7 +261,9 @@ class Invite(_message.Message):
     rank: int
     audit_checkpoint: str
     spreads: bool
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., rank: _Optional[int] = ..., audit_checkpoint: _Optional[str] = ..., spreads: bool = ...) -> None: ...
+    message: str
+    group: str
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., rank: _Optional[int] = ..., audit_checkpoint: _Optional[str] = ..., spreads: bool = ..., message: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("run_id", "round_id", "reason", "submit")

@@ -199,6 +199,7 @@ def _references(file: RunFile) -> dict[str, str]:
         "cohort.sampler": file.cohort.sampler,
         "aggregation.rule": file.aggregation.rule,
         "optimizer.name": file.optimizer.name,
+        **({"program.main": file.program.main} if file.program.main else {}),
     }
     return named | {key: reference for key in OF_A_SIMULATION if (reference := _value_at(file, key)) is not None}
 
@@ -254,6 +255,7 @@ def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], nam
         "aggregation": aggregation,
         "optimizer": optimizer,
         "model": model,
+        "program": file.program.model_copy(update={"main": absolute.get("program.main", "")}),
     }
     for key in absolute.keys() & OF_A_SIMULATION:
         table, _, name = key.partition(".")

@@ -96,6 +96,11 @@ class SitePolicy(BaseModel):
     statistics_extremes: bool = False
     """Let the least and the greatest value of each feature leave, which are values of single examples."""
 
+    actions: list[Pattern] = ["train", "evaluate"]
+    """Messages of a server program that may be answered here, by their kind and action, or patterns: "train",
+    "evaluate", "query.*". A reply holds whatever the task's code puts into it, metrics of this site alone included, so
+    every message is refused unless `metrics` is "per_site", and with `metrics_only`."""
+
     metrics_only: bool = False
     """Answer evaluations only: this site never trains, and no weights leave it."""
 
@@ -169,6 +174,7 @@ def default_policy() -> SitePolicy:
         tasks=list(EVERYTHING),
         runs=list(EVERYTHING),
         error_details=True,
+        actions=list(EVERYTHING),
         metrics="per_site",
         statistics="per_site",
         statistics_min_count=1,

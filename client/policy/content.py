@@ -27,4 +27,6 @@ def content_of(invitation: Invitation) -> str:
         "counted_round": invitation.counted_round,
         "model_seed": invitation.model_seed,
     }
+    if invitation.message:
+        content |= {"message": invitation.message, "group": invitation.group}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -2,7 +2,7 @@
 
 The rules are asked in a fixed order; the first that objects names the decision:
 
-    tasks -> runs -> rejected -> approval -> metrics, statistics, metrics_only -> upload_max_bytes -> hours
+    tasks -> runs -> rejected -> approval -> actions -> metrics, statistics, metrics_only -> upload_max_bytes -> hours
     -> rounds_per_day
 
 A request without an objection is *allowed*. It is *refused* when only another policy or another decision of the
@@ -47,6 +47,7 @@ class Rule(StrEnum):
     RUNS = "runs"
     REJECTED = "rejected"
     APPROVAL = "approval"
+    ACTIONS = "actions"
     METRICS = "metrics"
     STATISTICS = "statistics"
     METRICS_ONLY = "metrics_only"
@@ -82,6 +83,8 @@ class PolicyRequest:
     """Codec of a training's update; empty: plain."""
     metrics: str = "merged"
     """Form in which the site's metrics leave it (`Disclosure`), or its statistics (`StatisticsTerms`)."""
+    action: str = ""
+    """Kind and action of a message of a server program; empty: the request is none."""
     content: str = ""
     """SHA-256 of the training (`content_of`), or of the update's manifest."""
     num_bytes: int | None = None
@@ -147,6 +150,10 @@ def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History)
 
 
 def _object_to_size(policy: SitePolicy, request: PolicyRequest) -> Decision | None:
+    if request.action and not _matches(request.action, policy.actions):
+        return _refused(Rule.ACTIONS, f"messages of the kind {request.action!r} are not answered here")
+    if request.action and policy.metrics != "per_site":
+        return _refused(Rule.METRICS, "a reply has metrics of this site alone, which do not leave it")
     if request.kind is Kind.EVALUATE:
         return _refused(Rule.METRICS, "no metrics leave this site") if policy.metrics == "none" else None
     if request.kind is Kind.STATISTICS:

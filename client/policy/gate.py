@@ -222,14 +222,15 @@ def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure)
         algorithm=request.algorithm,
         codec=request.codec,
         metrics=str(disclosure),
+        action=request.message,
         content=content_of(request),
     )
 
 
 def _update_bytes(model: VersionManifest, request: Invitation) -> int | None:
     """Return the size of an update of the whole model [bytes], without its manifest; None: it has rows of any number,
-    and is decided about before its upload."""
-    if request.algorithm == CONCATENATE:
+    or is a reply to a message, and is decided about before its upload."""
+    if request.algorithm == CONCATENATE or request.message:
         return None
     if not request.codec:
         return model.num_bytes

@@ -41,6 +41,10 @@ class Invitation:
     """The newest round whose model contains an update of this client; 0: none."""
     model_seed: int = 0
     """Seed of the task's initial model."""
+    message: str = ""
+    """Kind of the message of a server program that the version is the content of; empty: it is a model."""
+    group: str = ""
+    """The message's group."""
 
     @property
     def key(self) -> tuple[str, RunId, int]:

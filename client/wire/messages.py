@@ -75,6 +75,7 @@ def hello(
         codecs=codecs,
         gives_statistics=True,
         spreads_parts=True,
+        takes_messages=True,
     )
 
 
@@ -133,6 +134,8 @@ def _invitation(invite: pb.Invite) -> Invitation:
             strict_json.integer(invite.counted_round, "counted_round", low=0, high=strict_json.INT64_MAX)
         ),
         model_seed=invite.model_seed,
+        message=strict_json.text(invite.message, "message", num_max=ID_MAX) if invite.message else "",
+        group=strict_json.text(invite.group, "group", num_max=ID_MAX) if invite.group else "",
     )
 
 

@@ -50,13 +50,14 @@ class JobSlot:
         self._begin(request.key, lambda: self._jobs.download(request), is_download=True)
 
     def begin_work(self, request: Request, budget: float) -> None:
-        """Train, evaluate or make statistics within `budget` seconds."""
+        """Train, answer a message, evaluate or make statistics within `budget` seconds."""
         if isinstance(request, EvaluationRequest):
             self._begin(request.key, lambda: self._jobs.evaluate(request, budget), is_download=False)
         elif isinstance(request, StatisticsRequest):
             self._begin(request.key, lambda: self._jobs.make_statistics(request, budget), is_download=False)
         else:
-            self._begin(request.key, lambda: self._jobs.train(request, budget), is_download=False)
+            work = self._jobs.answer if request.message else self._jobs.train
+            self._begin(request.key, lambda: work(request, budget), is_download=False)
 
     def extend(self, budget: float) -> None:
         """Give the running work `budget` seconds from now."""

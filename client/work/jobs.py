@@ -24,7 +24,15 @@ from atoll.client.session.events import (
     StatisticsRequest,
     Trained,
 )
-from atoll.client.work.runner import EvaluateOrder, Runner, RunnerFailed, StatisticsOrder, Training, TrainOrder
+from atoll.client.work.runner import (
+    EvaluateOrder,
+    MessageOrder,
+    Runner,
+    RunnerFailed,
+    StatisticsOrder,
+    Training,
+    TrainOrder,
+)
 from atoll.client.work.version_fetcher import NotAdmitted, VersionFetcher
 from atoll.protocol import crash_points
 from atoll.protocol.durable import remove
@@ -114,6 +122,31 @@ class Jobs:
         crash_points.reached("agent.spooled")
         return Trained(key, entry.digest)
 
+    async def answer(self, invitation: Invitation, budget: float) -> Event:
+        """Answer a message within `budget` seconds and put the reply into the spool; returns Trained or JobFailed."""
+        key = invitation.key
+        remove(self._update_out)
+        try:
+            order = MessageOrder(
+                task=invitation.task,
+                kind=invitation.message,
+                group=invitation.group,
+                message=self._cache.path(invitation.model_digest),
+                out=self._update_out,
+                number=invitation.round_id,
+                seed=invitation.seed,
+                local=_overrides(invitation.local),
+                own=self._client_state.find(invitation.run_id, invitation.counted_round),
+                own_out=self._client_state_out,
+                budget=budget,
+            )
+            entry = await self._spool_update(invitation, await self._runner.message(order))
+        except RunnerFailed as error:
+            return JobFailed(key, error.reason, error.detail)
+        except OSError as error:
+            return JobFailed(key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
+        return Trained(key, entry.digest)
+
     def _state_that_counted(self, invitation: Invitation) -> Path | None:
         """Return the client state of the newest training whose update is in a committed model; None: there is none.
 
@@ -128,14 +161,18 @@ class Jobs:
         return found
 
     async def _spool_update(self, invitation: Invitation, trained: Training) -> Entry:
-        logger.info(
-            "trained %d examples for round %d of %s, work %.0f %%, in %.2f s",
-            trained.num_examples,
-            invitation.round_id,
-            invitation.run_id,
-            100 * trained.work,
-            trained.seconds,
-        )
+        if invitation.message:
+            what = (invitation.round_id, invitation.message, invitation.run_id, trained.seconds)
+            logger.info("answered message %d (%s) of %s in %.2f s", *what)
+        else:
+            logger.info(
+                "trained %d examples for round %d of %s, work %.0f %%, in %.2f s",
+                trained.num_examples,
+                invitation.round_id,
+                invitation.run_id,
+                100 * trained.work,
+                trained.seconds,
+            )
         parts = [PartManifest(index, pieces) for index, pieces in enumerate(trained.parts)]
         manifest = UpdateManifest(
             run_id=invitation.run_id,

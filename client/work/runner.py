@@ -1,4 +1,4 @@
-"""The interface of an agent to its worker: orders to train, to evaluate and to make statistics, and their results."""
+"""The interface of an agent to its worker: orders (train, evaluate, answer, make statistics) and results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,6 +84,29 @@ class StatisticsOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageOrder:
+    """The order to answer the message in one file and to write the reply, a safetensors file, into another."""
+
+    task: str
+    kind: str
+    """Kind of the message: "train", "evaluate" or "query", with an action as in "query.stats"."""
+    group: str
+    message: Path
+    out: Path
+    number: int
+    """Number of the message in its run."""
+    seed: int
+    local: Mapping[str, Any]
+    """Values of the run for the task (`given`)."""
+    own: Path | None = None
+    """File with the client state after the newest message whose reply was accepted."""
+    own_out: Path
+    """File of the client state after this message; not written when the task keeps none."""
+    budget: float
+    """Seconds from now after which its answer is not awaited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """The result of a training."""
 
@@ -123,6 +146,14 @@ class Runner(Protocol):
 
         Raises:
             RunnerFailed: there is no update.
+        """
+        ...
+
+    async def message(self, order: MessageOrder) -> Training:
+        """Answer the message of an order and write the reply, which has the form of an update of one example.
+
+        Raises:
+            RunnerFailed: there is no reply.
         """
         ...
 

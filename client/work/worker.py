@@ -15,7 +15,7 @@ from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
-from atoll.client.work.runner import EvaluateOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
+from atoll.client.work.runner import EvaluateOrder, MessageOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
 from atoll.parallel.crew.crew import Crew
 from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.worker.process import Environment, Worker, WorkerCrashed, WorkerError, WorkerHung
@@ -153,6 +153,29 @@ class WorkerRunner:
             seconds=answer["seconds"],
             normalizer=float(answer.get("normalizer", 1.0)),
             effective_steps=float(answer.get("effective_steps", 1.0)),
+            has_own=answer["has_own"],
+        )
+
+    async def message(self, order: MessageOrder) -> Training:
+        """Answer a message in the task's worker; see `Runner`."""
+        request = {
+            "kind": order.kind,
+            "group": order.group,
+            "message": str(order.message.absolute()),
+            "out": str(order.out.absolute()),
+            "round_id": order.number,
+            "seed": order.seed,
+            "local": dict(order.local),
+            "own": str(order.own.absolute()) if order.own else None,
+            "own_out": str(order.own_out.absolute()),
+        }
+        answer = await self._run(order.task, "message", order.budget, request)
+        return Training(
+            pieces=_pieces(answer),
+            num_examples=1,
+            work=1.0,
+            statistics={},
+            seconds=answer["seconds"],
             has_own=answer["has_own"],
         )
 

@@ -11,13 +11,14 @@ from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
 from atoll.parallel.task.array_values import valued
 from atoll.parallel.task.arrays import Arrays, check_finite, check_grows, check_like, check_rows_like, layout_of
+from atoll.parallel.task.content import Content
 from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
-from atoll.parallel.worker.bench import AllTravels, Measures, Outcome, Received, only_declared
+from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
 
 
 class ArrayBench(AllTravels):
@@ -93,6 +94,21 @@ class ArrayBench(AllTravels):
             check_like(trained.update, layout, may_omit=True)  # the coordinator decides about partial updates
         check_finite(trained.update, "update")
         return Outcome(trained, {"steps": 0})
+
+    def message(self, content: Content, own: Arrays | None, request: dict[str, Any]) -> MessageAnswer:
+        """Let the task answer a message of a server program; it keeps nothing for the next one."""
+        answer, kind = getattr(self._task, "message", None), request["kind"]
+        if answer is None:
+            raise TaskBroken(f"the task answers no messages, and was asked for {kind!r}")
+        if self._site is None:
+            raise TaskBroken("this worker was started without a site, so it has no data")
+        self._given(request)
+        seed_everything(request["seed"])
+        with within(context_of(self._task, site=self._site, round=request["round_id"], seed=request["seed"])):
+            reply = answer(kind, content, site=self._site)
+        if not isinstance(reply, Content):
+            raise TaskBroken(f"message must return a Content, got {type(reply).__name__}")
+        return MessageAnswer(reply)
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
         """Return the statistics of the task's own `evaluate`, or the reason why there are none."""

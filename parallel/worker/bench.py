@@ -9,6 +9,7 @@ from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.task.array_task import Trained
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.content import Content
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.metrics import Metrics, Statistics
@@ -123,6 +124,23 @@ class AppBench(Bench, Protocol):
 
     def conclude(self, arrays: Arrays, history: Json) -> None:
         """Let `main()` go on to its end with the result of a run: the last version, and the metrics by round."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAnswer:
+    """The reply to a message, and what the site keeps until the next one."""
+
+    content: Content
+    own: Arrays | None = None
+
+
+@runtime_checkable
+class MessageBench(Protocol):
+    """A bench that answers the messages of a server program, too."""
+
+    def message(self, content: Content, own: Arrays | None, request: Json) -> MessageAnswer:
+        """Answer a message: its content, the site's own tensors after the last one, and its `kind`, `group`, `seed`."""
         ...
 
 

@@ -16,6 +16,8 @@ Requests, and the fields of their answers (`?`: optional):
                                                             has_own, normalizer?, effective_steps? (FedNova's)
     evaluate  model, own?, model_seed?, local?, split: train | test | server
                                                          -> statistics (null, with a reason, if there are none)
+    message   kind, group, message, own?, out, own_out, seed, round_id, local?
+                                                         -> pieces, has_own
     statistics  local?, model_seed?, only_whether?       -> statistics (of the site's data), or why_not
     plan      nodes                                      -> strategy, settings, became, notes, reasons (of a Flower app)
     conclude  model, history                             -> (none), at the end of the app's main()
@@ -23,7 +25,7 @@ Requests, and the fields of their answers (`?`: optional):
     quit                                                 -> (none), then the process ends
 
 `model`, `own`, `out` and `own_out` are safetensors files: the version, the site's own tensors before the training, the
-update, the site's own tensors after it (written if `has_own`).
+update, the site's own tensors after it (written if `has_own`). `message` is a file of `task/content`; its reply is one.
 
 Every request may have `budget_s`, from now to its deadline, and `lease_s` beyond that. Every answer has `seconds`, and,
 if the task failed, `error` and `detail` instead of its other fields. `layout` lists [name, dtype, shape], `pieces`

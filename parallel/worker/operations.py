@@ -10,13 +10,14 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.parallel.task.content import from_tensors, to_tensors
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
 from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.metrics import Metric, as_statistics, only_finite, values
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import load_task
-from atoll.parallel.worker.bench import AppBench, Bench, Received
+from atoll.parallel.worker.bench import AppBench, Bench, MessageBench, Received
 from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.model_files import write_initial, write_update
 
@@ -37,6 +38,7 @@ class Operations:
             "initial": self._initial,
             "write_whole": self._write_whole,
             "train": self._train,
+            "message": self._message,
             "evaluate": self._evaluate,
             "values": self._values,
             "values_of": self._values_of,
@@ -109,6 +111,18 @@ class Operations:
             residual=Path(residual) if residual else None,
         )
 
+    def _message(self, request: Json, deadline: Deadline) -> Json:
+        bench = self._loaded()
+        if not isinstance(bench, MessageBench):
+            raise TaskBroken(f"the task answers no messages, and was asked for {request['kind']!r}")
+        content = from_tensors(safetensors_file.mapped(Path(request["message"])))
+        own = safetensors_file.read(Path(request["own"])) if request.get("own") else None
+        answer = bench.message(content, own, request)
+        pieces = safetensors_file.write(Path(request["out"]), to_tensors(answer.content), durable=False)
+        if answer.own:
+            safetensors_file.write(Path(request["own_out"]), answer.own, durable=False)
+        return {"pieces": piece_fields(pieces), "has_own": bool(answer.own)}
+
     def _evaluate(self, request: Json, deadline: Deadline) -> Json:
         split = request["split"]
         if split not in ("train", "test", "server"):
@@ -180,7 +194,7 @@ def kind_of(error: BaseException, op: str) -> str:
         return "out_of_time"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "disk_full"
-    return "training_failed" if op in ("train", "evaluate", "statistics") else "task_broken"
+    return "training_failed" if op in ("train", "evaluate", "statistics", "message") else "task_broken"
 
 
 def detail_of(error: BaseException) -> str:

@@ -12,7 +12,8 @@ FORMAT = 1
 _IDENTITY = r"(?:identity|authority)/[ -~]+"
 _VERSION = r"versions/\d{6,}(?:\.[a-z_]+)?\.(?:safetensors|manifest\.json)"
 _UPDATE = r"updates/[0-9a-f]{64}(?:\.bin|\.\d{4}\.(?:bin|json))"
-_IMMUTABLE = rf"runs/\w[\w.-]*/(?:{_VERSION}|{_UPDATE})"
+_CONTENT = r"contents/[0-9a-f]{64}\.(?:safetensors|manifest\.json)"
+_IMMUTABLE = rf"runs/\w[\w.-]*/(?:{_VERSION}|{_UPDATE}|{_CONTENT})"
 _RUNS = rf"{_IMMUTABLE}|runs/\w[\w.-]*/(?:ranks|worker\.log)"
 _AUDIT = r"audit/(?:audit-\d+\.jsonl|cut-\d+\.bin|key\.pem|public\.pem)"
 _STATISTICS = r"statistics/\d{6,}\.json"
@@ -41,7 +42,7 @@ def belongs(path: str) -> bool:
 
 
 def is_immutable(path: str) -> bool:
-    """Return whether the file of this path never changes: it is of a version, an update or statistics."""
+    """Return whether the file of this path never changes: it is of a version, an update, a message or statistics."""
     return _IS_IMMUTABLE.fullmatch(path) is not None
 
 

@@ -57,6 +57,8 @@ def needs_of(path: Path) -> list[Need]:
 
 
 def _need(connection: Connection, row: RunRow) -> Need:
+    if row.config.is_of_messages:
+        return _need_of_messages(connection, row)
     machine = recover(connection, row.run_id).replay(row.rules)
     keep = Keep.after(0, machine, row.config.round)
     rows = connection.execute(select(VERSIONS).where(VERSIONS.c.run_id == row.run_id))
@@ -72,6 +74,14 @@ def _need(connection: Connection, row: RunRow) -> Need:
     }
     ledger = machine.ledger
     return Need(row.run_id, ledger.state, ledger.version, ledger.next_round, digests, updates)
+
+
+def _need_of_messages(connection: Connection, row: RunRow) -> Need:
+    """Return the needs of a run of messages: every accepted reply, for its program may begin again."""
+    of_run = select(UPDATES.c.digest, UPDATES.c.meta).where(UPDATES.c.run_id == row.run_id, UPDATES.c.data.is_(None))
+    where = f"run {row.run_id}, reply"
+    updates = {Digest(d): decode_meta(meta, where=f"{where} {d}") for d, meta in connection.execute(of_run)}
+    return Need(row.run_id, row.state, Version(0), RoundId(1), {}, updates)
 
 
 class RunFiles:

@@ -5,7 +5,7 @@ The string under a field is its documentation: `docs/configuration.md` is genera
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
@@ -18,6 +18,7 @@ from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.model import ModelConfig, StopConfig, faults_of_watching
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.schedule import ScheduleConfig, faults_of_optimizer, optimizer_at
+from atoll.server.exchanges.rules import ExchangeRules
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.run_rules import RunRules, Source
@@ -133,6 +134,23 @@ class EvaluationConfig(BaseModel):
     those of sites whose policy lets them leave (`metrics = "per_site"`)."""
 
 
+class ProgramConfig(BaseModel):
+    """The server program of a run of messages: your own code decides what is sent to which site, and what follows."""
+
+    model_config = STRICT
+
+    main: Reference | Literal[""] = ""
+    """Function that is called with the grid of the run, `module:function` or `path/to/file.py:function`. With one, the
+    run has no rounds: it ends when the function returns, and of this file only `name`, `task`, `seed`, `local`,
+    `round.quorum`, `round.linger` and `round.grace` count, for each exchange of messages. Empty: a run of rounds."""
+
+    reply_max: int = Field(default=2**40, ge=1, le=2**50)
+    """Largest size of a reply [bytes]; a larger one is an error of its site."""
+
+    deadline_max: Seconds = 43200.0
+    """Longest time that an exchange waits for replies [s], whatever the function asks for."""
+
+
 class RunConfig(BaseModel):
     """One run: its task, its length and its rules."""
 
@@ -151,6 +169,9 @@ class RunConfig(BaseModel):
     options: dict[str, Plain] = {}
     """Values of the task's own `options`, checked by the task: the other keys of the table `[task]`, such as
     `smoothing = 0.1`, or `--set task.smoothing=0.1`."""
+
+    program: ProgramConfig = ProgramConfig()
+    """The server program, of a run of messages."""
 
     rounds: int = Field(default=10, ge=1, le=2**31)
     """Commits after which the run is finished; abandoned rounds do not count."""
@@ -201,6 +222,23 @@ class RunConfig(BaseModel):
     def optimizer_at(self, version: int) -> OptimizerConfig:
         """Return the settings of the server optimizer for the step to a version."""
         return optimizer_at(self.optimizer, self.schedule.optimizer, version, rounds=self.rounds)
+
+    @property
+    def is_of_messages(self) -> bool:
+        """Return whether this is a run of messages."""
+        return bool(self.program.main)
+
+    @property
+    def exchange_rules(self) -> ExchangeRules:
+        """The rules for the machine of a run of messages."""
+        policy = self.round
+        return ExchangeRules(
+            quorum=1.0 if policy.linger is None else min(1.0, policy.quorum_count / policy.num_wanted),
+            linger=policy.linger or 0.0,
+            deadline_max=self.program.deadline_max,
+            grace=policy.grace,
+            outage_max=policy.outage_max,
+        )
 
     @property
     def rules(self) -> RunRules:

@@ -44,6 +44,12 @@ class EvaluationFailed(RuntimeError):
     """A failure, crash or hang of the task's code; the message is for the operator."""
 
 
+def detail_of(error: Exception) -> str:
+    """Return an error's text for the journal; undecodable bytes of a file's name are replaced."""
+    kind = "" if isinstance(error, EvaluationFailed) else f"{type(error).__name__}: "
+    return f"{kind}{error}"[:2000].encode(errors="replace").decode()
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """The operator's reference to a task, with its settings."""

@@ -52,9 +52,11 @@ class Reader:
         """Yield the items of all entries that the journal has now, and at their end the open round.
 
         Raises:
-            LookupError: the run has been deleted.
+            LookupError: the run has been deleted, or is one of messages.
             OSError: as of `History.read`; the next call goes on after the last item.
         """
+        if self._run.config.is_of_messages:
+            raise LookupError(f"run {self._run.run_id} is one of messages: `atoll run show` has its exchanges")
         if self.follower is None:
             yield from self._begin()
         assert self.follower is not None

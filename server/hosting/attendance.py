@@ -17,7 +17,7 @@ from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting import messages
 from atoll.server.hosting.control_streams import Connection, Hub
-from atoll.server.hosting.run_driver import RunDriver
+from atoll.server.hosting.hosted_run import HostedRun, may_join
 from atoll.server.names.places import CLIENT, Places
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import ClientDisconnected, ClientJoined, ClientLost
@@ -54,7 +54,7 @@ class Attendance:
     def __init__(
         self,
         config: CoordinatorConfig,
-        runs: Mapping[RunId, RunDriver],
+        runs: Mapping[RunId, HostedRun],
         clock: Clock,
         ranks: Ranks | None,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
@@ -93,7 +93,7 @@ class Attendance:
         for work in hello.working_on:
             working_on.setdefault(RunId(work.run_id), []).append(RoundId(work.round_id))
         for run_id, run in self._runs.items():
-            if run.machine.ledger.is_open and run.task in connection.tasks:
+            if run.machine.ledger.is_open and may_join(connection, run):
                 rounds = tuple(working_on.get(run_id, ()))
                 run.post(_joined(connection, rounds))
         for listener in self.listeners:
@@ -109,7 +109,7 @@ class Attendance:
         welcome = pb.Welcome(heartbeat_s=heartbeat, lease_s=lease, tasks=tasks, ranks=ranks)
         connection.send(pb.ServerMessage(welcome=welcome))
 
-    async def _send_past_end(self, connection: Connection, run: RunDriver) -> None:
+    async def _send_past_end(self, connection: Connection, run: HostedRun) -> None:
         await run.on_disk()
         ledger = run.machine.ledger
         if ledger.state in TERMINAL:
@@ -135,10 +135,10 @@ class Attendance:
         last = ended[-1:] if len(ended) == len(mine) else []
         return [run_id for run_id in ended if run_id in working_on or run_id in last]
 
-    def introduce_everyone(self, run: RunDriver) -> None:
+    def introduce_everyone(self, run: HostedRun) -> None:
         """Tell a run that starts, or resumes, which clients are connected."""
         for connection in self.hub:
-            if run.task in connection.tasks:
+            if may_join(connection, run):
                 run.post(_joined(connection))
 
     def introduce_again(self, connection: Connection) -> None:
@@ -197,7 +197,7 @@ class Attendance:
         self.lost([client_id], LossReason.REVOKED)
         self.hub.dismiss(client_id, f"client {client_id} is revoked")
 
-    def _open_with(self, client_id: ClientId) -> list[RunDriver]:
+    def _open_with(self, client_id: ClientId) -> list[HostedRun]:
         return [
             run
             for run in self._runs.values()

@@ -30,6 +30,7 @@ class Connection:
     claimant: Claimant = UNKNOWN  # its process, with the address
     gives_statistics: bool = False  # its agent answers AskStatistics
     spreads_parts: bool = False  # its agent understands `Invite.spreads`
+    takes_messages: bool = False  # its agent answers messages of a server program
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""

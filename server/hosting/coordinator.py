@@ -17,22 +17,25 @@ from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest
-from atoll.protocol.settings import ConfigError
 from atoll.protocol.threads import on_thread
-from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, Digest, RejectReason, RunId, RunState, Version
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import entries_of
 from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
-from atoll.server.config.run_changes import are_equal, as_overrides, changed, may_go_on, with_number_of_versions
-from atoll.server.errors import OperatorError, StoreCorrupted, UnknownRun
+from atoll.server.config.run_changes import are_equal, with_number_of_versions
+from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.attendance import Attendance
 from atoll.server.hosting.fair_executor import FairExecutor
+from atoll.server.hosting.hosted_run import HostedRun, MessageRuns
 from atoll.server.hosting.keep import Keep
+from atoll.server.hosting.message_driver import MessageDriver
+from atoll.server.hosting.message_judge import MessageJudge
+from atoll.server.hosting.resuming import check_repeatable, check_resumable, of_another_moment, resumed_config, way_on
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts
@@ -66,11 +69,6 @@ T = TypeVar("T")
 ALIVE_S = 0.5
 """The interval at which the process notes that it is alive [s]."""
 
-_ANOTHER_MOMENT = (
-    "run {} is at version {}, of which {} is missing: the files and the journal are from different instants; restore "
-    "both from one backup"
-)
-
 
 class Coordinator:
     """The host of all runs, and the composition root of what they share.
@@ -93,7 +91,7 @@ class Coordinator:
     ) -> None:
         self.config, self.state, self.dialer = config, state, dialer
         self.journal = Journal(state)
-        self.runs: dict[RunId, RunDriver] = {}
+        self.runs: dict[RunId, HostedRun] = {}
         self.queue: list[RunId] = []
         self.clock = Clock(self.journal.last_instant())
         self.audit = AuditLog(audit_folder(state.path), self.clock.now)
@@ -107,14 +105,16 @@ class Coordinator:
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
         self.uploads = Uploads(
-            self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute.of, floor=config.upload_floor
+            self.judge, lambda run_id: self.runs[run_id].versions.store, self.compute.of, floor=config.upload_floor
         )
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
         """The signer of messages to clients; None: the coordinator is `--insecure`, and nothing is signed."""
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self._factory = RunFactory(config, state, self._shared_parts(), self._folding, self.ranks, dialer)
+        shared = self._shared_parts()
+        self._factory = RunFactory(config, state, shared, self._folding, self.ranks, dialer)
+        self._of_messages = MessageRuns(config, state, shared)
 
     def _shared_parts(self) -> SharedParts:
         return SharedParts(
@@ -197,7 +197,7 @@ class Coordinator:
     # ------------------------------------------------------------ runs
 
     @property
-    def running(self) -> list[RunDriver]:
+    def running(self) -> list[HostedRun]:
         """The runs whose rounds are under way; all others are queued or paused, or have ended."""
         return [run for run in self.runs.values() if run.machine.ledger.state is RunState.RUNNING]
 
@@ -239,9 +239,19 @@ class Coordinator:
     async def _make_run(self, config: RunConfig) -> RunId:
         config = with_number_of_versions(config, self.config.keep_versions)
         run_id = RunId(f"{config.name}-{await on_thread(self._journal_thread, self.journal.next_number, config.name)}")
+        if config.is_of_messages:
+            self._listen(await self._of_messages.added(config, run_id))
+        else:
+            config = await self._add_rounds(config, run_id)
+        self.audit.record(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
+        return run_id
+
+    async def _add_rounds(self, config: RunConfig, run_id: RunId) -> RunConfig:
+        """Add a run of rounds; return its settings with the digest of what does not travel."""
         evaluator = self._factory.evaluator(config, run_id)
         try:
-            start = await start_of(config.model, self.runs)
+            of_rounds = {other: run for other, run in self.runs.items() if isinstance(run, RunDriver)}
+            start = await start_of(config.model, of_rounds)
             reducer, config = await self._factory.first_version(config, run_id, evaluator, start)
             row = RunRow.new(run_id, config, config.rules, self.clock.now())
             await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
@@ -251,8 +261,7 @@ class Coordinator:
         self._host(row, RunMachine(config.rules), 0, evaluator, reducer)
         if warning := config.round.warning_of_staleness():
             logger.warning("run %s: %s", run_id, warning)
-        self.audit.record(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
-        return run_id
+        return config
 
     async def has_settings(self, run_id: RunId, config: RunConfig) -> bool:
         """Return whether a run has these settings, or began with them before a resume changed them."""
@@ -262,16 +271,7 @@ class Coordinator:
 
     def namesake_of(self, run_id: RunId) -> str:
         """Return how the last run of the same name would have gone on with the settings of a new one, or ""."""
-        new = self._run(run_id).config
-        older = [run for other, run in self.runs.items() if other != run_id and run.config.name == new.name]
-        last = older[-1] if older and older[-1].machine.ledger.state in TERMINAL else None
-        if last is None or not may_go_on(last.config, new, version=last.machine.ledger.version):
-            return ""
-        return (
-            f"it begins from version 0; run {last.run_id} is {last.machine.ledger.state} at version "
-            f"{last.machine.ledger.version}, and `atoll run resume {last.run_id} {as_overrides(last.config, new)}` "
-            "would go on from there"
-        )
+        return way_on(self.runs.values(), self._run(run_id))
 
     async def stop_run(self, run_id: RunId, reason: str) -> str:
         """End a run for the operator's reason; return what still has to happen first, or ""."""
@@ -290,6 +290,8 @@ class Coordinator:
         """Let no new round of a run start; return what still has to happen first, or ""."""
         run = self._run(run_id)
         ledger = run.machine.ledger
+        if isinstance(run, MessageDriver):
+            raise OperatorError(f"run {run_id} is one of messages: stop it; `atoll run resume` goes on where it was")
         if ledger.state is not RunState.RUNNING:
             raise OperatorError(f"run {run_id} is {ledger.state}; only a running one can be paused")
         self.audit.record(Action.RUN_PAUSE, run_id, reason)
@@ -307,13 +309,12 @@ class Coordinator:
             UnknownRun: there is no such run.
             OperatorError: the run cannot be resumed now, or not with these settings.
         """
-        run = self._run(run_id)
-        config, was_open = self._resumed_config(run, overrides), run.machine.ledger.is_open
-        self._factory.check_can_go_on(run_id, config or run.config)
-        if config is not None:
-            parts = await self._factory.parts_of_changed(run.config, config, run_id)
-            self._check_resumable(run, has_changes=True)  # it may have gone on while the task was loaded
-            run.reconfigure(config, *parts)
+        run, config = self._run(run_id), None
+        was_open = run.machine.ledger.is_open
+        if isinstance(run, MessageDriver):
+            check_repeatable(run, overrides)
+        else:
+            config = await self._reconfigured(run, overrides)
         is_pausing = run.machine.ledger.pause_reason is not None
         digests = {} if config is None else {"config": digest_of(config.model_dump_json().encode())}
         self.audit.record(Action.RUN_RESUME, run_id, digests=digests)
@@ -329,25 +330,15 @@ class Coordinator:
             return ""
         return f"max_runs allows {len(self.running)} at once: it is queued until one ends or is paused"
 
-    def _resumed_config(self, run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
-        """Return the changed settings with which a run would resume; None: they stay."""
-        self._check_resumable(run, has_changes=bool(overrides))
-        if not overrides:
-            return None
-        try:
-            return changed(run.config, overrides, version=run.machine.ledger.version)
-        except ConfigError as error:
-            raise OperatorError(str(error)) from error
-
-    def _check_resumable(self, run: RunDriver, *, has_changes: bool) -> None:
-        ledger, run_id = run.machine.ledger, run.run_id
-        if ledger.state is RunState.FINISHED and not has_changes and not ledger.early_stop:
-            more = f"`atoll run resume {run_id} --rounds {ledger.version + 1}` (or more) gives it further rounds"
-            raise OperatorError(f"run {run_id} is finished: {ledger.cause}; {more}")
-        if ledger.pause_reason is not None and has_changes:
-            raise OperatorError(f"run {run_id} is still in a round: change its settings when it is paused")
-        if ledger.state in (RunState.RUNNING, RunState.QUEUED) and ledger.pause_reason is None:
-            raise OperatorError(f"run {run_id} is {ledger.state}; only a paused or an ended one can be resumed")
+    async def _reconfigured(self, run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
+        """Return the changed settings that a run follows from its resume on; None: they stay."""
+        config = resumed_config(run, overrides)
+        self._factory.check_can_go_on(run.run_id, config or run.config)
+        if config is not None:
+            parts = await self._factory.parts_of_changed(run.config, config, run.run_id)
+            check_resumable(run, has_changes=True)  # it may have gone on while the task was loaded
+            run.reconfigure(config, *parts)
+        return config
 
     async def delete_run(self, run_id: RunId) -> str:
         """Delete an ended run: its journal, records and versions. The clients' files are not touched."""
@@ -359,58 +350,71 @@ class Coordinator:
         await asyncio.shield(self.spawn(self._delete(run)))  # the caller may be cancelled
         return ""
 
-    async def _delete(self, run: RunDriver) -> None:
+    async def _delete(self, run: HostedRun) -> None:
         await run.stop()
         await on_thread(self._journal_thread, self.journal.delete_run, run.run_id)
         await on_thread(None, remove_files, self.state, run.run_id)
 
-    def _run(self, run_id: RunId) -> RunDriver:
+    def _run(self, run_id: RunId) -> HostedRun:
         if run_id not in self.runs:
             raise UnknownRun.among(run_id, self.runs)
         return self.runs[run_id]
 
     async def _recover(self, row: RunRow, down_since: float) -> None:
+        """Host a run of an earlier process again, and let it go on where that one has stopped."""
+        if row.config.is_of_messages:
+            run: HostedRun = self._listen(self._of_messages.recovered(row.config, row.run_id))
+        else:
+            run = await self._recovered_rounds(row)
+        ledger = run.machine.ledger
+        if ledger.state is RunState.QUEUED:
+            self.queue.append(row.run_id)
+        if ledger.is_open:
+            run.post(CoordinatorStarted(down_since))
+            for client_id in ledger.membership.members:
+                self.attendance.heard(client_id)  # it gets a fresh lease, in which it can reconnect
+            logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where)
+            self.audit.record(Action.RUN_RECOVER, row.run_id, run.where, digests={"model": ledger.model_digest})
+
+    async def _recovered_rounds(self, row: RunRow) -> RunDriver:
         """Rebuild a run's machine from its last snapshot and every event since."""
         recovered = self.journal.load(row.run_id)
         for fault in recovered.faults:
             logger.warning("%s: an older snapshot is used instead, and nothing is lost", fault)
         machine = recovered.replay(row.rules)
-        self.clock.advance_to(machine.ledger.now)
-        if machine.ledger.state not in TERMINAL:
+        if not (is_over := machine.ledger.state in TERMINAL):
             self._factory.check_can_go_on(row.run_id, row.config)
-        reducer = self._factory.reducer(row.config, row.run_id, is_over=machine.ledger.state in TERMINAL)
-        if machine.ledger.state not in TERMINAL:
+        reducer = self._factory.reducer(row.config, row.run_id, is_over=is_over)
+        if not is_over:
             self._factory.check_has_codecs(row, machine)
             await self._recover_version(row.run_id, reducer, machine.ledger.version)
         evaluator = self._factory.evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)
-        if machine.ledger.state in TERMINAL:  # the last process may have ended before it collected the garbage
+        if is_over:  # the last process may have ended before it collected the garbage
             run.retention.round_ended(Keep.after(recovered.seq, machine, row.config.round))
-            return await run.conclude()
-        if machine.ledger.state is RunState.QUEUED:
-            self.queue.append(row.run_id)
-        if machine.ledger.is_open:
-            run.post(CoordinatorStarted(down_since))
-            for client_id in machine.ledger.membership.members:
-                self.attendance.heard(client_id)  # it gets a fresh lease, in which it can reconnect
-            logger.info("run %s is %s: %s", row.run_id, machine.ledger.state, _where(machine))
-            self.audit.record(
-                Action.RUN_RECOVER, row.run_id, _where(machine), digests={"model": machine.ledger.model_digest}
-            )
+            await run.conclude()
+        return run
 
     async def _recover_version(self, run_id: RunId, reducer: Reducer, version: Version) -> None:
         try:
             await on_thread(self.compute.of(run_id), reducer.recover, version)
         except FileNotFoundError as error:
-            raise StoreCorrupted(_ANOTHER_MOMENT.format(run_id, version, error.filename)) from error
+            raise of_another_moment(run_id, version, error.filename) from error
 
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
-        run = self.runs[row.run_id] = self._factory.driver(row, machine, seq, evaluator, reducer)
-        run.listeners += [partial(self._audit_effects, row.run_id), self._fill_free_places]
+        run = self._factory.driver(row, machine, seq, evaluator, reducer)
+        run.listeners.append(partial(self._audit_effects, row.run_id))
+        self._listen(run)
+        return run
+
+    def _listen(self, run: HostedRun) -> HostedRun:
+        self.clock.advance_to(run.machine.ledger.now)
+        self.runs[run.run_id] = run
+        run.listeners.append(self._fill_free_places)
         run.start()
         return run
 
-    def _fill_free_places(self, effects: Effects) -> None:
+    def _fill_free_places(self, effects: Sequence[object]) -> None:
         """Start queued runs when a run has ended or is paused."""
         if any(isinstance(effect, PauseRun | EndRun) for effect in effects):
             self._start_next()
@@ -421,10 +425,12 @@ class Coordinator:
 
     def judge(
         self, manifest: UpdateManifest, opened: pb.UploadOpen, part: PartManifest | None = None
-    ) -> Judge | pb.Verdict:
+    ) -> Judge | MessageJudge | pb.Verdict:
         """Return the judge of an announced update, or at once the verdict when its run is not hosted here."""
         if (run := self.runs.get(manifest.run_id)) is None:
             return refused(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
+        if isinstance(run, MessageDriver):
+            return MessageJudge.of(run, manifest, opened)
         return Judge.of(run, manifest, opened, part)
 
     def _start_next(self) -> None:
@@ -437,14 +443,7 @@ class Coordinator:
                 self._begin(run)
                 self.attendance.introduce_everyone(run)
 
-    def _begin(self, run: RunDriver) -> None:
-        model = run.reducer.version(run.machine.ledger.version).digest
+    def _begin(self, run: HostedRun) -> None:
+        model = run.reducer.version(run.machine.ledger.version).digest if isinstance(run, RunDriver) else Digest("")
         self.audit.record(Action.RUN_START, run.run_id, digests={"model": model}, caller=COORDINATOR)
         run.post(RunStarted(model))
-
-
-def _where(machine: RunMachine) -> str:
-    if machine.round is None:
-        return f"version {machine.ledger.version}"
-    record = machine.round.record
-    return f"round {record.round_id} ({record.phase}, updates kept: {record.num_in})"

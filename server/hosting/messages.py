@@ -99,7 +99,7 @@ def invitation(
             seed=client.seed,
             local=terms.local,
             grace_s=terms.grace,
-            manifest=_inline(model.manifest),
+            manifest=inline(model.manifest),
             data=model.data,
             algorithm=terms.algorithm,
             codec=client.codec,
@@ -120,7 +120,7 @@ def evaluation_request(effect: AskEvaluation, terms: RunTerms, model: OfferedMod
             version=effect.version,
             model_digest=model.digest,
             time_left_s=max(0.0, effect.deadline - now),
-            manifest=_inline(model.manifest),
+            manifest=inline(model.manifest),
             local=terms.local,
             counted_round=effect.counted_round,
             model_seed=terms.model_seed,
@@ -155,5 +155,6 @@ def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums | None:
     return {name: tuple(value.values) for name, value in sorted(statistics.items())}
 
 
-def _inline(manifest: bytes) -> bytes:
+def inline(manifest: bytes) -> bytes:
+    """Return a manifest that is small enough for a message; empty: it is fetched."""
     return manifest if len(manifest) <= INLINE_MANIFEST_BYTES_MAX else b""

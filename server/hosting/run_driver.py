@@ -17,11 +17,11 @@ from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.durable import DiskFull
 from atoll.protocol.threads import on_daemon_thread, on_thread
-from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
 from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
 from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import KeptUpdate
-from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
+from atoll.server.folding.evaluator import EvaluationFailed, Evaluator, detail_of
 from atoll.server.hosting import messages
 from atoll.server.hosting.app_conclusion import conclude
 from atoll.server.hosting.event_rows import Decided, add_rows
@@ -57,6 +57,7 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.relevance import is_failure_news
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.views.narration import Narrator
@@ -92,7 +93,7 @@ class RunDriver:
 
     def __init__(self, parts: RunParts, shared: SharedParts) -> None:
         self.run_id, self.config, self.task, self.machine = parts.run_id, parts.config, parts.task, parts.machine
-        self.reducer = parts.reducer
+        self.reducer = self.versions = parts.reducer
         self.ended = asyncio.Event()
         self.retention = Retention(
             parts.run_id,
@@ -166,6 +167,18 @@ class RunDriver:
             self._wake.set()
         self._arm_timer()
         return asyncio.shield(done)  # the caller may be cancelled
+
+    @property
+    def where(self) -> str:
+        """The place of the run in its course, for the log."""
+        if self.machine.round is None:
+            return f"version {self.machine.ledger.version}"
+        record = self.machine.round.record
+        return f"round {record.round_id} ({record.phase}, updates kept: {record.num_in})"
+
+    def is_news(self, client_id: ClientId, round_id: RoundId) -> bool:
+        """Return whether a client's failure in a round changes anything."""
+        return is_failure_news(self.machine, client_id, round_id)
 
     async def on_disk(self) -> None:
         """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""
@@ -339,8 +352,7 @@ class RunDriver:
     async def conclude(self) -> None:
         """Let the `main()` of a Flower app go on after the last round, unless it has."""
         if self.machine.ledger.state is RunState.FINISHED and self._evaluator.has_main:
-            read = partial(self._journal.evaluations, self.run_id)
-            rows = await self._loop.run_in_executor(self._journal_thread, read)
+            rows = await on_thread(self._journal_thread, self._journal.evaluations, self.run_id)
             await conclude(self.run_id, self._evaluator, await self.reducer.whole(self.machine.ledger.version), rows)
 
     # ------------------------------------------------------------ long work
@@ -374,13 +386,11 @@ class RunDriver:
             )
 
         try:
-            if self.config.cohort.is_ours:
-                clients = drawn()
-            else:
-                clients = await asyncio.wait_for(on_daemon_thread(drawn), SAMPLER_TIMEOUT_S)
+            is_ours = self.config.cohort.is_ours
+            clients = drawn() if is_ours else await asyncio.wait_for(on_daemon_thread(drawn), SAMPLER_TIMEOUT_S)
         except Exception as error:
             logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
-            self.post(SamplerFailed(effect.round_id, _detail(error)))
+            self.post(SamplerFailed(effect.round_id, detail_of(error)))
             return
         self.post(CohortDrawn(effect.round_id, clients))
 
@@ -398,7 +408,7 @@ class RunDriver:
                 await asyncio.sleep(DISK_RETRY_S)
             except (ValueError, OSError) as error:
                 logger.error("the aggregation of round %d failed", effect.round_id, exc_info=error)
-                self.post(AggregationFailed(effect.round_id, _detail(error)))
+                self.post(AggregationFailed(effect.round_id, detail_of(error)))
                 return
         logger.debug("round %d folded in %.3f s", effect.round_id, time.perf_counter() - begun)
         self.post(Aggregated(effect.round_id, Digest(digest)))
@@ -415,7 +425,7 @@ class RunDriver:
                 found = self._evaluator.cannot or await self._evaluator.evaluate(path, version)
                 statistics, detail = (None, found) if isinstance(found, str) else (found, why_refused(found))
             except (EvaluationFailed, OSError) as error:
-                statistics, detail = None, _detail(error)
+                statistics, detail = None, detail_of(error)
                 logger.error("version %d could not be evaluated: %s", version, detail)
             self.post(ModelEvaluated(version, statistics, detail))
 
@@ -425,7 +435,7 @@ class RunDriver:
             values = await self._evaluator.values(effect.statistics)
         except EvaluationFailed as error:
             values = {}
-            logger.error("the metrics of version %d have no values: %s", effect.version, _detail(error))
+            logger.error("the metrics of version %d have no values: %s", effect.version, detail_of(error))
         self.post(MetricsComputed(effect.version, effect.source, finite(values)))
 
     async def _add_values(self, rows: list[EvaluationRow]) -> None:
@@ -434,13 +444,7 @@ class RunDriver:
         try:
             values = await self._evaluator.values_of([row.statistics or {} for row in measured])
         except EvaluationFailed as error:
-            logger.error("the metrics of version %d have no values: %s", rows[-1].version, _detail(error))
+            logger.error("the metrics of version %d have no values: %s", rows[-1].version, detail_of(error))
             return
         with_values = [replace(row, values=of_row) for row, of_row in zip(measured, values, strict=True)]
         await self._commit(Batch(evaluations=with_values))
-
-
-def _detail(error: Exception) -> str:
-    """Return an error's text for the journal; undecodable bytes of a file's name are replaced."""
-    kind = "" if isinstance(error, EvaluationFailed) else f"{type(error).__name__}: "
-    return f"{kind}{error}"[:2000].encode(errors="replace").decode()

@@ -41,8 +41,8 @@ _PAGE: TypeAdapter[dict[ClientId, Member]] = TypeAdapter(dict[ClientId, Member],
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 
 
-def encode_event(event: Event) -> tuple[str, str]:
-    """Return the kind and the body of an event."""
+def encode_event(event: object) -> tuple[str, str]:
+    """Return the kind and the body of an event, of a run of rounds or of messages."""
     return type(event).__name__, encode(event)
 
 

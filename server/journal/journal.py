@@ -19,8 +19,11 @@ from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
+from atoll.server.exchanges.machine import ExchangeMachine
+from atoll.server.exchanges.rules import ExchangeRules
 from atoll.server.journal import checksums
 from atoll.server.journal.codec import as_of_then, decode_rules, encode_rules
+from atoll.server.journal.exchanges import replay_exchanges
 from atoll.server.journal.pruning import Stay, prune
 from atoll.server.journal.recovery import Recovered, recover
 from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, META, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
@@ -287,6 +290,10 @@ class Journal:
             StoreCorrupted: an entry that is needed is missing or damaged.
         """
         return self._database.read(lambda connection: recover(connection, run_id))
+
+    def load_exchanges(self, run_id: RunId, rules: ExchangeRules) -> tuple[ExchangeMachine, int]:
+        """Return what `exchanges.replay_exchanges` does; raises StoreCorrupted."""
+        return self._database.read(lambda connection: replay_exchanges(connection, run_id, rules))
 
     def updates(self, run_id: RunId, digests: Sequence[Digest]) -> dict[Digest, UpdateRow]:
         """Return accepted updates of a run by digest.

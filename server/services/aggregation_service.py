@@ -24,6 +24,8 @@ from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.coordinator import Coordinator
+from atoll.server.hosting.message_judge import MessageJudge
+from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.update_judge import Judge
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
 from atoll.server.names.conflicts import Claimant
@@ -162,7 +164,9 @@ class AggregationService(rpc.AggregationServicer):
         try:
             manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
             part = await off_loop(len(opened.part), part_of, manifest, opened.part) if opened.part else None
-            return self._coordinator.judge(manifest, opened, part)
+            judge = self._coordinator.judge(manifest, opened, part)
+            assert not isinstance(judge, MessageJudge), "a run of messages has no ranks"
+            return judge
         except ManifestError as error:
             return refused(RejectReason.BAD_MANIFEST, str(error))
 
@@ -184,7 +188,7 @@ class AggregationService(rpc.AggregationServicer):
     async def FindUnused(self, request: pb.UpdatesRequest, context: Context) -> pb.UnusedUpdates:
         """Return those of the updates that no decision can need."""
         run, digests = self._coordinator.runs.get(RunId(request.run_id)), map(Digest, map(bytes.hex, request.digests))
-        if run is None:
+        if not isinstance(run, RunDriver):
             return pb.UnusedUpdates()
         if request.withdraws:
             unused = [digest for digest in digests if await self._withdraw(run.run_id, digest)]

@@ -26,11 +26,12 @@ from atoll.server.following.follow_process import Followers
 from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.messages import NAME_MAX, sums_of
+from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.membership_services import MembersAdmin
 from atoll.server.names.conflicts import Claimant
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
-from atoll.server.rounds.relevance import is_asked, is_failure_news
+from atoll.server.rounds.relevance import is_asked
 from atoll.server.services.reading_service import ReadingAdmin
 from atoll.server.transfers.downloads import BadRequest, NotHeld, send_version
 from atoll.server.transfers.timeouts import Silent, first_of, opening
@@ -142,14 +143,14 @@ class CoordinatorService(rpc.CoordinatorServicer):
             what = (client_id, failed.reason[:NAME_MAX], failed.run_id[:NAME_MAX])
             logger.warning("%s reported a failure %r of run %r: ignored", *what)
             return
-        if not is_failure_news(run.machine, client_id, RoundId(failed.round_id)):
+        if not run.is_news(client_id, RoundId(failed.round_id)):
             return
         reason, detail = FailureReason(failed.reason), printable(failed.detail[:DETAIL_MAX])
         run.post(ClientFailed(client_id, RoundId(failed.round_id), reason, detail, failed.waits))
 
     def _evaluated(self, client_id: ClientId, evaluated: pb.Evaluated) -> None:
         run = self._coordinator.runs.get(RunId(evaluated.run_id))
-        if run is None or not is_asked(run.machine, client_id, Version(evaluated.version)):
+        if not isinstance(run, RunDriver) or not is_asked(run.machine, client_id, Version(evaluated.version)):
             return
         sums, detail = None, printable(evaluated.error[:DETAIL_MAX])
         if not detail and (sums := sums_of(evaluated.statistics)) is None:
@@ -165,7 +166,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:
         """Return the manifest of a version that is on disk."""
         run = self._coordinator.runs.get(RunId(request.run_id))
-        version = run.reducer.by_digest(request.digest) if run else None
+        version = run.versions.by_digest(request.digest) if run else None
         if version is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, _no_version(request.run_id, request.digest))
         assert version is not None
@@ -177,7 +178,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Send pieces of a version within the credit that the client grants."""
         first = await opening(requests, context, "DownloadOpen")
         run = self._coordinator.runs.get(RunId(first.open.run_id))
-        version = run.reducer.by_digest(first.open.digest) if run else None
+        version = run.versions.by_digest(first.open.digest) if run else None
         if version is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, _no_version(first.open.run_id, first.open.digest))
         assert version is not None
@@ -328,5 +329,5 @@ def _connection(hello: pb.Hello, address: str) -> Connection:
     software = printable(hello.software[:SOFTWARE_MAX])
     name, tasks = ClientId(hello.client_id), frozenset(hello.tasks)
     claimant = Claimant(address, hello.process, hello.folder)
-    understands = hello.gives_statistics, hello.spreads_parts
-    return Connection(name, hello.session, tasks, profile, codecs, software, claimant, *understands)
+    can = hello.gives_statistics, hello.spreads_parts, hello.takes_messages
+    return Connection(name, hello.session, tasks, profile, codecs, software, claimant, *can)

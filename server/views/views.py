@@ -23,6 +23,7 @@ from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import what_a_pause_waits_for, what_a_run_waits_for, why_not
 from atoll.server.statistics import results
+from atoll.server.views import message_views
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
 from atoll.server.views.sites import measurements, sites
@@ -69,17 +70,21 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
     row = history.run(run) if view is View.RUN else run_of(history, run)
+    if row.config.is_of_messages and view not in (View.RUN, View.CLIENTS, View.VERSIONS):
+        raise LookupError(f"run {row.run_id} is one of messages, without rounds: `atoll run show` has its exchanges")
     if view is View.RUN:
         return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
     if view is View.ROUND:
         return plain(_round(history, row.run_id, number))
     if view is View.VERSIONS:
-        rows = _versions(history, row.run_id)
+        rows = [] if row.config.is_of_messages else _versions(history, row.run_id)
         return plain({"run": row.run_id, "rows": rows, "metadata": _metadata(history, row.run_id)})
     if view is View.SITES:
         rows_of_sites = history.site_evaluations(row.run_id)
         by = {kind: sites(measurements(rows_of_sites, prefix)) for kind, prefix in KINDS_OF_SITES.items()}
         return plain({"run": row.run_id, **by})
+    if row.config.is_of_messages:
+        return plain({"run": row.run_id, "rows": message_views.clients(history, row)})
     rows = _rounds(history, row.run_id) if view is View.ROUNDS else _clients(history, row.run_id)
     return plain({"run": row.run_id, "rows": rows})
 
@@ -135,13 +140,16 @@ def _run(history: History, row: RunRow) -> Document:
         "state": row.state,
         "cause": row.cause,
         "version": newest_version(history, row.run_id),
-        "rounds": row.config.rounds,
+        "rounds": 0 if row.config.is_of_messages else row.config.rounds,
         "created_at": row.created_at,
         "ended_at": row.ended_at,
     }
 
 
 def _whole_run(history: History, row: RunRow) -> Document:
+    if row.config.is_of_messages:
+        settings = {"settings": row.config.model_dump(mode="json"), "changes": []}
+        return _run(history, row) | message_views.details(history, row) | settings
     evaluations = history.evaluations(row.run_id)
     machine = history.machine(row.run_id)
     return _run(history, row) | {

@@ -43,6 +43,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/following/items.py": NOTHING,
     "server/views/narration.py": NOTHING,
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
+    "server/exchanges": NOTHING,
     "server/identity/rules.py": NOTHING,
     "server/names/conflicts.py": frozenset({"atoll.protocol.bounded_mapping"}),
     "server/rounds": NOTHING,

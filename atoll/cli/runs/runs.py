@@ -227,7 +227,11 @@ def _say_run(found: dict[str, Any], toml: str) -> None:
     why = found["cause"] or found["pausing"]
     say(f"{found['run']} is {found['state']}" + (f": {why}" if why else ""))
     say(f"task {found['task']}, created {clock(found['created_at'])}, ended {clock(found['ended_at'])}")
-    say(f"version {found['version']} of {found['rounds']}")
+    if exchanges := found.get("exchanges"):
+        for exchange in exchanges[-5:]:
+            say(exchange["sentence"])
+    else:
+        say(f"version {found['version']} of {found['rounds']}")
     if found["waiting"]:
         say(found["waiting"])
     else:

@@ -21,6 +21,7 @@ OTHER_WORK: dict[str, Any] = {
     "codec": "bf16",
     "counted_round": 1,
     "model_seed": 1,
+    "message": "train",
 }
 SAME_WORK: dict[str, Any] = {
     "run_id": "r-2",
@@ -29,6 +30,7 @@ SAME_WORK: dict[str, Any] = {
     "rank": 1,
     "manifest": b"m",
     "data": b"d",
+    "group": "1",  # of a message only
 }
 
 

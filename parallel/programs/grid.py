@@ -1,0 +1,144 @@
+"""The grid of a server program: the nodes of its run, and the messages to them.
+
+    def main(grid):
+        weights = np.zeros(10)
+        for _ in range(3):
+            content = Content({"lr": 0.1}, {"w": weights})
+            replies = grid.send([Outgoing(node, "train", content) for node in grid.nodes()], timeout=600)
+            weights = np.mean([reply.content.arrays["w"] for reply in replies if reply.content], axis=0)
+
+Everything that the program learns comes from these calls, and the coordinator's journal has each answer. So a program
+that is killed runs again from its first line and gets the same answers, as long as it sends the same. It has to draw
+random numbers from generators that are seeded (Python's, numpy's and torch's are), and to send no clock readings.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Tensor, in_order
+from atoll.aggregation.tensors.pieces import piece_bytes_of
+from atoll.parallel.programs.link import Link
+from atoll.parallel.task.content import Content, from_tensors, to_tensors
+
+TTL_S = 43200.0
+"""Time in which a reply is of use, unless the message has its own [s]."""
+
+KINDS = ("train", "evaluate", "query", "get_parameters", "get_properties")
+NAME_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to a node."""
+
+    node: str
+    """The name of the site."""
+    kind: str
+    """One of `KINDS`, with an action if there is a dot: "query.stats"."""
+    content: Content
+    group: str = ""
+    """Any text of the program's own, such as the number of its round."""
+    ttl: float = TTL_S
+
+    def __post_init__(self) -> None:
+        if self.kind.partition(".")[0] not in KINDS or len(self.kind) > NAME_MAX or not self.kind.isprintable():
+            raise ValueError(f"kind: got {self.kind!r}; allowed: {', '.join(KINDS)}, with an action as in query.stats")
+        if len(self.group) > NAME_MAX:
+            raise ValueError(f"group: got {len(self.group)} characters; allowed: at most {NAME_MAX}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The reply of a node, or the reason for none."""
+
+    number: int
+    """The number of the message in its run."""
+    node: str
+    kind: str
+    group: str
+    content: Content | None
+    error: str = ""
+    """The reason why there is no content."""
+
+
+class Grid:
+    """The nodes of a run, for one process of its server program; any thread may use it.
+
+    Args:
+        link: the socket to the coordinator.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def nodes(self) -> list[str]:
+        """Return the names of the connected sites, sorted."""
+        return list(self._link.call("nodes")["nodes"])
+
+    def send(self, messages: Sequence[Outgoing], timeout: float | None = None) -> list[Reply]:
+        """Send messages, and return the replies that are in when the last one is, or after `timeout` seconds.
+
+        The replies have the order of the messages; a node without one by then has no reply in the list. A node that
+        cannot answer, or whose reply is not sound, has one with an `error`.
+        """
+        if not messages:
+            return []
+        return self._replies(self._link.call("send", timeout=timeout, waits=True, **self._said(messages)))
+
+    def push(self, messages: Sequence[Outgoing]) -> list[int]:
+        """Send messages, and return their numbers at once."""
+        if not messages:
+            return []
+        return list(self._link.call("send", timeout=None, waits=False, **self._said(messages))["numbers"])
+
+    def pull(self, numbers: Sequence[int]) -> list[Reply]:
+        """Return those replies to pushed messages that are in, and were not pulled before, in the order given."""
+        return self._replies(self._link.call("pull", numbers=list(numbers))) if numbers else []
+
+    def _said(self, messages: Sequence[Outgoing]) -> dict[str, Any]:
+        stored: dict[int, str] = {}  # a content for many nodes is one object, hashed and stored once
+        for message in messages:
+            if id(message.content) not in stored:
+                stored[id(message.content)] = self._store(message.content)
+        listed = [[m.node, m.kind, stored[id(m.content)], m.group, m.ttl] for m in messages]
+        return {"messages": listed, "in_order": threading.current_thread() is threading.main_thread()}
+
+    def _store(self, content: Content) -> str:
+        """Write a content where the coordinator wants it, unless it has it, and return its digest."""
+        tensors = to_tensors(content)
+        layout = in_order(Tensor(name, "U8", array.shape) for name, array in tensors.items())
+        piece_bytes = piece_bytes_of(layout)
+        pieces = safetensors_file.pieces_of(layout, tensors, piece_bytes)
+        rows = [[p.tensor, p.dtype, p.offsets, p.lengths, p.sha256] for p in pieces]
+        answer = self._link.call("content", pieces=rows, piece_bytes=piece_bytes)
+        if answer["path"]:
+            safetensors_file.write(Path(answer["path"]), tensors, piece_bytes=piece_bytes)
+        return str(answer["digest"])
+
+    def _replies(self, answer: dict[str, Any]) -> list[Reply]:
+        return [_reply(row) for row in answer["replies"]]
+
+
+def _reply(row: dict[str, Any]) -> Reply:
+    content, error = None, row["error"]
+    if not error:
+        try:
+            content = _content(Path(row["path"]), row["tensors"])
+        except (ValueError, OSError) as fault:
+            error = f"its reply cannot be read: {fault}"
+    return Reply(row["number"], row["node"], row["kind"], row["group"], content, error)
+
+
+def _content(path: Path, tensors: list[list[Any]]) -> Content:
+    """Read the bytes of a reply, tensor after tensor."""
+    data, position, found = np.fromfile(path, np.uint8), 0, {}
+    for name, num_bytes in tensors:
+        found[name] = data[position : position + num_bytes]
+        position += num_bytes
+    return from_tensors(found)

@@ -1,0 +1,77 @@
+"""The content of a message between a server program and a site: plain values and named arrays, as tensors of bytes.
+
+A model has one layout and few dtypes; a message has any. So each array travels as its bytes, one tensor of U8 for each:
+an array that a site has from an earlier message is not sent again.
+
+    "000000"        {"arrays": [[name, dtype, shape], ...], "plain": ...}, JSON
+    "000001", ...   the bytes of each array, in the order of the list
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import TaskBroken
+
+HEADER = "000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a message or of a reply."""
+
+    plain: Any = None
+    """A value that JSON has: numbers, texts, lists, objects."""
+    arrays: Mapping[str, "np.ndarray[Any, Any]"] = field(default_factory=dict)
+    """Arrays by name, of any shape and of any dtype whose elements are numbers or bytes."""
+
+
+def to_tensors(content: Content) -> Arrays:
+    """Return a content as tensors of bytes.
+
+    Raises:
+        TaskBroken: the plain value is none that JSON has, or an array has objects.
+    """
+    listed = []
+    tensors: Arrays = {}
+    for number, (name, array) in enumerate(content.arrays.items(), start=1):
+        if array.dtype.hasobject:
+            raise TaskBroken(f"{name} is of dtype {array.dtype}; allowed in a message: numbers, bools and bytes")
+        listed.append([name, array.dtype.str, list(array.shape)])
+        tensors[f"{number:06d}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    try:
+        header = json.dumps({"arrays": listed, "plain": content.plain}, sort_keys=True).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TaskBroken(f"the plain part of a message must be a value that JSON has: {error}") from error
+    return {HEADER: np.frombuffer(header, np.uint8), **tensors}
+
+
+def from_tensors(tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Content:
+    """Return the content of tensors, whose arrays are views of them.
+
+    Raises:
+        ValueError: the tensors are not of this form.
+    """
+    try:
+        header = json.loads(tensors[HEADER].tobytes())
+        names = [f"{number:06d}" for number in range(1, len(header["arrays"]) + 1)]
+        if sorted(tensors) != [HEADER, *names]:
+            raise ValueError(f"{len(tensors)} tensors for {len(names)} arrays")
+        arrays = {
+            name: _array(tensors[tensor], dtype, shape)
+            for tensor, (name, dtype, shape) in zip(names, header["arrays"], strict=True)
+        }
+        return Content(header["plain"], arrays)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"this is no content of a message: {error}") from error
+
+
+def _array(values: "np.ndarray[Any, Any]", dtype: str, shape: list[int]) -> "np.ndarray[Any, Any]":
+    kind = np.dtype(dtype)
+    if kind.hasobject or values.dtype != np.uint8 or any(size < 0 for size in shape):
+        raise ValueError(f"an array of {dtype} and shape {shape} in {values.dtype}")
+    return np.ascontiguousarray(values).view(kind).reshape(shape) if values.size else np.zeros(shape, kind)

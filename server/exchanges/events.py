@@ -1,0 +1,154 @@
+"""The events and effects of a run of messages, beyond those that it shares with a run of rounds. Pure values.
+
+A message has a number in its run: 1, 2, 3, ... On the wire and in the events of clients it takes the place of a round's
+number, and its reply that of an update. The process of the server program makes calls, which it numbers itself; the
+effect `Answer...` with the number of a call is what the call returns.
+"""
+
+from atoll.protocol.value_type import value
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId
+from atoll.server.rounds import events as shared
+
+
+@value
+class Message:
+    """A message of the server program to a node; its content is named by the digest of a manifest of pieces."""
+
+    client_id: ClientId
+    kind: str  # "train", "evaluate" or "query", or one of them with an action: "query.stats"
+    content: Digest
+    num_bytes: int
+    group: str = ""
+    ttl: float = 43200.0  # time in which a reply is of use [s]
+
+
+# ---------------------------------------------------------------- events
+
+
+@value
+class ProgramStarted:
+    """The start of a process of the server program: it makes all of its calls from the first one on."""
+
+
+@value
+class ExchangeAsked:
+    """A call that sends messages. Their contents are on disk.
+
+    Attributes:
+        call: its number in the process.
+        messages: at least one.
+        timeout: time after which it returns with the replies that are in [s]; None: the longest `ttl`.
+        in_order: it comes from the main thread of the program, so that its place among such calls is certain.
+        is_waiting: it returns with the replies; otherwise at once, and the replies are pulled.
+    """
+
+    call: int
+    messages: tuple[Message, ...]
+    timeout: float | None = None
+    in_order: bool = True
+    is_waiting: bool = True
+
+
+@value
+class RepliesPulled:
+    """A call for those replies to these messages that are in and were not pulled before."""
+
+    call: int
+    numbers: tuple[RoundId, ...]
+
+
+@value
+class NodesAsked:
+    """A call for the nodes that are connected."""
+
+    call: int
+
+
+@value
+class ProgramEnded:
+    """The end of the program's process.
+
+    Attributes:
+        error: the last lines of what it raised; empty: its `main()` has returned, or it died.
+        is_dead: it died before its `main()` returned or raised: killed, or out of memory.
+    """
+
+    error: str = ""
+    is_dead: bool = False
+
+
+Event = (
+    ProgramStarted
+    | ExchangeAsked
+    | RepliesPulled
+    | NodesAsked
+    | ProgramEnded
+    | shared.RunStarted
+    | shared.CoordinatorStarted
+    | shared.ClientJoined
+    | shared.ClientDisconnected
+    | shared.ClientLost
+    | shared.ClientFailed
+    | shared.UploadBegun
+    | shared.UpdateReceived
+    | shared.UpdateRefused
+    | shared.TimePassed
+    | shared.StopRequested
+    | shared.ResumeRequested
+)
+
+
+# ---------------------------------------------------------------- effects
+
+
+@value
+class StartProgram:
+    """Start a process of the server program; an older one is killed first."""
+
+
+@value
+class Deliver:
+    """Send a message to its node, which replies by `deadline`. Repeated when the node reconnects."""
+
+    number: RoundId
+    message: Message
+    deadline: float
+    counted: RoundId = RoundId(0)  # the newest message of the node with an accepted reply; 0: none
+
+
+@value
+class AnswerMessages:
+    """Let a call return: with the replies to these messages, in this order, or (pushed) with their numbers alone."""
+
+    call: int
+    numbers: tuple[RoundId, ...]
+    is_pushed: bool = False
+
+
+@value
+class AnswerNodes:
+    """Let a call return with these nodes, sorted."""
+
+    call: int
+    nodes: tuple[ClientId, ...]
+
+
+@value
+class RecordExchange:
+    """Write the record of an exchange: it has opened, or changed after its end."""
+
+    exchange: int
+
+
+Effect = (
+    StartProgram
+    | Deliver
+    | AnswerMessages
+    | AnswerNodes
+    | RecordExchange
+    | shared.Release
+    | shared.Accept
+    | shared.Reject
+    | shared.EndRun
+)
+Effects = tuple[Effect, ...]

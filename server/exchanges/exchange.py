@@ -1,0 +1,185 @@
+"""One exchange: messages that one call sends, and what becomes of each. Pure.
+
+    OPEN ---every message has ended, or the linger after the quorum is over---> closed
+
+A message ends in exactly one fate: REPORTED (its reply is durable), FAILED (an error of the node or of its site's
+policy), REFUSED (its reply is not sound), LOST (no such node), STRAGGLER (its deadline passed), or RELEASED (the
+exchange closed, or the run ended, without it). An ended message stays as it is, so a closed exchange has the same
+replies for every later process of the program.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from atoll.protocol.vocabulary import CloseReason, Digest, Fate, RoundId
+from atoll.server.exchanges.events import ExchangeAsked, Message
+from atoll.server.exchanges.rules import ExchangeRules
+
+ANSWERED = frozenset({Fate.REPORTED, Fate.FAILED, Fate.REFUSED, Fate.LOST})
+"""The fates of a message that has a reply: one with content, or one that says why there is none."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A message with its number in the run and its fate."""
+
+    number: RoundId
+    message: Message
+    deadline: float
+    fate: Fate = Fate.WAITING
+    reply: Digest | None = None
+    """Digest of the reply's manifest, if the message is REPORTED."""
+    num_bytes: int = 0
+    reason: str = ""
+    detail: str = ""
+    delivered_at: float | None = None
+    ended_at: float | None = None
+    has_begun: bool = False
+    """The first bytes of a reply are here."""
+    is_in_grace: bool = False
+    is_pulled: bool = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether the message has not ended."""
+        return self.fate is Fate.WAITING
+
+
+@dataclass(slots=True)
+class Exchange:
+    """The messages of one call, in its order."""
+
+    number: int
+    opened_at: float
+    in_order: bool
+    is_waiting: bool
+    """The call waits for the replies; otherwise they are pulled."""
+    sent: list[Sent]
+    num_wanted: int
+    linger_by: float | None = None
+    closed_at: float | None = None
+    close_reason: CloseReason | None = None
+    is_void: bool = False
+    """The run ended first: a later process of the program sends the messages again, in a new exchange."""
+    extended: float = 0.0
+    """Time by which outages of the coordinator have moved the deadlines [s]."""
+    numbers: tuple[RoundId, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = tuple(one.number for one in self.sent)
+
+    @classmethod
+    def opened(cls, number: int, first: RoundId, asked: ExchangeAsked, rules: ExchangeRules, now: float) -> "Exchange":
+        """Return the exchange of a call; its messages are numbered from `first` on."""
+        timeout = rules.deadline_max if asked.timeout is None else min(asked.timeout, rules.deadline_max)
+        sent = [
+            Sent(RoundId(first + place), message, now + max(0.0, min(message.ttl, timeout)))
+            for place, message in enumerate(asked.messages)
+        ]
+        return cls(number, now, asked.in_order, asked.is_waiting, sent, rules.num_wanted(len(sent)))
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a message of it has not ended."""
+        return self.closed_at is None
+
+    @property
+    def waiting(self) -> Iterator[Sent]:
+        """The messages that have not ended."""
+        return (one for one in self.sent if one.is_waiting)
+
+    @property
+    def answered(self) -> tuple[RoundId, ...]:
+        """The messages that have a reply, in the order of the call."""
+        return tuple(one.number for one in self.sent if one.fate in ANSWERED)
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which `time_passed` must be called [s since the epoch]; None: the exchange is closed."""
+        if not self.is_open:
+            return None
+        instants = [one.deadline for one in self.waiting]
+        if self.linger_by is not None:
+            instants.append(self.linger_by)
+        return min(instants, default=self.opened_at)
+
+    def time_passed(self, now: float, grace: float) -> list[Sent]:
+        """End the messages whose deadline is here, or all once the linger is over, and return them.
+
+        A message whose reply has begun to arrive gets `grace` seconds more, once.
+        """
+        is_over = self.linger_by is not None and now >= self.linger_by
+        ended = []
+        for one in self.waiting:
+            if now < one.deadline and not is_over:
+                continue
+            if one.has_begun and not one.is_in_grace and grace > 0 and not is_over:
+                one.deadline, one.is_in_grace = one.deadline + grace, True
+                continue
+            fate = Fate.RELEASED if is_over and now < one.deadline else Fate.STRAGGLER
+            end(one, fate, now)
+            ended.append(one)
+        return ended
+
+    def settle(self, now: float, linger: float) -> bool:
+        """Close the exchange if it can close now; return whether it did."""
+        if not self.is_open:
+            return False
+        if not any(self.waiting):
+            self.closed_at, self.close_reason = now, self._reason()
+            return True
+        num_reported = sum(one.fate is Fate.REPORTED for one in self.sent)
+        if self.is_waiting and self.linger_by is None and num_reported >= self.num_wanted:
+            self.linger_by = now + linger
+        return False
+
+    def _reason(self) -> CloseReason:
+        if any(one.fate is Fate.RELEASED for one in self.sent):
+            return CloseReason.LINGER_OVER
+        return (
+            CloseReason.DEADLINE if any(one.fate is Fate.STRAGGLER for one in self.sent) else CloseReason.ALL_ANSWERED
+        )
+
+    def extend(self, seconds: float, most: float) -> None:
+        """Move the deadlines by the time of an outage, up to `most` in all."""
+        more = min(seconds, most - self.extended)
+        self.extended += more
+        for one in self.waiting:
+            one.deadline += more
+        if self.linger_by is not None:
+            self.linger_by += more
+
+
+def end(sent: Sent, fate: Fate, now: float, reason: str = "", detail: str = "") -> None:
+    """End a message."""
+    assert sent.is_waiting, sent
+    sent.fate, sent.ended_at, sent.reason, sent.detail = fate, now, reason, detail
+
+
+def difference(before: Exchange, asked: ExchangeAsked) -> str:
+    """Return how a call differs from the one that opened an exchange; empty: it sends the same.
+
+    Compared are the nodes, kinds, groups and digests of the messages, in order; not their times.
+    """
+    if len(before.sent) != len(asked.messages):
+        return f"it sent {len(before.sent)} before, now {len(asked.messages)}"
+    if before.is_waiting != asked.is_waiting:
+        waits, pulls = "waits for the replies", "pulls them"
+        return (
+            f"it {waits if before.is_waiting else pulls} in the journal, now it {pulls if before.is_waiting else waits}"
+        )
+    for place, (one, new) in enumerate(zip(before.sent, asked.messages, strict=True), start=1):
+        old = one.message
+        if (old.client_id, old.kind, old.group, old.content) != (new.client_id, new.kind, new.group, new.content):
+            return f"message {place} of {len(asked.messages)} was {_said(old)} before, now {_said(new)}"
+    return ""
+
+
+def first_equal(exchanges: Iterable[Exchange], asked: ExchangeAsked) -> Exchange | None:
+    """Return the first exchange whose call sent the same."""
+    return next((exchange for exchange in exchanges if not difference(exchange, asked)), None)
+
+
+def _said(message: Message) -> str:
+    group = f" in group {message.group!r}" if message.group else ""
+    return f"{message.kind} to {message.client_id}{group} with content {message.content[:12]}"

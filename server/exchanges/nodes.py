@@ -1,0 +1,69 @@
+"""The nodes of a run of messages: the clients that have joined it, and the messages that wait for each. Pure."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.server.rounds.events import ClientJoined
+
+Standing = Literal["present", "expected", "lost"]
+"""The standing of a node: connected or within its lease; not seen since the coordinator has restarted; lost."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A client that has joined the run at least once."""
+
+    session: str | None = None
+    """The name of its open control stream."""
+    standing: Standing = "present"
+    software: str = ""
+    counted: RoundId = RoundId(0)  # noqa: RUF009
+    """Its newest message with an accepted reply: what the node keeps since then is current."""
+    queue: deque[RoundId] = field(default_factory=deque)
+    """The messages that have not ended, the first of which is at the node: it answers one after the other."""
+
+
+@dataclass(slots=True)
+class Nodes:
+    """All nodes of a run, by client."""
+
+    members: dict[ClientId, Node] = field(default_factory=dict)
+
+    def joined(self, event: ClientJoined) -> Node:
+        """Note a control stream, which replaces an older one of the client, and return its node."""
+        node = self.members.setdefault(event.client_id, Node())
+        node.session, node.standing, node.software = event.session, "present", event.software
+        return node
+
+    def disconnected(self, client_id: ClientId, session: str) -> None:
+        """Note the end of a control stream, unless a newer one has replaced it."""
+        node = self.members.get(client_id)
+        if node is not None and node.session == session:
+            node.session = None
+
+    def lost(self, client_id: ClientId) -> None:
+        """Note the loss of a client, which may join again."""
+        if (node := self.members.get(client_id)) is not None:
+            node.session, node.standing = None, "lost"
+
+    def everyone_disconnected(self) -> None:
+        """Note that the coordinator has restarted: no client is connected, and none has a lease."""
+        for node in self.members.values():
+            node.session = None
+            node.standing = "expected" if node.standing == "present" else node.standing
+
+    @property
+    def present(self) -> tuple[ClientId, ...]:
+        """The clients that are connected or within their lease, sorted."""
+        return tuple(sorted(client_id for client_id, node in self.members.items() if node.standing == "present"))
+
+    def takes(self, client_id: ClientId) -> bool:
+        """Return whether a message to a client can reach it: it has joined, and is not lost."""
+        node = self.members.get(client_id)
+        return node is not None and node.standing != "lost"
+
+    def has_declined(self, client_id: ClientId) -> bool:
+        """Return False: a refused message is an error reply, and the next one is delivered all the same."""
+        return False

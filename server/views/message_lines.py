@@ -1,0 +1,52 @@
+"""The lines of the log of a run of messages: one for each exchange, and for what goes wrong in it. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from atoll.aggregation.printable import count_of
+from atoll.protocol.vocabulary import Fate
+from atoll.server.exchanges.events import Effects, Event, ProgramEnded, ProgramStarted, RecordExchange, StartProgram
+from atoll.server.exchanges.exchange import Exchange
+from atoll.server.exchanges.machine import ExchangeMachine
+from atoll.server.rounds.events import ClientFailed, EndRun, UpdateRefused
+
+OF_FATES = {
+    Fate.REPORTED: "replied",
+    Fate.FAILED: "failed",
+    Fate.REFUSED: "refused",
+    Fate.LOST: "lost",
+    Fate.STRAGGLER: "too late",
+    Fate.RELEASED: "released",
+}
+
+
+def lines_of(machine: ExchangeMachine, event: Event, effects: Effects) -> Iterator[str]:
+    """Yield the lines that an event adds to the log, with the machine after it."""
+    match event:
+        case ProgramStarted() if machine.ledger.exchanges:
+            have = count_of(len(machine.ledger.exchanges), "exchange")
+            yield f"the server program begins again; the journal has {have}"
+        case ProgramEnded(is_dead=True):
+            yield "the process of the server program has died"
+        case ClientFailed(client_id, message, reason, detail) | UpdateRefused(client_id, message, reason, detail):
+            yield f"{client_id} gives no reply to message {message}: {reason}: {detail}"
+    for effect in effects:
+        match effect:
+            case RecordExchange(exchange):
+                yield sentence(machine.ledger.exchanges[exchange])
+            case StartProgram():
+                yield "the server program starts"
+            case EndRun(state, cause):
+                yield f"the run is {state}: {cause}"
+
+
+def sentence(exchange: Exchange) -> str:
+    """Return an exchange as a sentence: what was sent, and how it has ended."""
+    kinds = ", ".join(sorted({one.message.kind for one in exchange.sent}))
+    sent = f"exchange {exchange.number}: {count_of(len(exchange.sent), 'message')} ({kinds})"
+    if exchange.is_open:
+        return f"{sent} sent"
+    fates = Counter(one.fate for one in exchange.sent)
+    ends = ", ".join(f"{fates[fate]} {text}" for fate, text in OF_FATES.items() if fates[fate])
+    seconds = (exchange.closed_at or exchange.opened_at) - exchange.opened_at
+    return f"{sent} closed after {seconds:.2f} s ({exchange.close_reason}): {ends}"

@@ -1,0 +1,96 @@
+"""Flower's own strategies over the grid of a run of messages, with a real coordinator and real agents."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.federation.processes import federation
+
+pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs it once it is in constraints.txt")
+
+HERE = Path(__file__).parent
+TASK, APP = f"{HERE / 'flower_client_task.py'}:task", f"{HERE / 'flower_server_app.py'}:app"
+
+
+def run(folder, *sites, strategy="fedavg", kill_at=""):
+    with federation(folder, task=TASK) as it:
+
+        def start():
+            it.coordinator(name="flower", program__main=APP, task__strategy=strategy)
+
+        start()
+        for site in sites:
+            it.agent(site)
+        if kill_at:
+            it.wait_for(lambda: kill_at in it.log("coordinator"))
+            it.kill("coordinator")
+            start()
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        found = json.loads((it.state / "runs" / "flower-1" / "program" / "result.json").read_text())
+        return found, it.log("coordinator")
+
+
+def test_fedavg_averages_as_flower_does_and_survives_a_kill(tmp_path):
+    found, _ = run(tmp_path, "east", "north", kill_at="exchange 3: ")
+    mean = np.zeros((3, 2))
+    for _ in range(3):
+        mean = ((mean + 1.0) * 1 + (mean + 2.0) * 2) / 3
+    np.testing.assert_allclose(found["w"], mean, rtol=1e-12)
+    assert found["losses"][-1] == pytest.approx(float(np.abs(mean).sum()))
+
+
+@pytest.mark.long
+def test_a_node_whose_replies_do_not_fit_is_left_out_and_the_run_goes_on(tmp_path):
+    found, _ = run(tmp_path, "east", "north", "odd", strategy="fedadam")
+    assert np.isfinite(found["w"]).all()
+
+
+def reply(number, metrics, shape=(2,), value=0.0, kind="train"):
+    from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+
+    from atoll.parallel.programs.flower_grid import to_content
+    from atoll.parallel.programs.grid import Reply
+
+    arrays = ArrayRecord({"w": Array(np.full(shape, value))})
+    records = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
+    return Reply(number, f"node-{number}", kind, "1", to_content(records))
+
+
+def test_replies_that_do_not_fit_most_of_the_others_are_named():
+    from atoll.parallel.programs.flower_grid import faults_of
+
+    usual = {"num-examples": 1, "loss": 0.5}
+    replies = [
+        reply(1, usual),
+        reply(2, usual),
+        reply(3, usual),
+        reply(4, usual | {"extra": 1.0}),
+        reply(5, usual, shape=(3,)),
+        reply(6, usual, value=np.inf),
+        reply(7, usual | {"loss": float("nan")}),
+    ]
+    faults = faults_of(replies)
+    assert {number: text.partition(" has ")[2][:20] for number, text in faults.items()} == {
+        4: "other records or key",
+        5: "other shapes than th",
+        6: "a value that is not ",
+        7: "a value that is not ",
+    }
+    assert faults_of([reply(n, {"stat": n}, shape=(n,)) for n in (1, 2, 3)]) == {}, "as of XGBoost's trees"
+    assert faults_of([reply(1, {"a": 1}, kind="query.s"), reply(2, {"b": 1}, kind="query.s")]) == {}
+
+
+def test_records_come_back_as_they_were():
+    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+    from atoll.parallel.programs.flower_grid import from_content, to_content
+    from atoll.parallel.task.content import from_tensors, to_tensors
+
+    arrays = {str(a.dtype): Array(a) for a in (np.zeros(3), np.array(True), np.zeros((0, 2), np.float16))}
+    config = {"b": b"bytes", "l": ["x", "y"], "bl": [b"1", b"2"], "n": [1, 2], "f": True, "e": []}
+    records = RecordDict(
+        {"a": ArrayRecord(arrays), "more": ArrayRecord({}), "c": ConfigRecord(config), "m": MetricRecord({"m": [1.5]})}
+    )
+    assert from_content(from_tensors(to_tensors(to_content(records)))) == records

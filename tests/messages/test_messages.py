@@ -1,0 +1,92 @@
+"""Runs of messages: a server program, a coordinator and agents as processes, and kill -9 for each of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.federation.processes import federation
+
+PROGRAM = str(Path(__file__).with_name("message_program.py"))
+TASK = str(Path(__file__).parents[1] / "client" / "work" / "message_task.py") + ":task"
+
+
+def started(it, *, main="main", environment=(), **settings):
+    it.coordinator(name="talk", program__main=f"{PROGRAM}:{main}", environment=environment, **settings)
+
+
+def result(it):
+    return json.loads((it.state / "runs" / "talk-1" / "program" / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    with federation(tmp_path_factory.mktemp("undisturbed"), task=TASK) as it:
+        started(it)
+        it.agent("north")
+        it.agent("south")
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        found = result(it)
+        assert found["answers"] == [{"to": "north"}, {"to": "south"}]
+        assert all("has no answer" in error for error in found["errors"])
+        shown = it.show("run", "show", "talk-1")
+        rows = it.show("client", "list")
+        return found | {"shown": shown, "clients": rows, "runs": it.show("run", "list")}
+
+
+def test_a_program_exchanges_messages_with_its_sites(undisturbed):
+    assert len(undisturbed["errors"]) == 2
+    (run,) = undisturbed["runs"]
+    assert (run["state"], run["cause"]) == ("finished", "main() returned after 13 exchanges")
+    exchanges = undisturbed["shown"]["exchanges"]
+    assert [exchange["exchange"] for exchange in exchanges] == [*range(1, 14)]
+    assert {message["fate"] for exchange in exchanges[:12] for message in exchange["messages"]} == {"reported"}
+    contents = [message["content"] for message in exchanges[0]["messages"]]
+    assert contents[0] == contents[1], "a content for two nodes is stored once"
+    assert exchanges[-1]["sentence"].endswith("(all_answered): 2 failed")
+    replied = {row["client"]: (row["invited"], row["used"]) for row in undisturbed["clients"]}
+    assert replied == {"north": (12, 11), "south": (12, 11)}
+
+
+@pytest.mark.parametrize("place", ["step 4", "threads"])
+def test_a_program_that_is_killed_goes_on_with_the_same_digests(place, tmp_path, undisturbed):
+    with federation(tmp_path, task=TASK) as it:
+        started(it, environment={"DIES_AT": place})
+        it.agent("north")
+        it.agent("south")
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        assert (it.state / "runs" / "talk-1" / "program" / "died").read_text() == place
+        assert result(it) == {key: undisturbed[key] for key in ("seen", "answers", "errors")}
+        assert "the process of the server program has died" in it.log("coordinator")
+        assert it.log("north").count("answered message") == 11, "nothing is asked of a site twice"
+
+
+def test_a_killed_coordinator_and_a_killed_agent_change_nothing(tmp_path, undisturbed):
+    with federation(tmp_path, task=TASK) as it:
+        started(it)
+        it.agent("north")
+        it.agent("south")
+        for number, name in ((3, "coordinator"), (6, "south"), (9, "coordinator")):
+            it.wait_for(lambda number=number: f"exchange {number}: " in it.log("coordinator"))
+            it.kill(name)
+            started(it) if name == "coordinator" else it.agent(name)
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        assert result(it) == {key: undisturbed[key] for key in ("seen", "answers", "errors")}
+        assert "the server program begins again" in it.log("coordinator")
+
+
+def test_another_program_after_a_kill_ends_the_run_and_says_where(tmp_path):
+    with federation(tmp_path, task=TASK) as it:
+        started(it, main="changed", environment={"DIES_AT": "changed"})
+        it.agent("north")
+        assert it.wait_for_end() != 0
+        log = it.log("coordinator")
+        assert "the run is failed: exchange 2: message 1 of 1 was train to north with content" in log
+        assert "the server program is another one than before" in log
+
+
+def test_what_the_program_raises_is_the_cause_of_the_end(tmp_path):
+    with federation(tmp_path, task=TASK) as it:
+        started(it, main="raises")
+        assert it.wait_for_end() != 0
+        assert "the run is failed: RuntimeError: no strategy today (message_program.py, line" in it.log("coordinator")

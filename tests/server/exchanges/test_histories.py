@@ -1,0 +1,115 @@
+"""Histories of runs of messages under faults: nothing is lost, nothing comes twice, replies keep the order of messages.
+
+Each planted fault is a machine that breaks one rule; the checks must find it.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.protocol.vocabulary import RoundId
+from atoll.server.exchanges.events import AnswerMessages, AnswerNodes, Deliver, Effects, Event, NodesAsked
+from atoll.server.exchanges.machine import ExchangeMachine
+from atoll.server.rounds.events import UpdateReceived
+from tests.server.exchanges.world import World, faults_of
+
+SEEDS = range(40)
+
+
+def test_a_history_without_faults_keeps_every_rule() -> None:
+    for seed in SEEDS:
+        world = World(seed, faults=0.0, make=ExchangeMachine, steps=6).run()
+        assert not faults_of(world), f"seed {seed}: {faults_of(world)}"
+
+
+def test_a_history_with_faults_keeps_every_rule() -> None:
+    worlds = [World(seed, faults=1.0, make=ExchangeMachine, steps=6).run() for seed in SEEDS]
+    for world in worlds:
+        assert not faults_of(world), f"seed {world.seed}: {faults_of(world)}"
+    fates = {str(one.fate) for w in worlds for e in w.machine.ledger.exchanges.values() for one in e.sent}
+    assert fates >= {"reported", "failed", "refused", "lost", "straggler", "released"}
+    assert sum(len(world.lives) for world in worlds) > 5 * len(worlds), "the programs died too seldom to show anything"
+    assert any(world.machine.ledger.pulls for world in worlds)
+
+
+class _LosesAReply(ExchangeMachine):
+    def receive(self, event: Event, now: float) -> Effects:
+        return tuple(
+            replace(e, numbers=e.numbers[1:]) if isinstance(e, AnswerMessages) and len(e.numbers) > 1 else e
+            for e in super().receive(event, now)
+        )
+
+
+class _RepeatsAReply(ExchangeMachine):
+    def receive(self, event: Event, now: float) -> Effects:
+        return tuple(
+            replace(e, numbers=(*e.numbers, *e.numbers[:1])) if isinstance(e, AnswerMessages) and not e.is_pushed else e
+            for e in super().receive(event, now)
+        )
+
+
+class _AnswersInOrderOfArrival(ExchangeMachine):
+    def receive(self, event: Event, now: float) -> Effects:
+        def at(number: RoundId) -> float:
+            sent = self.ledger.sent(number)
+            assert sent is not None
+            assert sent.ended_at is not None
+            return sent.ended_at
+
+        return tuple(
+            replace(e, numbers=tuple(sorted(e.numbers, key=at)))
+            if isinstance(e, AnswerMessages) and not e.is_pushed
+            else e
+            for e in super().receive(event, now)
+        )
+
+
+class _LooksAgain(ExchangeMachine):
+    """A new process of the program sees the nodes of now, not those that the old one saw."""
+
+    def receive(self, event: Event, now: float) -> Effects:
+        effects = super().receive(event, now)
+        nodes = self.ledger.membership.present
+        return tuple(
+            replace(e, nodes=nodes) if isinstance(event, NodesAsked) and isinstance(e, AnswerNodes) else e
+            for e in effects
+        )
+
+
+class _DeliversAtOnce(ExchangeMachine):
+    """A node gets a message while it has another."""
+
+    def receive(self, event: Event, now: float) -> Effects:
+        effects = super().receive(event, now)
+        more = []
+        for node in self.ledger.membership.members.values():
+            for number in [*node.queue][1:]:
+                sent = self.ledger.sent(number)
+                if sent is not None and node.session is not None and self.ledger.is_open:
+                    more.append(Deliver(number, sent.message, sent.deadline))
+        return (*effects, *more)
+
+
+class _TakesLateReplies(ExchangeMachine):
+    """A reply that comes after its exchange has closed joins it."""
+
+    def receive(self, event: Event, now: float) -> Effects:
+        if isinstance(event, UpdateReceived) and (sent := self.ledger.sent(event.update.round_id)) is not None:
+            exchange = self.ledger.exchanges[self.ledger.of_message[sent.number]]
+            if not exchange.is_open and sent.fate in ("straggler", "released"):
+                sent.fate, sent.reply = type(sent.fate)("reported"), event.update.digest
+        return super().receive(event, now)
+
+
+PLANTED = [_LosesAReply, _RepeatsAReply, _AnswersInOrderOfArrival, _LooksAgain, _DeliversAtOnce, _TakesLateReplies]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_fault_is_found(planted: type[ExchangeMachine]) -> None:
+    def is_found(seed: int) -> bool:
+        try:
+            return bool(faults_of(World(seed, faults=1.0, make=planted, steps=6).run()))
+        except AssertionError:
+            return True
+
+    assert any(is_found(seed) for seed in SEEDS)

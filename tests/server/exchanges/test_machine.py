@@ -1,0 +1,287 @@
+"""The machine of exchanges, call by call: its answers, its deadlines, and a program that repeats itself or does not."""
+
+import pytest
+
+from atoll.protocol.vocabulary import (
+    ClientId,
+    Digest,
+    FailureReason,
+    RejectReason,
+    ReleaseReason,
+    RoundId,
+    RunState,
+    Version,
+)
+from atoll.server.exchanges.events import (
+    AnswerMessages,
+    AnswerNodes,
+    Deliver,
+    Effects,
+    Event,
+    ExchangeAsked,
+    Message,
+    NodesAsked,
+    ProgramEnded,
+    ProgramStarted,
+    RepliesPulled,
+    StartProgram,
+)
+from atoll.server.exchanges.machine import ExchangeMachine
+from atoll.server.exchanges.rules import ExchangeRules
+from atoll.server.rounds.events import (
+    Accept,
+    ClientFailed,
+    ClientJoined,
+    CoordinatorStarted,
+    EndRun,
+    Reject,
+    Release,
+    ResumeRequested,
+    RunStarted,
+    StopRequested,
+    TimePassed,
+    Update,
+    UpdateReceived,
+    UpdateRefused,
+    UploadBegun,
+)
+
+NORTH, SOUTH = ClientId("north"), ClientId("south")
+
+
+class Run:
+    """A machine with two connected nodes and a started program, and its clock."""
+
+    def __init__(self, **rules: float) -> None:
+        self.machine = ExchangeMachine(ExchangeRules(**rules))  # type: ignore[arg-type]
+        self.now = 100.0
+        self.post(RunStarted(Digest("")))
+        self.post(ClientJoined(NORTH, "1"))
+        self.post(ClientJoined(SOUTH, "1"))
+        self.post(ProgramStarted())
+
+    def post(self, event: Event, after: float = 0.0) -> Effects:
+        self.now += after
+        return self.machine.receive(event, self.now)
+
+    def reply(self, client: ClientId, number: int, content: str = "r") -> Effects:
+        return self.post(UpdateReceived(update(client, number, content)))
+
+
+def update(client: ClientId, number: int, content: str = "r") -> Update:
+    return Update(client, RoundId(number), Version(0), Digest(content), 1, 1.0)
+
+
+def message(client: ClientId = NORTH, content: str = "m", kind: str = "train") -> Message:
+    return Message(client, kind, Digest(content), 10)
+
+
+def asked(*messages: Message, call: int = 1, **more: object) -> ExchangeAsked:
+    return ExchangeAsked(call, messages, **more)  # type: ignore[arg-type]
+
+
+def test_replies_are_returned_in_the_order_of_the_messages() -> None:
+    run = Run()
+    effects = run.post(asked(message(SOUTH), message(NORTH)))
+    assert [e.number for e in effects if isinstance(e, Deliver)] == [1, 2]
+    assert run.reply(NORTH, 2) == (Accept(NORTH, RoundId(2), Digest("r")),)
+    assert AnswerMessages(1, (RoundId(1), RoundId(2))) in run.reply(SOUTH, 1)
+
+
+def test_an_error_of_a_node_and_a_refused_reply_are_answers() -> None:
+    run = Run()
+    run.post(asked(message(NORTH), message(SOUTH)))
+    run.post(ClientFailed(NORTH, RoundId(1), FailureReason.TRAINING_FAILED, "no data"))
+    effects = run.post(UpdateRefused(SOUTH, RoundId(2), RejectReason.NOT_FINITE, "w is NaN"))
+    assert AnswerMessages(1, (RoundId(1), RoundId(2))) in effects
+    sent = run.machine.ledger.exchanges[1].sent
+    assert [(one.fate, one.reason) for one in sent] == [("failed", "training_failed"), ("refused", "not_finite")]
+    assert run.machine.ledger.state is RunState.RUNNING
+
+
+def test_a_message_to_nobody_is_answered_at_once() -> None:
+    effects = Run().post(asked(message(ClientId("east"))))
+    assert AnswerMessages(1, (RoundId(1),)) in effects
+
+
+def test_after_the_deadline_the_call_returns_with_what_is_in() -> None:
+    run = Run()
+    run.post(asked(message(NORTH), message(SOUTH), timeout=30.0))
+    run.reply(SOUTH, 2)
+    effects = run.post(TimePassed(), after=30.0)
+    assert Release(NORTH, RoundId(1), ReleaseReason.OUT_OF_TIME) in effects
+    assert AnswerMessages(1, (RoundId(2),)) in effects
+    late = run.reply(NORTH, 1)
+    assert isinstance(late[0], Reject)
+    assert late[0].reason is RejectReason.TOO_LATE
+
+
+def test_an_upload_that_has_begun_gets_the_grace() -> None:
+    run = Run(grace=5.0)
+    run.post(asked(message(NORTH), timeout=30.0))
+    run.post(UploadBegun(NORTH, RoundId(1)))
+    assert run.post(TimePassed(), after=30.0) == ()
+    assert AnswerMessages(1, (RoundId(1),)) in run.reply(NORTH, 1)
+
+
+def test_a_quorum_and_its_linger_close_an_exchange() -> None:
+    run = Run(quorum=0.5, linger=2.0)
+    run.post(asked(message(NORTH), message(SOUTH)))
+    run.reply(NORTH, 1)
+    assert run.machine.deadline == run.now + 2.0
+    effects = run.post(TimePassed(), after=2.0)
+    assert Release(SOUTH, RoundId(2), ReleaseReason.ROUND_CLOSED) in effects
+    assert AnswerMessages(1, (RoundId(1),)) in effects
+
+
+def test_a_node_has_one_message_at_a_time() -> None:
+    run = Run()
+    run.post(asked(message(content="a"), call=1, in_order=False))
+    assert not any(isinstance(e, Deliver) for e in run.post(asked(message(content="b"), call=2, in_order=False)))
+    effects = run.reply(NORTH, 1)
+    assert AnswerMessages(1, (RoundId(1),)) in effects
+    assert [e.number for e in effects if isinstance(e, Deliver)] == [2]
+
+
+def test_pushed_messages_are_pulled_once_in_the_order_asked() -> None:
+    run = Run()
+    assert AnswerMessages(1, (RoundId(1), RoundId(2)), is_pushed=True) in run.post(
+        asked(message(NORTH), message(SOUTH), is_waiting=False)
+    )
+    both = (RoundId(1), RoundId(2))
+    assert run.post(RepliesPulled(2, both)) == (AnswerMessages(2, ()),)
+    run.reply(SOUTH, 2)
+    run.reply(NORTH, 1)
+    assert run.post(RepliesPulled(3, both)) == (AnswerMessages(3, both),)
+    assert run.post(RepliesPulled(4, both)) == (AnswerMessages(4, ()),)
+
+
+# ---------------------------------------------------------------- a program that begins again
+
+
+def test_a_new_process_is_answered_from_the_journal_and_goes_on() -> None:
+    run = Run()
+    run.post(NodesAsked(1))
+    run.post(asked(message(), call=2))
+    run.reply(NORTH, 1)
+    run.post(ClientJoined(ClientId("east"), "1"))
+    assert run.post(ProgramEnded(is_dead=True)) == (StartProgram(),)
+    run.post(ProgramStarted())
+    assert run.post(NodesAsked(1)) == (AnswerNodes(1, (NORTH, SOUTH)),)
+    assert run.post(asked(message(), call=2)) == (AnswerMessages(2, (RoundId(1),)),)
+    assert run.post(NodesAsked(3)) == (AnswerNodes(3, (ClientId("east"), NORTH, SOUTH)),)
+    assert [e.number for e in run.post(asked(message(content="new"), call=4)) if isinstance(e, Deliver)] == [2]
+
+
+def test_an_open_exchange_goes_on_without_the_program() -> None:
+    run = Run()
+    run.post(asked(message()))
+    run.post(ProgramEnded(is_dead=True))
+    run.reply(NORTH, 1)
+    run.post(ProgramStarted())
+    assert run.post(asked(message(), call=7)) == (AnswerMessages(7, (RoundId(1),)),)
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        (
+            asked(message(content="x")),
+            "exchange 1: message 1 of 1 was train to north with content m before, now train ",
+        ),
+        (asked(message(SOUTH)), "now train to south"),
+        (asked(message(kind="evaluate")), "now evaluate to north"),
+        (asked(message(), message(SOUTH)), "exchange 1: it sent 1 before, now 2"),
+        (asked(message(), is_waiting=False), "exchange 1: it waits for the replies in the journal, now it pulls them"),
+    ],
+)
+def test_another_program_ends_the_run_and_names_the_exchange(now: ExchangeAsked, says: str) -> None:
+    run = Run()
+    run.post(asked(message()))
+    run.reply(NORTH, 1)
+    run.post(ProgramStarted())
+    (end,) = run.post(now)
+    assert isinstance(end, EndRun)
+    assert end.state is RunState.FAILED
+    assert says in end.cause
+
+
+def test_a_program_that_returns_too_early_is_another_one() -> None:
+    run = Run()
+    run.post(asked(message()))
+    run.reply(NORTH, 1)
+    run.post(ProgramStarted())
+    (end,) = run.post(ProgramEnded())
+    assert isinstance(end, EndRun)
+    assert "exchange 1: main() returned" in end.cause
+
+
+def test_threads_may_ask_in_another_order_and_a_new_call_waits_for_the_rest() -> None:
+    run = Run()
+    for number, content in enumerate(("a", "b"), start=1):
+        run.post(asked(message(content=content), call=number, in_order=False))
+        run.reply(NORTH, number)
+    run.post(ProgramStarted())
+    assert run.post(asked(message(content="b"), call=1, in_order=False)) == (AnswerMessages(1, (RoundId(2),)),)
+    assert run.post(asked(message(content="c"), call=2, in_order=False)) == ()  # held
+    effects = run.post(asked(message(content="a"), call=3, in_order=False))
+    assert effects[0] == AnswerMessages(3, (RoundId(1),))
+    assert [e.number for e in effects if isinstance(e, Deliver)] == [3]
+
+
+def test_a_thread_that_never_asks_again_ends_the_run() -> None:
+    run = Run(hold=60.0)
+    run.post(asked(message(content="a"), in_order=False))
+    run.reply(NORTH, 1)
+    run.post(ProgramStarted())
+    assert run.post(asked(message(content="c"), in_order=False)) == ()
+    (end,) = run.post(TimePassed(), after=60.0)
+    assert isinstance(end, EndRun)
+    assert "exchange 1 was not asked for again within 60 s" in end.cause
+
+
+def test_a_process_that_dies_again_and_again_fails_the_run() -> None:
+    run = Run(restarts_max=2)
+    assert run.post(ProgramEnded(is_dead=True)) == (StartProgram(),)
+    assert run.post(ProgramEnded(is_dead=True)) == (StartProgram(),)
+    (end,) = run.post(ProgramEnded(is_dead=True))
+    assert isinstance(end, EndRun)
+    assert "died 3 times" in end.cause
+
+
+def test_what_the_program_raised_is_the_cause_and_a_resume_begins_again() -> None:
+    run = Run()
+    run.post(asked(message()))
+    assert EndRun(RunState.FAILED, "KeyError: '0'") in run.post(ProgramEnded("KeyError: '0'"))
+    assert run.post(ResumeRequested()) == (StartProgram(),)
+    run.post(ProgramStarted())
+    effects = run.post(asked(message()))  # the first one was cut by the end: it is sent again
+    assert [e.number for e in effects if isinstance(e, Deliver)] == [2]
+    assert len(run.machine.ledger.exchanges) == 2
+
+
+def test_an_outage_moves_the_deadline_and_starts_the_program() -> None:
+    run = Run(outage_max=100.0)
+    run.post(asked(message(), timeout=30.0))
+    effects = run.post(CoordinatorStarted(down_since=run.now + 10.0), after=60.0)
+    assert effects == (StartProgram(),)
+    assert run.machine.deadline == 100.0 + 30.0 + 50.0
+    assert [
+        e.number for e in run.post(ClientJoined(NORTH, "2", working_on=(RoundId(1),))) if isinstance(e, Deliver)
+    ] == [1]
+
+
+def test_a_stop_releases_the_nodes() -> None:
+    run = Run()
+    run.post(asked(message()))
+    effects = run.post(StopRequested("enough"))
+    assert Release(NORTH, RoundId(1), ReleaseReason.RUN_ENDED) in effects
+    assert effects[-1] == EndRun(RunState.STOPPED, "enough")
+    assert isinstance(run.reply(NORTH, 1)[0], Reject)
+
+
+def test_main_that_returns_finishes_the_run() -> None:
+    run = Run()
+    run.post(asked(message()))
+    run.reply(NORTH, 1)
+    assert run.post(ProgramEnded()) == (EndRun(RunState.FINISHED, "main() returned after 1 exchange"),)
