@@ -1,23 +1,15 @@
 """The host of a `ClientApp`: one call for each message, as in Flower's own process, with modules that stay warm."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, Metadata, RecordDict
 
 from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import FlowerApp
-
-RUN_ID, SERVER = 1, 1
+from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp, node_id
 
 CREATED_AT, TTL_S = 0.0, 1e12
 """A message never expires: the round has its own deadline."""
-
-
-def node_id(site: str) -> int:
-    """Return the node id of a site: the first 63 bits of the SHA-256 of its name, the same after each restart."""
-    return int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big") >> 1
 
 
 class ClientHost:

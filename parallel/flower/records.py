@@ -1,106 +1,79 @@
-"""Flower's records as bytes, and as the named arrays of a model.
+"""Flower's records as the content of a message, and as the named arrays of a model.
 
-A packed `RecordDict` is a header and the bytes of its arrays and byte strings, one after another:
-
-    8 bytes   n, little-endian
-    n bytes   JSON: [[name, kind, body], ...], kind "a" (arrays), "m" (metrics) or "c" (config)
-    the rest  each array as [key, dtype, shape, stype, bytes], a byte string as {"bytes": count}, in the header's order
-
-An array's bytes are Flower's own (`Array.data`), of any dtype and `stype`; unpacking gives equal records.
+A content has the names, kinds and values of all records as plain, and each array and byte string as its bytes. They are
+Flower's own (`Array.data`), of any dtype and `stype`, so that equal records come back.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from atoll.parallel.task.arrays import ALLOWED, Arrays
+from atoll.parallel.task.content import Content
 from atoll.parallel.task.errors import TaskBroken
 
 CAST = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.float16): np.dtype(np.float32)}
 """The dtypes that travel as others; the app gets them back as they were."""
 
 
-def pack(records: RecordDict) -> bytes:
-    """Return all records as bytes."""
-    blobs: list[bytes] = []
-    header = [[name, *_packed(record, blobs)] for name, record in records.items()]
-    text = json.dumps(header).encode()
-    return b"".join([len(text).to_bytes(8, "little"), text, *blobs])
+def to_content(records: RecordDict) -> Content:
+    """Return records as the content of a message: names, kinds and values as plain, the bytes of arrays as arrays."""
+    plain: list[list[Any]] = []
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def blob(data: bytes) -> str:
+        name = str(len(arrays))
+        arrays[name] = np.frombuffer(data, np.uint8)
+        return name
+
+    for name, record in records.items():
+        if isinstance(record, ArrayRecord):
+            rows = [[key, a.dtype, list(a.shape), a.stype, blob(a.data)] for key, a in record.items()]
+            plain.append([name, "arrays", rows])
+        else:
+            kind = "metrics" if isinstance(record, MetricRecord) else "config"
+            plain.append([name, kind, [[key, _plain(value, blob)] for key, value in record.items()]])
+    return Content(plain, arrays)
 
 
-def unpack(packed: bytes | memoryview) -> RecordDict:
-    """Return the records of `pack`.
+def _plain(value: Any, blob: Callable[[bytes], str]) -> Any:
+    if isinstance(value, bytes):
+        return {"bytes": blob(value)}
+    if isinstance(value, list) and any(isinstance(item, bytes) for item in value):
+        return {"list": [_plain(item, blob) for item in value]}
+    return value
+
+
+def from_content(content: Content) -> RecordDict:
+    """Return the records of `to_content`, which share no memory with it.
 
     Raises:
-        ValueError: the bytes are not of this form.
+        ValueError: the content is not of this form.
     """
-    view = memoryview(packed)
-    end = 8 + int.from_bytes(view[:8], "little")
+
+    def data(name: str) -> bytes:
+        found: bytes = content.arrays[name].tobytes()
+        return found
+
+    def value(item: Any) -> Any:
+        if isinstance(item, dict):
+            return data(item["bytes"]) if "bytes" in item else [value(one) for one in item["list"]]
+        return item
+
     try:
-        header = json.loads(bytes(view[8:end]))
-        blobs = _Blobs(view[end:])
-        found = RecordDict({name: _unpacked(kind, body, blobs) for name, kind, body in header})
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"these are no packed records: {error}") from error
-    if blobs.left:
-        raise ValueError(f"these are no packed records: {blobs.left} bytes are left")
-    return found
-
-
-def _packed(record: Any, blobs: list[bytes]) -> tuple[str, Any]:
-    if isinstance(record, ArrayRecord):
-        rows = [[key, a.dtype, list(a.shape), a.stype, len(a.data)] for key, a in record.items()]
-        blobs += [array.data for array in record.values()]
-        return "a", rows
-    kind = "m" if isinstance(record, MetricRecord) else "c"
-    return kind, [[key, _plain(value, blobs)] for key, value in record.items()]
-
-
-def _plain(value: Any, blobs: list[bytes]) -> Any:
-    if isinstance(value, bytes):
-        blobs.append(value)
-        return {"bytes": len(value)}
-    if isinstance(value, list) and any(isinstance(item, bytes) for item in value):
-        return {"list": [_plain(item, blobs) for item in value]}
-    return value
-
-
-def _unpacked(kind: str, body: Any, blobs: "_Blobs") -> Any:
-    if kind == "a":
-        return ArrayRecord(
-            {
-                key: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=blobs.take(size))
-                for key, dtype, shape, stype, size in body
-            }
-        )
-    of_kind = {"m": MetricRecord, "c": ConfigRecord}[kind]
-    return of_kind({key: _value(value, blobs) for key, value in body})
-
-
-def _value(value: Any, blobs: "_Blobs") -> Any:
-    if isinstance(value, dict):
-        return blobs.take(value["bytes"]) if "bytes" in value else [_value(item, blobs) for item in value["list"]]
-    return value
-
-
-class _Blobs:
-    """The bytes after a header, taken one after another."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view, self._at = view, 0
-
-    @property
-    def left(self) -> int:
-        return len(self._view) - self._at
-
-    def take(self, size: int) -> bytes:
-        if size > self.left:
-            raise ValueError(f"{size} bytes are missing")
-        self._at += size
-        return bytes(self._view[self._at - size : self._at])
+        records: dict[str, Any] = {}
+        for name, kind, rows in content.plain:
+            if kind == "arrays":
+                made = {k: Array(dtype=d, shape=tuple(s), stype=t, data=data(blob)) for k, d, s, t, blob in rows}
+                records[name] = ArrayRecord(made)
+            else:
+                of_kind: Any = {"metrics": MetricRecord, "config": ConfigRecord}[kind]
+                records[name] = of_kind({key: value(item) for key, item in rows})
+        return RecordDict(records)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"these are no records of Flower: {error}") from error
 
 
 # ------------------------------------------------------------ the arrays of a model

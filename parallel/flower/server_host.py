@@ -18,9 +18,8 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from atoll.parallel.flower.client_host import RUN_ID, SERVER
 from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import FlowerApp
+from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp
 
 
 class NotNative(TaskBroken):

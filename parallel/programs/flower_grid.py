@@ -7,7 +7,6 @@ shape than most of them have, or a value that is not finite) becomes an error of
 the run, or average the value into the model.
 """
 
-import hashlib
 import json
 import math
 import time
@@ -16,21 +15,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import Array, Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid as FlowerGridBase
 from flwr.supercore.run import Run
 
+from atoll.parallel.flower.records import from_content, to_content
 from atoll.parallel.programs.grid import TTL_S, Grid, Outgoing, Reply
 from atoll.parallel.task.content import Content
+from atoll.parallel.task.flower_app import RUN_ID, SERVER, node_id
 
-RUN_ID, SERVER = 1, 1
 FAILED, UNAVAILABLE = 2, 5
 """Flower's codes of an app that raised, and of a node that is away."""
-
-
-def node_id(site: str) -> int:
-    """Return the node id of a site: the first 63 bits of the SHA-256 of its name, the same after each restart."""
-    return int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big") >> 1
 
 
 def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
@@ -159,62 +154,6 @@ def _made(**named: Any) -> Message:
     make: Any = Message
     message: Message = make(**named)
     return message
-
-
-# ---------------------------------------------------------------- records
-
-
-def to_content(records: RecordDict) -> Content:
-    """Return Flower's records as a content: names, kinds and values as plain, the arrays as they are."""
-    plain: list[list[Any]] = []
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-
-    def blob(data: bytes) -> str:
-        name = str(len(arrays))
-        arrays[name] = np.frombuffer(data, np.uint8)
-        return name
-
-    for name, record in records.items():
-        if isinstance(record, ArrayRecord):
-            rows = [[key, a.dtype, list(a.shape), a.stype, blob(a.data)] for key, a in record.items()]
-            plain.append([name, "arrays", rows])
-        else:
-            kind = "metrics" if isinstance(record, MetricRecord) else "config"
-            plain.append([name, kind, [[key, _plain(value, blob)] for key, value in record.items()]])
-    return Content(plain, arrays)
-
-
-def _plain(value: Any, blob: Callable[[bytes], str]) -> Any:
-    if isinstance(value, bytes):
-        return {"bytes": blob(value)}
-    if isinstance(value, list) and any(isinstance(item, bytes) for item in value):
-        return {"list": [_plain(item, blob) for item in value]}
-    return value
-
-
-def from_content(content: Content) -> RecordDict:
-    """Return the records of `to_content`; raises ValueError when there are none."""
-
-    def data(name: str) -> bytes:
-        found: bytes = content.arrays[name].tobytes()
-        return found
-
-    def value(item: Any) -> Any:
-        if isinstance(item, dict):
-            return data(item["bytes"]) if "bytes" in item else [value(one) for one in item["list"]]
-        return item
-
-    try:
-        records: dict[str, Any] = {}
-        for name, kind, rows in content.plain:
-            if kind == "arrays":
-                records[name] = ArrayRecord({k: Array(d, tuple(s), t, data(blob)) for k, d, s, t, blob in rows})
-            else:
-                of_kind = {"metrics": MetricRecord, "config": ConfigRecord}[kind]
-                records[name] = of_kind({key: value(item) for key, item in rows})
-        return RecordDict(records)
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"these are no records of Flower: {error}") from error
 
 
 # ---------------------------------------------------------------- replies that do not fit

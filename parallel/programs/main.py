@@ -1,7 +1,7 @@
 """The process of a server program: `python -m atoll.parallel.programs.main FD`, the descriptor of its socket.
 
-The coordinator's first line names the program, `module:function` or `path/to/file.py:function`, and the seed of its
-generators. The process calls it with its grid, and tells how it has ended:
+The coordinator's first line names the program, `module:function`, `path/to/file.py:function` or a Flower app, and the
+seed of its generators. The process calls it with its grid, and tells how it has ended:
 
     returned              the function has returned
     raised  detail        it has raised, or cannot be loaded
@@ -18,6 +18,7 @@ from typing import Any
 
 from atoll.parallel.programs.grid import Grid
 from atoll.parallel.programs.link import Link
+from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.randomness import seed_everything
 from atoll.parallel.task.reference import load_module, split
 
@@ -46,9 +47,14 @@ def load(reference: str, options: Mapping[str, Any]) -> Callable[[Grid], Any]:
     """Return the function that a reference names, or that a Flower ServerApp with this run config is.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or an app has no such run config.
         Exception: any error that its module raises.
     """
+    if is_app(reference):
+        from atoll.parallel.programs.flower_grid import as_program  # imports flwr
+
+        app = read_app(reference)
+        return as_program(app.load(app.serverapp), app.run_config(options))
     place, attribute = split(reference)
     found = getattr(load_module(reference), attribute, None)
     if type(found).__module__.startswith("flwr.") and type(found).__name__ == "ServerApp":

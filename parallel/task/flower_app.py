@@ -7,6 +7,7 @@ A reference to an app is `path/to/pyproject.toml:app`; on a command line its fol
     [tool.flwr.app.config]         num-server-rounds = 3, optimizer.lr = 0.1        flattened: "optimizer.lr"
 """
 
+import hashlib
 import importlib
 import sys
 import tomllib
@@ -21,7 +22,15 @@ PROJECT, ATTRIBUTE = "pyproject.toml", "app"
 PREFIX = "flower:"
 """The beginning of the name of a task that is a Flower app."""
 
+RUN_ID, SERVER = 1, 1
+"""Flower's ids of a run and of its server: a process has one of each."""
+
 Config = dict[str, Any]
+
+
+def node_id(site: str) -> int:
+    """Return the node id of a site: the first 63 bits of the SHA-256 of its name, the same after each restart."""
+    return int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from atoll.parallel.flower.client_host import ClientHost, config_record
-from atoll.parallel.flower.records import arrays_of, pack, record_of, unpack
+from atoll.parallel.flower.records import arrays_of, from_content, record_of, to_content
 from atoll.parallel.flower.server_host import NotNative, ServerHost
 from atoll.parallel.flower.strategies import Native, native
 from atoll.parallel.flower.terms import Terms
@@ -21,16 +21,14 @@ from atoll.parallel.local_training.warm_start import Aliases
 from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.task.array_task import Trained, checked
 from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_of
+from atoll.parallel.task.content import Content, from_tensors, to_tensors
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from atoll.parallel.task.flower_app import FlowerApp
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import seed_everything, seeded
-from atoll.parallel.worker.bench import AllTravels, Measures, Outcome, Received
-
-STATE = "flower.state"
-"""The name of the site's own tensor: the packed state of the app's context."""
+from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received
 
 
 class _AppBench(AllTravels):
@@ -101,7 +99,7 @@ class ClientBench(_AppBench):
         metrics = _only(reply.metric_records, "MetricRecord", "train")
         weight, statistics = weighted(metrics, self._terms.weight)
         trained = checked(Trained(self._update(record, arrays.version), weight, statistics))
-        return Outcome(trained, {"steps": 0}, {STATE: np.frombuffer(pack(state), np.uint8)} if state else {})
+        return Outcome(trained, {"steps": 0}, _own_of(state) if state else {})
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
         """Send the app an `evaluate` message, and return its metrics, weighted by its examples.
@@ -116,6 +114,20 @@ class ClientBench(_AppBench):
             reply = self._ask("evaluate", arrays.version, self._terms.evaluate, state, version)
         metrics = _only(reply.metric_records, "MetricRecord", "evaluate")
         return as_statistics(weighted(metrics, self._terms.weight)[1])
+
+    def message(self, content: Content, own: Arrays | None, request: dict[str, Any]) -> MessageAnswer:
+        """Hand the app a message of a ServerApp as it is; the state of its context stays with a reply that counts."""
+        self._take_terms(request)
+        state = _state_of(own)
+        seed_everything(request["seed"])
+        reply = self._client.call(
+            request["kind"],
+            from_content(content),
+            state=state,
+            run_config=self._run_config,
+            group=request["group"],
+        )
+        return MessageAnswer(to_content(reply), _own_of(state) if state or own else None)
 
     def _ask(
         self, kind: str, arrays: Arrays, config: Mapping[str, Any], state: RecordDict, server_round: int
@@ -230,7 +242,12 @@ def _terms_of(app: FlowerApp, request: dict[str, Any]) -> tuple[Terms, dict[str,
 
 
 def _state_of(own: Arrays | None) -> RecordDict:
-    return unpack(own[STATE].tobytes()) if own and STATE in own else RecordDict()
+    return from_content(from_tensors(own)) if own else RecordDict()
+
+
+def _own_of(state: RecordDict) -> Arrays:
+    """Return the state of the app's context as the site's own tensors."""
+    return to_tensors(to_content(state))
 
 
 def _only(records: Mapping[str, Any], kind: str, what: str) -> Any:

@@ -50,7 +50,7 @@ def test_a_node_whose_replies_do_not_fit_is_left_out_and_the_run_goes_on(tmp_pat
 def reply(number, metrics, shape=(2,), value=0.0, kind="train"):
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-    from atoll.parallel.programs.flower_grid import to_content
+    from atoll.parallel.flower.records import to_content
     from atoll.parallel.programs.grid import Reply
 
     arrays = ArrayRecord({"w": Array(np.full(shape, value))})
@@ -80,17 +80,3 @@ def test_replies_that_do_not_fit_most_of_the_others_are_named():
     }
     assert faults_of([reply(n, {"stat": n}, shape=(n,)) for n in (1, 2, 3)]) == {}, "as of XGBoost's trees"
     assert faults_of([reply(1, {"a": 1}, kind="query.s"), reply(2, {"b": 1}, kind="query.s")]) == {}
-
-
-def test_records_come_back_as_they_were():
-    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-
-    from atoll.parallel.programs.flower_grid import from_content, to_content
-    from atoll.parallel.task.content import from_tensors, to_tensors
-
-    arrays = {str(a.dtype): Array(a) for a in (np.zeros(3), np.array(True), np.zeros((0, 2), np.float16))}
-    config = {"b": b"bytes", "l": ["x", "y"], "bl": [b"1", b"2"], "n": [1, 2], "f": True, "e": []}
-    records = RecordDict(
-        {"a": ArrayRecord(arrays), "more": ArrayRecord({}), "c": ConfigRecord(config), "m": MetricRecord({"m": [1.5]})}
-    )
-    assert from_content(from_tensors(to_tensors(to_content(records)))) == records

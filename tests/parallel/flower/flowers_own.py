@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from atoll.parallel.flower.client_host import ClientHost
-from atoll.parallel.flower.records import pack, unpack
+from atoll.parallel.flower.records import from_content, to_content
 
 
 class GridHere(Grid):
@@ -28,7 +28,7 @@ class GridHere(Grid):
         place = asked.dst_node_id - 1
         content = self._hosts[place].call(
             asked.message_type,
-            unpack(pack(message.content)),
+            from_content(to_content(message.content)),
             state=self._states[place],
             run_config=self._run_config,
             group="",
