@@ -90,7 +90,7 @@ def _loaded(what: str, overrides: Sequence[str], kind: type[File], *, context: M
 def load_app(
     reference: str, overrides: Sequence[str], kind: type[File], *, nodes: int | None = None
 ) -> "tuple[File, FlowerApp]":
-    """Load the settings of a run of a Flower app, which its main() gives up to the start of its strategy.
+    """Load the settings of a run of a Flower app: those of its strategy, or of a run of messages.
 
     Args:
         reference: of the app.
@@ -100,12 +100,13 @@ def load_app(
 
     Raises:
         ConfigError: mistakes in the overrides.
-        CommandError: the app cannot run natively; with all reasons.
+        CommandError: a simulated app cannot run natively; with all reasons.
     """
     is_simulated = "simulation" in kind.model_fields
     app = app_of(reference)
     number = nodes or app.num_supernodes or (NODES if is_simulated else None)
-    text = run_of_app(reference, options_among(reference, overrides), nodes=number)
+    options = options_among(reference, overrides)
+    text = run_of_app(reference, options, nodes=number, must_be_native=is_simulated)
     if is_simulated:
         text += '\n[simulation]\nengine = "sequential"\n'
     return load_text(kind, text, overrides, name=""), app

@@ -10,6 +10,7 @@ from typing import Any
 import tomli_w
 
 from atoll.cli.faults import CommandError
+from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.task.flower_app import FlowerApp, read_app
 from atoll.parallel.task.given import OPTION
@@ -19,7 +20,7 @@ PLAN_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class AppPlan:
-    """The native run of an app, or the reasons that there is none."""
+    """The native run of an app, or the reasons that it runs over messages."""
 
     app: FlowerApp
     strategy: str
@@ -27,6 +28,18 @@ class AppPlan:
     became: Mapping[str, str]
     notes: tuple[str, ...]
     reasons: tuple[str, ...]
+
+    def settings_of(self, reference: str, nodes: int | None) -> Mapping[str, Any]:
+        """Return the tables of the run, natively or over messages.
+
+        Args:
+            reference: of the app.
+            nodes: the number of clients for which a run of messages waits before its first look; None: it does not.
+        """
+        if not self.reasons:
+            return self.settings
+        first = {"round": {"cohort_size": nodes, "quorum": 1, "min_available": nodes}} if nodes else {}
+        return {"program": {"main": reference}, **first}
 
 
 def app_of(reference: str) -> FlowerApp:
@@ -82,16 +95,18 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     )
 
 
-def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> str:
-    """Return the TOML of an app's native run.
+def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None, must_be_native: bool) -> str:
+    """Return the TOML of an app's native run; or of the run of messages of an app that has none.
 
     Raises:
-        CommandError: as `plan_of`, or the app cannot run natively; with all reasons.
+        CommandError: as `plan_of`, or the app must run natively and cannot; with all reasons.
     """
     plan = plan_of(reference, options, nodes=nodes)
-    if plan.reasons:
-        raise CommandError(*(f"{reference}: cannot run natively: {reason}" for reason in plan.reasons))
-    return tomli_w.dumps({"name": run_name(plan.app.name), "task": reference, **plan.settings})
+    if plan.reasons and must_be_native:
+        raise CommandError(*(f"{reference}: cannot be simulated, only run: {reason}" for reason in plan.reasons))
+    for reason in plan.reasons:
+        note(f"{plan.app.task} runs hosted, over messages: {reason}")
+    return tomli_w.dumps({"name": run_name(plan.app.name), "task": reference, **plan.settings_of(reference, nodes)})
 
 
 def run_name(name: str) -> str:

@@ -76,6 +76,7 @@ class Grid:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._storing, self._written = threading.Lock(), set[str]()
 
     def nodes(self) -> list[str]:
         """Return the names of the connected sites, sorted."""
@@ -116,10 +117,13 @@ class Grid:
         piece_bytes = piece_bytes_of(layout)
         pieces = safetensors_file.pieces_of(layout, tensors, piece_bytes)
         rows = [[p.tensor, p.dtype, p.offsets, p.lengths, p.sha256] for p in pieces]
-        answer = self._link.call("content", pieces=rows, piece_bytes=piece_bytes)
-        if answer["path"]:
-            safetensors_file.write(Path(answer["path"]), tensors, piece_bytes=piece_bytes)
-        return str(answer["digest"])
+        with self._storing:  # threads may send the same: one of them writes it, and none sees a half of it
+            answer = self._link.call("content", pieces=rows, piece_bytes=piece_bytes)
+            digest = str(answer["digest"])
+            if answer["path"] and digest not in self._written:
+                safetensors_file.write(Path(answer["path"]), tensors, piece_bytes=piece_bytes)
+                self._written.add(digest)
+        return digest
 
     def _replies(self, answer: dict[str, Any]) -> list[Reply]:
         return [_reply(row) for row in answer["replies"]]

@@ -140,9 +140,10 @@ class ProgramConfig(BaseModel):
     model_config = STRICT
 
     main: Reference | Literal[""] = ""
-    """Function that is called with the grid of the run, `module:function` or `path/to/file.py:function`. With one, the
-    run has no rounds: it ends when the function returns, and of this file only `name`, `task`, `seed`, `local`,
-    `round.quorum`, `round.linger` and `round.grace` count, for each exchange of messages. Empty: a run of rounds."""
+    """Function that is called with the grid of the run, `module:function` or `path/to/file.py:function`; or a Flower
+    app, `path/to/pyproject.toml:app`. With one, the run has no rounds: it ends when the function returns, and of this
+    file only `name`, `task`, `seed`, `local`, `round.quorum`, `round.linger` and `round.grace` count, for each exchange
+    of messages, and `round.min_available`, for which its first look at the nodes waits. Empty: a run of rounds."""
 
     reply_max: int = Field(default=2**40, ge=1, le=2**50)
     """Largest size of a reply [bytes]; a larger one is an error of its site."""

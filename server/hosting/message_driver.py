@@ -92,6 +92,7 @@ class MessageDriver:
         self._seq, self._shared, self._clock = seq, shared, shared.clock
         self._local = json.dumps(config.given, sort_keys=True)
         self._posted: list[_Posted] = []
+        self._looking: list[int] = []
         self._rows = Batch()
         self._wake = asyncio.Event()
         self._last: asyncio.Future[Effects] | None = None
@@ -204,6 +205,7 @@ class MessageDriver:
                 one.done.set_result(one.effects)
                 for listener in self.listeners:
                     listener(one.effects)
+            self._look()
 
     async def _commit(self, rows: Batch) -> None:
         while True:
@@ -278,6 +280,7 @@ class MessageDriver:
     async def _start_program(self) -> None:
         if not self.machine.ledger.is_open:
             return
+        self._looking.clear()  # of a process that died
         try:
             await self.program.start()
         except OSError as error:
@@ -297,7 +300,8 @@ class MessageDriver:
         number = call["call"]
         match call["op"]:
             case "nodes":
-                self.post(NodesAsked(number))
+                self._looking.append(number)
+                self._look()
             case "content":
                 pieces = tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in call["pieces"])
                 digest, path = self.contents.offer(pieces, call["piece_bytes"])
@@ -306,6 +310,14 @@ class MessageDriver:
                 self.post(self._asked(number, call))
             case "pull":
                 self._pulled(number, tuple(map(RoundId, call["numbers"])))
+
+    def _look(self) -> None:
+        """Tell the nodes to the calls that ask for them; the first look of a run waits for `round.min_available`."""
+        ledger = self.machine.ledger
+        if ledger.looks or len(ledger.membership.present) >= self.config.round.min_available:
+            looking, self._looking = self._looking, []
+            for number in looking:
+                self.post(NodesAsked(number))
 
     def _asked(self, number: int, call: Json) -> ExchangeAsked:
         listed = []

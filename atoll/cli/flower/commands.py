@@ -48,7 +48,7 @@ def check(
 ) -> None:
     """Tell how each part of an app will run, and why; its main() runs up to the start of the strategy.
 
-    Exit code 0: the app runs natively; 1: it does not, with the reasons.
+    An app runs natively if its strategy has a counterpart here; any other runs hosted, over messages.
     """
     from atoll.cli.files import options_among
     from atoll.cli.flower_plan import plan_of
@@ -60,7 +60,6 @@ def check(
         as_json({"app": plan.app.task, "version": plan.app.version, "native": not plan.reasons, **told})
     else:
         _say_plan(plan)
-    raise typer.Exit(1 if plan.reasons else 0)
 
 
 @app.command()
@@ -73,9 +72,9 @@ def run(
 ) -> None:
     """Run an app on this machine, from its folder to the end of its main().
 
-    A coordinator and a process for each client train natively, without certificates, on loopback alone; the same
-    command goes on with a run that was killed. `--set task.NAME=VALUE` changes the run config, every other `--set` the
-    run, as for `atoll coordinator`.
+    A coordinator and a process for each client train natively, or hosted where the strategy has no counterpart, without
+    certificates, on loopback alone; the same command goes on with a run that was killed. `--set task.NAME=VALUE`
+    changes the run config, every other `--set` the run, as for `atoll coordinator`.
     """
     if_stopped("before a round began; nothing was written")
     reference = _reference(folder)
@@ -99,7 +98,7 @@ def _say_plan(plan: "AppPlan") -> None:
     say(f"{app.task} {app.version}, in {app.folder}")
     say(f"ClientApp  {app.clientapp}: in the worker of each agent")
     if plan.reasons:
-        say(f"ServerApp  {app.serverapp}: not natively")
+        say(f"ServerApp  {app.serverapp}: hosted, its own main() over messages, because natively it cannot run:")
         for reason in plan.reasons:
             say(f"  {reason}")
         return

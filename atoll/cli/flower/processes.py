@@ -28,7 +28,7 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
         out: the folder of the run.
 
     Raises:
-        CommandError: the app cannot run natively, or its coordinator does not start.
+        CommandError: the app's description or settings are wrong, or its coordinator does not start.
     """
     here = ["coordinator.listen=127.0.0.1:0", *overrides]
     file, app = load_app(reference, here, RunFile, nodes=nodes)
@@ -47,8 +47,9 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
         code = coordinator.wait()
     finally:
         _end(processes)
-    for run in sorted((folder / "coordinator" / "runs").glob("*/app")):
-        say(f"the files of main() are in {run}, its output in {run.parent / 'worker.log'}")
+    of_main = {"app": "worker.log", "program": "program.log"}  # natively, over messages
+    for run in sorted(path for name in of_main for path in (folder / "coordinator" / "runs").glob(f"*/{name}")):
+        say(f"the files of main() are in {run}, its output in {run.parent / of_main[run.name]}")
     return code
 
 

@@ -125,3 +125,36 @@ def test_a_check_tells_what_becomes_of_an_app(tmp_path):
     assert told["settings"]["round"] == {"cohort_size": 7, "quorum": 1, "deadline": 3600.0}
     refused = subprocess.run([*map(str, command), "--set", "task.strategy=QFedAvg"], capture_output=True, text=True)
     assert refused.returncode == 2  # it lacks an argument of its own: main() itself fails
+
+
+@pytest.mark.real
+def test_an_app_with_a_loop_of_its_own_runs_hosted_and_its_state_outlives_a_killed_agent(tmp_path):
+    """Mods, a lifespan, a query and a state: each node counts its four trainings, though one was killed after two."""
+    app = EXAMPLES / "own_loop"
+    with ended_after(OfAnApp(tmp_path, task=str(app))) as it:
+        settings = {"name": "loop", "round.cohort_size": 2, "round.quorum": 1, "round.min_available": 2}
+        it.coordinator(**settings)
+        it.wait_for(lambda: (it.state / "coordinator.json").exists())
+        it.agents(2)
+        it.wait_for(lambda: "exchange 4: 2 messages (train) closed" in it.log("coordinator"))
+        it.kill("node-1")
+        it.agent("node-1", **{"task.partition-id": 1, "task.num-partitions": 2})
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        history = json.loads((it.state / "runs" / "loop-1" / "program" / "history.json").read_text())
+    assert [line["calls"] for line in history] == [[1, 1], [2, 2], [3, 3], [4, 4]]
+    assert history[-1]["accuracy"] > 0.9
+    told = " ".join(it.log("coordinator").split())
+    assert "flower:atoll/own-loop runs hosted, over messages: main() uses the grid itself" in told
+
+
+@pytest.mark.long
+def test_an_app_of_the_form_before_main_runs_hosted(tmp_path):
+    """A server_fn and a NumPyClient: the old strategy sends from a thread for each client, and hears both each time."""
+    command = [ATOLL, "flower", "run", APPS / "legacy", "--nodes", "2", "--out", tmp_path]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    program = tmp_path / "coordinator" / "runs" / "legacy-1" / "program"
+    weighted = 2 / 3  # node-1 adds 1 to each value and has two examples, node-0 adds 0 and has one
+    expected = [3 * weighted * number for number in (1, 2, 3)]
+    assert json.loads((program / "losses.json").read_text()) == pytest.approx(expected)
+    assert "and 1 failures" not in program.with_name("program.log").read_text()
