@@ -40,7 +40,7 @@ def main(grid):
     found = {
         "seen": seen.hexdigest(),
         "answers": [a.content.plain["echo"] for a in answers],
-        "errors": [*pulled.values()],
+        "errors": [pulled[number] for number in sorted(pulled)],
     }
     Path("result.json").write_text(json.dumps(found))
 
