@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import mapped, read, write
+from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import MessageOrder, RunnerFailed, Training
 from atoll.client.work.worker import WorkerRunner
@@ -45,6 +46,13 @@ async def test_a_message_is_answered_and_its_reply_uploaded(tmp_path, caplog):
         assert reply.plain == "query.stats"
         np.testing.assert_array_equal(reply.arrays["w"], np.arange(3.0))
         await until(lambda: "answered message 7 (query.stats)" in caplog.text)
+
+
+@live
+async def test_a_mesh_is_asked_no_messages(tmp_path):
+    async with lagoon() as coordinator, agent(coordinator, tmp_path, Replying(), crew=CrewConfig(mesh="dp=2")):
+        await until(lambda: coordinator.hellos)
+        assert not coordinator.hellos[0].takes_messages
 
 
 @live
