@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client
 
-.PHONY: setup peers demo test test-fast test-long durations coverage test-parallel test-flower test-cuda check format constraints proto docs notebooks bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
+.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower test-cuda check format constraints proto docs notebooks bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,9 @@ $(PEERS): benchmarks/peers.txt
 	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
 	@touch $@
+
+demo-large: setup # two plain sites and a mesh of four ranks; processes are killed on the way; three minutes
+	@$(BIN)/python -m examples.demo_large $(DEMO)
 
 demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)

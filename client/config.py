@@ -45,7 +45,7 @@ class AgentConfig(BaseModel):
     python: Folder | None = None
     """Interpreter of the training process, such as "/opt/site/venv/bin/python": a virtual environment of the site with
     its own versions of the task's libraries. It needs Python 3.11 or newer, numpy and safetensors; Atoll need not be
-    installed there. Absent: the interpreter of the agent."""
+    installed there; absent: the interpreter of the agent."""
 
     policy: Folder | None = None
     """The site's own policy, a TOML file that is read again whenever it changes (docs/policy.md); absent: all tasks

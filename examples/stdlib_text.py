@@ -51,14 +51,15 @@ def load_site(site: str, split: str) -> TokenWindows:
     """Return the windows of one split of a site's files."""
     of_sites = [path for place, path in enumerate(files()) if place % 10]
     of_site = of_sites[SITES.index(site) :: len(SITES)]
-    return _windows([path for place, path in enumerate(of_site) if (place % 10 == 0) == (split == "test")])
+    return windows([path for place, path in enumerate(of_site) if (place % 10 == 0) == (split == "test")])
 
 
 def load_test() -> TokenWindows:
     """Return the windows of the server's files."""
-    return _windows(list(files()[::10]))
+    return windows([*files()[::10]])
 
 
-def _windows(paths: list[Path]) -> TokenWindows:
+def windows(paths: list[Path]) -> TokenWindows:
+    """Return the windows of some files' text, one file after the other."""
     tokens = ByteTokens(paths)
     return TokenWindows(tokens[0 : len(tokens)], SEQUENCE, eos=BYTES.eos)

@@ -392,7 +392,7 @@ class ExchangeMachine:
             ledger.deaths += 1
             if ledger.deaths <= self.rules.restarts_max:
                 return (StartProgram(),)
-            times = f"{ledger.deaths} times without a new exchange in between"
+            times = f"{count_of(ledger.deaths, 'time')} without a new exchange in between"
             return self._end(RunState.FAILED, f"the process of the server program died {times}")
         if event.error:
             return self._end(RunState.FAILED, event.error)

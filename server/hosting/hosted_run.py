@@ -1,5 +1,6 @@
 """A run that a coordinator hosts: of rounds, or of messages; and the making of the drivers of the second kind."""
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import RunId
 from atoll.server.config.process import CoordinatorConfig
@@ -43,7 +44,8 @@ class MessageRuns:
             OperatorError: replies would go to aggregation ranks, which fold and do not answer.
         """
         if self._config.aggregators:
-            what = f"program.main: this coordinator has {self._config.aggregators} aggregation ranks, for updates alone"
+            ranks = count_of(self._config.aggregators, "aggregation rank")
+            what = f"program.main: this coordinator has {ranks}, for updates alone"
             raise OperatorError(f"{what}; allowed: a coordinator without --aggregators")
 
     async def added(self, config: RunConfig, run_id: RunId) -> MessageDriver:

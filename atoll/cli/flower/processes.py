@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from atoll.aggregation.printable import count_of
 from atoll.cli.faults import CommandError
 from atoll.cli.files import load_app
 from atoll.cli.printing import note, say
@@ -42,7 +43,7 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
         processes.append(coordinator)
         address = _address(coordinator, state)
         processes += (_agent(reference, folder, address, place, number) for place in range(number))
-        note(f"{number} clients, each an agent; their logs are in {folder}")
+        note(f"{count_of(number, 'client')}, each an agent; their logs are in {folder}")
         code = coordinator.wait()
     finally:
         _end(processes)

@@ -28,6 +28,7 @@ SAME_WORK: dict[str, Any] = {
     "round_id": 2,
     "time_left": 5.0,
     "rank": 1,
+    "spreads": True,
     "manifest": b"m",
     "data": b"d",
     "group": "1",  # of a message only

@@ -35,7 +35,8 @@ def test_a_killed_training_goes_on_with_the_same_bits(options: dict[str, Any], t
     with pytest.raises(RankFailed, match="exit code 9"):
         run_ranks(killed_on_a_rank, num_ranks, name, options, request, 8)
     (folder,) = (tmp_path / "interrupted").iterdir()
-    assert (folder / "latest").read_text() == "step-00000006"
+    saved = {"step-00000003", "step-00000006"}  # the second save goes on beside the steps 7 and 8
+    assert (folder / "latest").read_text() in saved
     answer, found = on_a_mesh(tmp_path, options, name=name, local=ADAMW, **interrupted)
     for tensor, values in update.items():
         np.testing.assert_array_equal(found[tensor], values)

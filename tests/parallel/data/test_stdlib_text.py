@@ -27,7 +27,7 @@ def test_the_sources_are_pythons_own_in_order_and_within_the_limit() -> None:
 
 def test_every_source_belongs_to_one_owner_and_split_or_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
-    monkeypatch.setattr(stdlib_text, "_windows", seen.extend)
+    monkeypatch.setattr(stdlib_text, "windows", seen.extend)
     for site in stdlib_text.SITES:
         for split in ("train", "test"):
             stdlib_text.load_site(site, split)

@@ -1,0 +1,254 @@
+"""`make demo-large`: two plain sites and one that is a mesh of four ranks, in which processes are killed.
+
+The sites train a language model on the sources of Python's library. One rank of the mesh is killed (SIGKILL) in the
+middle of a round, and the coordinator in the middle of the next one. The coordinator sees a slower client: every round
+is committed with one update of each site. Beside it the demo measures the private memory of each rank, and of the
+process that trains the whole model at a plain site.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from atoll.aggregation.printable import printable_size
+from atoll.cli.runs import admin
+from atoll.protocol.identity.names import Role
+from atoll.protocol.vocabulary import Fate, Phase, RunState
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.views.history import History
+from examples.demo import Processes, free_address
+
+HERE = Path(__file__).parent / "large"
+PLAIN, CLUSTER, NUM_RANKS = ["north", "south"], "cluster", 4
+KILLED_RANK, KILL_RANK_IN, KILL_COORDINATOR_IN = 2, 2, 3
+STEPS_BEFORE_KILL = 2
+LIMIT_S = 600.0
+
+
+class Federation(Processes):
+    """The processes of the demo."""
+
+    def start_coordinator(self) -> None:
+        """Start the coordinator, or restart it: its state directory has the run."""
+        ports = ("--set", f"coordinator.listen={self.address}", "--set", "coordinator.enrol=127.0.0.1:0")
+        self.start("coordinator", "coordinator", str(HERE / "run.toml"), "--state", str(self.state), *ports)
+
+    def start_agent(self, site: str, *join: str) -> None:
+        """Start the agent of a site; `join` has its join code."""
+        crew = ["--config", str(HERE / "agent.toml")] if site == CLUSTER else []
+        self.start(
+            site,
+            *("agent", str(HERE / "task.py:task"), "--site", site, *join, *crew, "--state", str(self.folder / site)),
+            *("--set", "exit_when_done=true", "--set", "threads=1", "--set", "reconnect_max=1.0"),
+        )
+
+
+@dataclass
+class Memory:
+    """The private memory of each process, by a name for people [bytes]: before the first round, and the largest."""
+
+    idle: dict[str, int] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    ranks: dict[int, int] = field(default_factory=dict)
+    """The process of each rank that lives now."""
+
+    def look(self, processes: Federation, *, is_idle: bool) -> None:
+        """Measure all processes of the sites and the coordinator."""
+        self.ranks = {}
+        for site in (*PLAIN, CLUSTER, "coordinator"):
+            for process in family(processes.running[site].pid):
+                if name := self._name(site, process, is_first=process == processes.running[site].pid):
+                    self.peak[name] = max(self.peak.get(name, 0), private_bytes(process))
+        if is_idle:
+            self.idle = dict(self.peak)
+
+    def growth(self, name: str) -> int:
+        """Return how much larger a process was than before the first round."""
+        return self.peak.get(name, 0) - self.idle.get(name, 0)
+
+    def _name(self, site: str, process: int, *, is_first: bool) -> str:
+        with suppress(OSError):
+            comm = Path(f"/proc/{process}/comm").read_text().strip()
+            command = Path(f"/proc/{process}/cmdline").read_bytes()
+            if comm.startswith("atoll rank "):
+                rank = int(comm.rpartition(" ")[2])
+                self.ranks[rank] = process
+                return f"rank {rank} of {CLUSTER}"
+            if b"atoll.parallel.worker.main" in command:
+                return f"worker of {site}" if site in PLAIN else ""
+            if is_first:
+                return site if site == "coordinator" else f"agent of {site}"
+        return ""
+
+
+def family(process: int) -> Iterator[int]:
+    """Yield a process and all of its descendants."""
+    yield process
+    with suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from family(int(child))
+
+
+def private_bytes(process: int) -> int:
+    """Return the memory that a process shares with no other one, or 0 if it has ended."""
+    with suppress(OSError):
+        rows = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return 1024 * sum(int(row.split()[1]) for row in rows if row.startswith("Private_"))
+    return 0
+
+
+@dataclass
+class Demo:
+    """The course of the demo."""
+
+    processes: Federation
+    console: Console
+    memory: Memory = field(default_factory=Memory)
+    begun: float = field(default_factory=time.monotonic)
+    records: list[RoundRecord] = field(default_factory=list)
+    state: RunState = RunState.QUEUED
+    loss: dict[int, float] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """Print a line, with the seconds since the start."""
+        self.console.print(f"{time.monotonic() - self.begun:5.1f} s  {text}", soft_wrap=True, highlight=False)
+
+    def look(self) -> None:
+        """Read the run's records, with or without a running coordinator, and measure memory."""
+        with suppress(OSError, LookupError):
+            history = History(self.processes.state)
+            run = history.run("text")
+            before, self.records, self.state = len(self._committed()), history.rounds(run.run_id), run.state
+            for row in history.evaluations(run.run_id):
+                if row.statistics:
+                    total, count = row.statistics["loss"]
+                    self.loss[row.version] = total / count
+            for record in self._committed()[before:]:
+                names = ", ".join(client for client, _ in record.with_fate(Fate.REPORTED))
+                seconds = (record.ended_at or 0) - record.opened_at
+                self.say(f"round {record.round_id} is committed after {seconds:.1f} s with one update each of {names}")
+        self.memory.look(self.processes, is_idle=not any(record.clients for record in self.records))
+        self.processes.check()
+        if time.monotonic() - self.begun > LIMIT_S:
+            raise SystemExit(f"the demo has taken more than {LIMIT_S:g} s: see the logs in {self.processes.folder}")
+        time.sleep(0.1)
+
+    def _committed(self) -> list[RoundRecord]:
+        return [record for record in self.records if record.phase is Phase.COMMITTED]
+
+    def open_round(self, number: int) -> RoundRecord | None:
+        """Return the round of a number while it collects updates."""
+        last = self.records[-1] if self.records else None
+        return last if last is not None and last.round_id == number and last.phase is Phase.COLLECTING else None
+
+    def run(self) -> None:
+        """Run the federation to its end, with both faults on the way."""
+        self.processes.start_coordinator()
+        for site in (*PLAIN, CLUSTER):
+            code = admin.invite(self.processes.state, Role.CLIENT, site, lifetime_s=LIMIT_S).join_code
+            self.processes.start_agent(site, "--join", code)
+        agent = "$ atoll agent examples/large/task.py:task --join CODE --site"
+        self.say(f"{agent} {PLAIN[0]}   # the same at {PLAIN[1]}")
+        self.say(f"{agent} {CLUSTER} --mesh dp_shard={NUM_RANKS}")
+        self._kill_a_rank()
+        self._kill_the_coordinator()
+        while self.state in (RunState.QUEUED, RunState.RUNNING):
+            self.look()
+
+    def _kill_a_rank(self) -> None:
+        while self.open_round(KILL_RANK_IN) is None or KILLED_RANK not in self.memory.ranks or not self._has_saved():
+            self.look()
+        killed = self.memory.ranks[KILLED_RANK]
+        os.kill(killed, signal.SIGKILL)
+        at = time.monotonic()
+        self.say(f"kill -9 of rank {KILLED_RANK} of {CLUSTER} in round {KILL_RANK_IN}")
+        while self.memory.ranks.get(KILLED_RANK, killed) == killed or len(self.memory.ranks) < NUM_RANKS:
+            self.look()
+        self.say(
+            f"its {NUM_RANKS} ranks are there again after {time.monotonic() - at:.1f} s: they go on at their checkpoint"
+        )
+
+    def _has_saved(self) -> bool:
+        """Return whether the mesh has made steps of this round, and their checkpoint."""
+        return any(self.processes.folder.glob(f"{CLUSTER}/**/.metadata"))
+
+    def _kill_the_coordinator(self) -> None:
+        while (record := self.open_round(KILL_COORDINATOR_IN)) is None or not record.num_reported:
+            self.look()
+        accepted = [client for client, _ in record.with_fate(Fate.REPORTED)]
+        self.processes.kill("coordinator")
+        self.say(f"kill -9 of the coordinator in round {record.round_id}: it had accepted the update of {accepted[0]}")
+        self.processes.start_coordinator()
+
+    # ------------------------------------------------------------ the end
+
+    def show(self) -> None:
+        """Print the rounds, and the memory of each process."""
+        table = Table(title="Rounds", title_justify="left")
+        for column in ("round", "state", "updates", f"bytes of {PLAIN[0]}", f"bytes of {CLUSTER}", "loss"):
+            table.add_column(column, justify="left" if column in ("state", "updates") else "right")
+        for record in self.records:
+            sent = {client: printable_size(row.num_bytes) for client, row in record.with_fate(Fate.REPORTED)}
+            loss = self.loss.get(record.version if record.version is not None else -1)
+            state = str(record.phase) + (" through an outage" if record.outages else "")
+            figures = (sent.get(PLAIN[0], ""), sent.get(CLUSTER, ""), "" if loss is None else f"{loss:.3f}")
+            table.add_row(str(record.round_id), state, ", ".join(sent), *figures)
+        self.console.print(table)
+        table = Table(title="Private memory", title_justify="left")
+        for column in ("process", "before round 1", "largest", "growth"):
+            table.add_column(column, justify="left" if column == "process" else "right")
+        for name, peak in sorted(self.memory.peak.items()):
+            idle, growth = self.memory.idle.get(name, 0), max(0, self.memory.growth(name))
+            table.add_row(name, printable_size(idle), printable_size(peak), printable_size(growth))
+        self.console.print(table)
+
+    def broken(self) -> list[str]:
+        """Return the promises that are broken."""
+        faults = [f"the run is {self.state}, not finished"] if self.state is not RunState.FINISHED else []
+        for record in self.records:
+            missing = {*PLAIN, CLUSTER} - {client for client, _ in record.with_fate(Fate.REPORTED)}
+            if record.phase is not Phase.COMMITTED or missing:
+                faults.append(f"round {record.round_id} is {record.phase}, without {', '.join(missing) or 'nobody'}")
+        whole = max(self.memory.growth(f"worker of {site}") for site in PLAIN)
+        rank = max(self.memory.growth(f"rank {rank} of {CLUSTER}") for rank in range(NUM_RANKS))
+        if rank >= whole:
+            faults.append(f"a rank grew by {printable_size(rank)}, a whole-model client by {printable_size(whole)}")
+        return faults
+
+
+def main() -> int:
+    """Run the demo, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="make demo-large", description=(__doc__ or "").splitlines()[0])
+    what = "the folder to write; an older one is deleted"
+    parser.add_argument("--out", type=Path, default=Path("demo-run"), help=what)
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.out, ignore_errors=True)
+    arguments.out.mkdir(parents=True)
+    processes = Federation(arguments.out.resolve(), free_address())
+    demo = Demo(processes, Console(width=None if sys.stdout.isatty() else 120))
+    try:
+        demo.run()
+    finally:
+        processes.stop()
+    demo.show()
+    faults = demo.broken()
+    for fault in faults:
+        demo.console.print(f"[red]promise broken:[/red] {fault}")
+    if not faults:
+        demo.say("nothing was lost: every round has one update of each site")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
