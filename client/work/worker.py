@@ -173,7 +173,7 @@ class WorkerRunner:
         }
         answer = await self._run(order.task, "message", order.budget, request)
         return Training(
-            pieces=_pieces(answer),
+            pieces=_pieces(answer["pieces"]),
             num_examples=1,
             work=1.0,
             statistics={},

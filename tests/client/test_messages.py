@@ -7,7 +7,7 @@ from atoll.aggregation.tensors.safetensors_file import mapped, read, write
 from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import MessageOrder, RunnerFailed, Training
-from atoll.client.work.worker import WorkerRunner
+from atoll.client.work.worker import WorkerRunner, workers_of
 from atoll.parallel.task.content import Content, from_tensors, to_tensors
 from atoll.protocol.manifest import parse_update
 from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, until
@@ -74,7 +74,8 @@ async def test_a_worker_answers_with_the_message_of_its_task(tmp_path):
     state = StateDirectory(tmp_path / "state")
     write(tmp_path / "message", to_tensors(MESSAGE))
     task = f"{message_task.__file__}:task"
-    running = WorkerRunner({"answering": task}, site="south", state=state, lease=5.0)
+    tasks = {"answering": task}
+    running = WorkerRunner(tasks, workers_of(tasks, site="south", state=state), state=state, lease=5.0)
 
     async def ask(kind):
         order = MessageOrder(
