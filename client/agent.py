@@ -246,6 +246,7 @@ class Agent:
             codecs=supported(),
         )
         hello.process, hello.folder = self._process, self._folder_id
+        hello.takes_messages = not self._config.crew.mesh
         return hello
 
     def _on_connected(self, welcome: pb.Welcome) -> None:

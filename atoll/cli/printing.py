@@ -66,10 +66,10 @@ def as_json_line(value: object) -> None:
     typer.echo(json.dumps(plain(value), ensure_ascii=False))
 
 
-def say_settings(toml: str, *, json: bool) -> None:
-    """Print settings in TOML, or the same ones as JSON."""
+def say_settings(toml: str, *, json: bool, **found: object) -> None:
+    """Print settings in TOML, or the same ones as JSON, with what else was found."""
     if json:
-        as_json(tomllib.loads(toml))
+        as_json(tomllib.loads(toml) | found)
     else:
         say(toml.rstrip("\n"))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.printable import printable_size
 from atoll.client.disk.residual_store import Owner
 from atoll.client.disk.spool import Entry
 from atoll.client.disk.stores import Stores
@@ -166,12 +167,13 @@ class Jobs:
             logger.info("answered message %d (%s) of %s in %.2f s", *what)
         else:
             logger.info(
-                "trained %d examples for round %d of %s, work %.0f %%, in %.2f s",
+                "trained %d examples for round %d of %s, work %.0f %%, in %.2f s%s",
                 trained.num_examples,
                 invitation.round_id,
                 invitation.run_id,
                 100 * trained.work,
                 trained.seconds,
+                _of_ranks(trained),
             )
         parts = [PartManifest(index, pieces) for index, pieces in enumerate(trained.parts)]
         manifest = UpdateManifest(
@@ -249,6 +251,13 @@ class Jobs:
             return JobFailed(request.key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
         logger.info("made the statistics of request %d of %s", request.number, request.run_id)
         return StatisticsMade(request.key, found)
+
+
+def _of_ranks(trained: Training) -> str:
+    """Return the speed of a mesh and the memory of its fullest rank, for the log; empty: it was one process."""
+    if not trained.steps_per_s:
+        return ""
+    return f"; {trained.steps_per_s:.3g} steps/s, at most {printable_size(trained.peak_bytes)} of memory on a rank"
 
 
 def _residual_owner(invitation: Invitation) -> Owner:

@@ -125,6 +125,10 @@ class Training:
     """`TrainOrder.own_out` was written."""
     parts: tuple[tuple[Piece, ...], ...] = ()
     """The pieces of each part, in canonical order, whose bytes are in a file of the folder `TrainOrder.out`."""
+    steps_per_s: float = 0.0
+    """Steps of a mesh per second; 0: not a mesh."""
+    peak_bytes: int = 0
+    """The largest memory of the rank of a mesh that used most [bytes]; 0: not known."""
 
 
 class Runner(Protocol):

@@ -154,6 +154,8 @@ class WorkerRunner:
             normalizer=float(answer.get("normalizer", 1.0)),
             effective_steps=float(answer.get("effective_steps", 1.0)),
             has_own=answer["has_own"],
+            steps_per_s=float(answer.get("steps_per_s", 0.0)),
+            peak_bytes=answer.get("peak_bytes", 0),
         )
 
     async def message(self, order: MessageOrder) -> Training:

@@ -22,6 +22,7 @@ from atoll.parallel.crew.control import corrections_of
 from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
 from atoll.parallel.crew.in_round import checkpoints
 from atoll.parallel.crew.kept_optimizer import give_state
+from atoll.parallel.crew.peak import PeakMemory
 from atoll.parallel.crew.together import together
 from atoll.parallel.crew.training import LocalTraining, optimizer_of
 from atoll.parallel.crew.update import Files
@@ -113,7 +114,8 @@ class MeshBench:
             is_told: of this rank; asked between steps.
 
         Returns:
-            The answer, with the pieces of each part under `parts`.
+            The answer, with the pieces of each part under `parts`, and of this attempt the steps per second and the
+            largest memory of the rank that used most.
 
         Raises:
             TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
@@ -123,7 +125,7 @@ class MeshBench:
         algorithm = request.get("algorithm") or "fedavg"
         self._check(local, algorithm)
         dataset = together(self._ranks, self._training_data)
-        outline = self._outline()
+        outline, peak = self._outline(), PeakMemory(self._device)
         with within(self._here.context(request, round=request.get("round_id") or 0)):
             seed_everything(request["seed"])
             order = draw_order(len(dataset), local, outline)
@@ -142,7 +144,9 @@ class MeshBench:
                     agreement=Agreement(is_told, self._clock, self._ranks.group),
                     after_step=after_step,
                 )
+                begun_at, began = model.engine.steps, self._clock()
                 work, is_stopped = training.run()
+                rate = (work.steps - begun_at) / (self._clock() - began)
         files = Files(model, local, algorithm, request, self._ranks)
         parts = files.write()
         return {
@@ -153,6 +157,8 @@ class MeshBench:
             "parts": parts,
             "has_own": bool(files.kept),
             "steps": work.steps,
+            "steps_per_s": rate,
+            "peak_bytes": max(self._ranks.gather(peak.num_bytes)),
             **_normalizer(work, algorithm),
         }
 

@@ -142,7 +142,9 @@ def build(
     blank = together(ranks, lambda: _blank(make)) if is_divided(plan) else None
     model = together(ranks, make) if blank is None else blank.model
     outline, tally = Outline.of(model), Tally(task, plan, axes, ranks)
-    engine = assemble(model, plan, Optimization(loss=tally, make_optimizer=_none), axes=axes, device=device, rows=rows)
+    engine = assemble(
+        model, plan, Optimization(loss=tally, make_optimizer=no_optimizer), axes=axes, device=device, rows=rows
+    )
     if blank is not None:
         give_memory(engine.parts, "cpu" if plan.offload else device)
         if _draws_tables(blank.model, partial(build_model, task, seed + 1)):
@@ -177,6 +179,6 @@ def _tables(model: nn.Module) -> list[torch.Tensor]:
     ]
 
 
-def _none(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+def no_optimizer(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
     """Return an optimizer that no step uses: each round has its own (`assemble.begin_again`)."""
     return torch.optim.SGD([parameter for _, parameter in named], lr=0.0)

@@ -11,6 +11,7 @@ A rank has no key and no connection to the coordinator, and does not import gRPC
     describe                                                       -> num_examples, layout, settings
     train       as there, and checkpoint, checkpoint_every         -> as there, and parts in place of pieces
     evaluate, statistics                                           as there
+    message                                                        an error: a server program asks other sites
 
 An exit code other than 0 makes the launcher restart all ranks; the agent then sends the request again.
 """
@@ -199,6 +200,9 @@ class _Member:
             "evaluate": lambda: self._bench.evaluate(request),  # type: ignore[union-attr]
             "statistics": lambda: self._bench.statistics(request, deadline),  # type: ignore[union-attr]
         }
+        if op not in carry_out:
+            known = ", ".join(("train", *carry_out))
+            raise TaskMismatch(f"a mesh of ranks answers no {op!r}; allowed: {known}, or an agent without a mesh")
         return carry_out[op]()
 
     def _fault(self, error: BaseException, op: str) -> RankFault:

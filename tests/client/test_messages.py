@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import mapped, read, write
+from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import MessageOrder, RunnerFailed, Training
-from atoll.client.work.worker import WorkerRunner
+from atoll.client.work.worker import WorkerRunner, workers_of
 from atoll.parallel.task.content import Content, from_tensors, to_tensors
 from atoll.protocol.manifest import parse_update
 from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, until
@@ -48,6 +49,13 @@ async def test_a_message_is_answered_and_its_reply_uploaded(tmp_path, caplog):
 
 
 @live
+async def test_a_mesh_is_asked_no_messages(tmp_path):
+    async with lagoon() as coordinator, agent(coordinator, tmp_path, Replying(), crew=CrewConfig(mesh="dp=2")):
+        await until(lambda: coordinator.hellos)
+        assert not coordinator.hellos[0].takes_messages
+
+
+@live
 async def test_the_site_decides_which_messages_it_answers(tmp_path):
     policy = tmp_path / "policy.toml"
     policy.write_text('tasks = ["*"]\nruns = ["*"]\nmetrics = "per_site"\nactions = ["train"]\n')
@@ -66,7 +74,8 @@ async def test_a_worker_answers_with_the_message_of_its_task(tmp_path):
     state = StateDirectory(tmp_path / "state")
     write(tmp_path / "message", to_tensors(MESSAGE))
     task = f"{message_task.__file__}:task"
-    running = WorkerRunner({"answering": task}, site="south", state=state, lease=5.0)
+    tasks = {"answering": task}
+    running = WorkerRunner(tasks, workers_of(tasks, site="south", state=state), state=state, lease=5.0)
 
     async def ask(kind):
         order = MessageOrder(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.aggregation.printable import count_of
 from atoll.cli import options
 from atoll.cli.printing import note, say_settings
 from atoll.cli.stopping import if_stopped
@@ -14,8 +13,6 @@ from atoll.parallel.task.flower_app import with_app
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig
-    from atoll.client.crew_config import CrewConfig
-    from atoll.parallel.task.task import ArrayTask, Task
 
 Tasks = Annotated[
     list[str],
@@ -174,31 +171,12 @@ def _print_effective(settings: "AgentConfig", references: Sequence[str], json: b
 
     check_folder("state", settings.state)
     tasks = {reference: load_user_task(reference) for reference in references}
-    if settings.crew.mesh:
-        _check_crew(settings.crew, tasks)
-    say_settings(effective(settings), json=json)
-    if settings.crew.mesh and not json:
-        plan, machines = settings.crew.parallel, count_of(settings.crew.nodes, "machine")
-        ranks = count_of(settings.crew.num_ranks, "rank")
-        note(f"a crew of {ranks} on {machines}: {plan.mesh}, ZeRO {plan.zero_stage}, {plan.precision}")
+    if not settings.crew.mesh:
+        say_settings(effective(settings), json=json)
+        return
+    from atoll.cli.serving.crew_check import check_crew, document, note_crew
 
-
-def _check_crew(crew: "CrewConfig", tasks: "Mapping[str, Task | ArrayTask]") -> None:
-    """Check that a mesh can train the tasks, with their own settings.
-
-    Raises:
-        ConfigError: with everything that it cannot take.
-    """
-    from atoll.parallel.crew.faults import faults_of_mesh
-    from atoll.parallel.task.task import Task
-    from atoll.protocol.settings import ConfigError
-
-    faults = []
-    for reference, task in tasks.items():
-        if isinstance(task, Task):
-            found = faults_of_mesh(task, task.local, "fedavg", crew.parallel)
-        else:
-            found = ["an ArrayTask trains with its own code, not on a mesh: leave out crew.mesh"]
-        faults += [f"{reference}: {fault}" for fault in found]
-    if faults:
-        raise ConfigError(faults)
+    needs = check_crew(settings.crew, tasks)
+    say_settings(effective(settings), json=json, **({"ranks": document(needs)} if json else {}))
+    if not json:
+        note_crew(settings.crew, needs)

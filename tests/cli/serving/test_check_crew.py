@@ -1,5 +1,6 @@
 """`atoll agent --check` of a crew: its plan, and what a mesh cannot take."""
 
+import json
 from pathlib import Path
 
 from tests.cli.invoking import invoke, refused
@@ -13,8 +14,15 @@ def test_the_plan_is_said_and_nothing_runs(tmp_path: Path) -> None:
     result = invoke("agent", EXACT, *options)
     assert result.exit_code == 0, result.stderr
     assert "a crew of 2 ranks on 1 machine: dp_shard=2, ZeRO 3, fp32" in result.stderr
+    assert "exact_task.py:task: ranks 0, 1: holds 1 box (" in result.stderr
     assert 'mesh = "dp_shard=2"' in result.stdout
     assert not (tmp_path / "state").exists()
+    [(reference, ranks)] = json.loads(invoke("agent", EXACT, *options, "--json").stdout)["ranks"].items()
+    assert reference == EXACT
+    assert [(each["rank"], each["boxes"], each["peak"]) for each in ranks] == [
+        (0, 1, ranks[0]["peak"]),
+        (1, 1, ranks[0]["peak"]),
+    ]
 
 
 def test_what_a_mesh_cannot_take_is_refused(tmp_path: Path) -> None:

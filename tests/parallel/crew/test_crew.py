@@ -83,6 +83,16 @@ def steps_of(folder):
     return int(steps), float(at)
 
 
+def test_a_message_of_a_server_program_is_an_error_and_the_ranks_live_on(it, tmp_path):
+    it.start()
+    before = it.pid
+    with pytest.raises(WorkerError, match="a mesh of ranks answers no 'message'; allowed: train, describe") as caught:
+        it.call("message", 60.0, budget_s=BOUND_S, lease_s=5.0, kind="query")
+    assert caught.value.kind == "task_mismatch"
+    assert it.call("evaluate", 60.0, budget_s=BOUND_S, lease_s=5.0)["restarts"] == 0
+    assert it.pid == before
+
+
 def test_ranks_answer_and_have_no_grpc_no_credential_and_no_port_of_the_agent(tmp_path):
     with crew(tmp_path / "c") as it:
         found = it.call("describe", BOUND_S)
