@@ -9,7 +9,6 @@ the run, or average the value into the model.
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -139,7 +138,7 @@ def _reply(message: Message, reply: Reply, error: str) -> Message:
         dst_node_id=of.src_node_id,
         reply_to_message_id=number,
         group_id=of.group_id,
-        created_at=time.time(),
+        created_at=of.created_at,  # no clock of ours: the same answers when the program repeats itself
         ttl=of.ttl,
         message_type=of.message_type,
     )
