@@ -17,7 +17,7 @@ from tests.pages.test_sessions import is_of_a_session
 from tests.pages.test_toml import LANGUAGE as TOML
 
 BLOCKS = [block for page in (*PAGES, *EXAMPLES) for block in blocks_of(page)]
-CHECKED = (PYTHON, TOML, "json", "csv", "sql")
+CHECKED = (PYTHON, TOML, "json", "csv", "sql", "yaml")
 
 
 def undeclared(blocks: list[Block]) -> list[str]:

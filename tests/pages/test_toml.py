@@ -36,6 +36,8 @@ def read(text: str, folder: Path) -> Any:
     tables = document.keys()
     if "site" in tables:
         return load_text(AgentConfig, text, name="page")
+    if "crew" in tables:  # of an agent's file, without its site
+        return load_text(AgentConfig, f"site = 'hospital'\n{text}", name="page")
     if "tasks" in tables:
         return load_text(SitePolicy, text, name="page")
     if "model" in tables and not document["model"].keys() & ModelConfig.model_fields.keys():

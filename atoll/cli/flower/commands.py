@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run Flower apps as they are, and check how they will run.")
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The app's folder, with `[tool.flwr.app]` in its pyproject.toml.")
+    Path, typer.Argument(metavar="DIR", help="The app's folder, with `\\[tool.flwr.app]` in its pyproject.toml.")
 ]
 Nodes = Annotated[
     int | None,
