@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.parameters import travel_faults
+from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.job import model_on_meta
@@ -49,6 +50,11 @@ def _faults_of_task(task: Task, local: Local) -> Iterator[str]:
         yield (
             f"task.algorithm: the hooks of {type(task.algorithm).__name__} need whole tensors, and a rank has boxes of "
             "them; leave it out, or train in one process"
+        )
+    if task.travels == TRAINED:
+        yield (
+            f"task.travels: a mesh exchanges the whole model, got {task.travels!r}, of which frozen tensors stay; "
+            "train in one process"
         )
     if local.keep is not None:
         yield f"local.keep: layers that stay at a site are for one process alone, got {local.keep!r}; allowed: none"

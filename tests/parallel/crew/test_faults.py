@@ -31,6 +31,8 @@ def test_all_faults_are_said_at_once() -> None:
     found = faults_of_mesh(task, local, "fedavg", SHARDS)
     for word in ("task.algorithm: the hooks of", "local.keep:", "local.optimizer: adagrad", "a global batch of 1"):
         assert [fault for fault in found if word in fault], (word, found)
+    (fault,) = faults_of_mesh(replace(tasks.task, travels="trained"), tasks.task.local, "fedavg", SHARDS)
+    assert "task.travels: a mesh exchanges the whole model, got 'trained'" in fault
     assert "task.fit:" in faults_of_mesh(tasks.with_fit, Local(), "fedavg", SHARDS)[0]
 
 
