@@ -62,6 +62,7 @@ def kill_two(it):
     it.agent("site-1", threads=1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_feddyn_goes_on_after_kills_with_the_bits_of_a_simulation(tmp_path):
     """The state at each client, and the server's, are those of the rounds that counted."""

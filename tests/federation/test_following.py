@@ -69,6 +69,7 @@ def has_run(it):
         return False
 
 
+@pytest.mark.long
 def test_a_follower_elsewhere_goes_on_after_its_last_entry_when_the_coordinator_is_back(tmp_path):
     with federation(tmp_path) as it:
         settings = {

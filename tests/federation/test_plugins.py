@@ -183,6 +183,7 @@ def saved(it):
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_simulation_with_a_codec_of_a_package(tmp_path):
     folder = codecs(tmp_path / "site")
@@ -214,6 +215,7 @@ def test_a_simulation_with_a_codec_of_a_package(tmp_path):
     assert "decode: RuntimeError: the table is worn" in fault(codec="worn")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_side_without_the_package_or_with_another_version_is_named(tmp_path, monkeypatch):
     """A deployed run has the bits of the simulation; a restart needs the same package; an old agent sends plain."""

@@ -171,6 +171,7 @@ def test_an_earlier_agent_s_order_goes_on_from_its_checkpoint_and_another_one_do
     assert train(it, tmp_path, steps=201)["begun"] == 0
 
 
+@pytest.mark.long
 def test_a_hung_rank_is_noticed(tmp_path):
     with crew(tmp_path / "c", timeout=3.0) as it:
         assert train(it, tmp_path, deed="hang", step=13, rank=1)["total"] == 60
