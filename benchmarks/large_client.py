@@ -215,6 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--steps", action=argparse.BooleanOptionalAction, default=True, help="compare the steps, too")
     options = parser.parse_args()
     from atoll.aggregation.tensors import safetensors_file
     from atoll.parallel.local_training.parameters import parameters_of
@@ -238,17 +239,20 @@ def main() -> None:
             bars.append(
                 Bar.at_least(f"{ranks} ranks: a whole build fails that bar [M/r]", whole["build"], EXCHANGE_MAX)
             )
-        arrays = parameters_of(make(STEP_LAYERS))
-        safetensors_file.write(Path(folder) / "version.safetensors", arrays, durable=False)
-        crew, trainer = compare_steps(folder, STEP_LAYERS, 2)
-    for name, (wall, own) in (("local training", crew), ("atoll train", trainer)):
-        say(f"2 ranks, median step of {name}: {wall * 1000:.1f} ms, {own * 1000:.1f} ms of them in the process itself")
-    speed = trainer[0] / crew[0]
-    bars.append(Bar.at_least("2 ranks: a step of atoll train over one of the local training", speed, STEP_MIN))
+        if options.steps:
+            arrays = parameters_of(make(STEP_LAYERS))
+            safetensors_file.write(Path(folder) / "version.safetensors", arrays, durable=False)
+            crew, trainer = compare_steps(folder, STEP_LAYERS, 2)
     theirs: dict[str, Any] = {name: peaks for name, peaks in ours.items() if name.startswith("whole")}
     mine: dict[str, Any] = {name: peaks for name, peaks in ours.items() if name not in theirs}
-    mine |= {"model_bytes": model_bytes, "step_s": crew[0]}
-    theirs["atoll train"] = {"step_s": trainer[0]}
+    mine["model_bytes"] = model_bytes
+    if options.steps:
+        for name, (wall, own) in (("local training", crew), ("atoll train", trainer)):
+            say(f"2 ranks, median step of {name}: {wall * 1000:.1f} ms, {own * 1000:.1f} ms of them in the process")
+        speed = trainer[0] / crew[0]
+        bars.append(Bar.at_least("2 ranks: a step of atoll train over one of the local training", speed, STEP_MIN))
+        mine["step_s"] = crew[0]
+        theirs["atoll train"] = {"step_s": trainer[0]}
     conclude("large_client", bars, ours=mine, theirs=theirs)
 
 
