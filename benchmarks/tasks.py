@@ -57,7 +57,7 @@ class Noise:
 
 
 class Plus:
-    """The exchange of `flower_app`: ten tensors of noise, to which each client adds a random number.
+    """The exchange of `exchange_flower_app`: ten tensors of noise, to which each client adds a random number.
 
     The model has `ATOLL_BENCH_ELEMENTS` float32. The update differs between clients and rounds.
     """

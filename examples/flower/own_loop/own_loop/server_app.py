@@ -1,6 +1,7 @@
 """The server: a loop of its own that asks each client first, then weighs the weights by the number of images."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     """Run the federation."""
-    nodes = sorted(grid.get_node_ids())
+    while len(nodes := sorted(grid.get_node_ids())) < context.run_config["min-nodes"]:
+        time.sleep(0.1)
     asked = [_message({"question": ConfigRecord({"text": f"node {i}"})}, node, "query.labels", 0)
              for i, node in enumerate(nodes)]  # fmt: skip
     counts = {reply.metadata.src_node_id: reply.content["counts"]["of_digit"] for reply in grid.send_and_receive(asked)}

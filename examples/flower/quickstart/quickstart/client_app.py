@@ -1,5 +1,6 @@
 """The client: it trains and evaluates on the data of its partition."""
 
+import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -17,7 +18,8 @@ def _data(context: Context):
 
 @app.train()
 def train(msg: Message, context: Context) -> Message:
-    """Train the model on local data."""
+    """Train the model on local data, in an order of the batches that the round decides."""
+    torch.manual_seed(context.run_config["seed"] + msg.content["config"]["server-round"])
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     loader, _ = _data(context)

@@ -14,6 +14,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation."""
     config = context.run_config
+    torch.manual_seed(config["seed"])
     strategy = FedAvg(fraction_evaluate=config["fraction-evaluate"])
     result = strategy.start(
         grid=grid,
