@@ -1,6 +1,8 @@
 """Runs of messages: a server program, a coordinator and agents as processes, and kill -9 for each of them."""
 
 import json
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,22 @@ def test_a_killed_coordinator_and_a_killed_agent_change_nothing(tmp_path, undist
         assert it.wait_for_end() == 0, it.log("coordinator")
         assert result(it) == {key: undisturbed[key] for key in ("seen", "answers", "errors")}
         assert "the server program begins again" in it.log("coordinator")
+
+
+def test_a_node_that_reconnects_late_after_a_kill_of_the_coordinator_is_asked_as_before(tmp_path, undisturbed):
+    with federation(tmp_path, task=TASK) as it:
+        started(it, environment={"WAITS_AT": "step 4"})
+        it.agent("north")
+        it.agent("south")
+        it.wait_for((it.state / "runs" / "talk-1" / "program" / "waits").exists)
+        it.kill("coordinator")
+        it.running["south"].send_signal(signal.SIGSTOP)
+        started(it)
+        next_one = it.wait_for(lambda: re.search(r"exchange 6: (.*) sent", it.log("coordinator")))
+        it.running["south"].send_signal(signal.SIGCONT)
+        assert next_one[1] == "2 messages (train)"
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        assert result(it) == {key: undisturbed[key] for key in ("seen", "answers", "errors")}
 
 
 def test_another_program_after_a_kill_ends_the_run_and_says_where(tmp_path):
