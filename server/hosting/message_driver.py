@@ -164,7 +164,9 @@ class MessageDriver(JournaledDriver[Event, Effect]):
 
     def _reply(self, sent: Sent, pieces: dict[Digest, tuple[Piece, ...]]) -> Json:
         message = sent.message
-        row: Json = {"number": sent.number, "node": message.client_id, "kind": message.kind, "group": message.group}
+        first = self.machine.ledger.exchanges[self.machine.ledger.of_message[sent.number]].numbers[0]
+        row: Json = {"number": sent.number, "place": sent.number - first}
+        row |= {"node": message.client_id, "kind": message.kind, "group": message.group}
         if sent.reply is None:
             late = "it did not answer in time"
             return row | {"error": f"{sent.reason}: {sent.detail}" if sent.fate in ANSWERED else late}
