@@ -100,13 +100,13 @@ def load_app(
 
     Raises:
         ConfigError: mistakes in the overrides.
-        CommandError: a simulated app cannot run natively; with all reasons.
+        CommandError: the app's description or a value of its run config is wrong, or its code raises.
     """
     is_simulated = "simulation" in kind.model_fields
     app = app_of(reference)
     number = nodes or app.num_supernodes or (NODES if is_simulated else None)
     options = options_among(reference, overrides)
-    text = run_of_app(reference, options, nodes=number, must_be_native=is_simulated)
+    text = run_of_app(reference, options, nodes=number)
     if is_simulated:
         text += '\n[simulation]\nengine = "sequential"\n'
     return load_text(kind, text, overrides, name=""), app
