@@ -3,6 +3,7 @@
 import json
 from typing import Protocol
 
+from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
 from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
@@ -193,7 +194,7 @@ class MessageService:
         if (refusal := machine.refusal(update)) is not None:
             return client.Answered(self._key(update), False, *refusal)
         if update.num_bytes > most:
-            fault = f"a reply of {update.num_bytes} bytes; allowed: at most {most} (program.reply_max)"
+            fault = f"a reply of {count_of(update.num_bytes, 'byte')}; allowed: at most {most} (program.reply_max)"
             self.post(UpdateRefused(update.client_id, update.round_id, RejectReason.WRONG_LAYOUT, fault))
             return client.Answered(self._key(update), False, RejectReason.WRONG_LAYOUT, fault)
         sent = machine.ledger.sent(update.round_id)
