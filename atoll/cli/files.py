@@ -99,7 +99,7 @@ def load_app(
 
     Raises:
         ConfigError: mistakes in the overrides.
-        CommandError: a simulated app cannot run natively; with all reasons.
+        CommandError: the app's description or a value of its run config is wrong, or its code raises.
     """
     from atoll.parallel.worker.flower_task import NODES
 
@@ -107,7 +107,7 @@ def load_app(
     app = app_of(reference)
     number = nodes or app.num_supernodes or (NODES if is_simulated else None)
     options = options_among(reference, overrides)
-    text = run_of_app(reference, options, nodes=number, must_be_native=is_simulated)
+    text = run_of_app(reference, options, nodes=number)
     if is_simulated:
         text += '\n[simulation]\nengine = "sequential"\n'
     return load_text(kind, text, overrides, name=""), app

@@ -30,7 +30,7 @@ from atoll.server.exchanges.events import (
     RepliesPulled,
     StartProgram,
 )
-from atoll.server.exchanges.exchange import ANSWERED, Sent
+from atoll.server.exchanges.exchange import Sent
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.hosting import messages
@@ -38,6 +38,7 @@ from atoll.server.hosting.journaled_driver import Decision, JournaledDriver
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.codec import decode_meta, encode_event
 from atoll.server.journal.journal import Entry, RunChange, UpdateRow
+from atoll.server.programs.answers import reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
 from atoll.server.rounds.events import Accept, EndRun, Release, ResumeRequested, RunStarted
@@ -163,15 +164,11 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.program.answer(call, replies=[self._reply(sent, pieces) for sent in found])
 
     def _reply(self, sent: Sent, pieces: dict[Digest, tuple[Piece, ...]]) -> Json:
-        message = sent.message
-        first = self.machine.ledger.exchanges[self.machine.ledger.of_message[sent.number]].numbers[0]
-        row: Json = {"number": sent.number, "place": sent.number - first}
-        row |= {"node": message.client_id, "kind": message.kind, "group": message.group}
+        place = self.machine.ledger.place(sent.number)
         if sent.reply is None:
-            late = "it did not answer in time"
-            return row | {"error": f"{sent.reason}: {sent.detail}" if sent.fate in ANSWERED else late}
-        tensors = [[piece.tensor, piece.num_bytes] for piece in pieces[sent.reply]]
-        return row | {"error": "", "path": str(self.store.update_path(sent.reply)), "tensors": tensors}
+            return reply_row(sent, place)
+        tensors = [(piece.tensor, piece.num_bytes) for piece in pieces[sent.reply]]
+        return reply_row(sent, place, self.store.update_path(sent.reply), tensors)
 
     async def _start_program(self) -> None:
         if not self.machine.ledger.is_open:

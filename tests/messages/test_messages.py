@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from atoll.simulations.messages.run import opened
+from tests.client.work import message_task
 from tests.federation.processes import federation
+from tests.simulations.messages.simulating import digests, exchanges, settings
 
 PROGRAM = str(Path(__file__).with_name("message_program.py"))
 TASK = str(Path(__file__).parents[1] / "client" / "work" / "message_task.py") + ":task"
@@ -48,6 +51,23 @@ def test_a_program_exchanges_messages_with_its_sites(undisturbed):
     assert exchanges[-1]["sentence"].endswith("(all_answered): 2 failed")
     replied = {row["client"]: (row["invited"], row["used"]) for row in undisturbed["clients"]}
     assert replied == {"north": (12, 11), "south": (12, 11)}
+
+
+def test_a_simulation_has_the_digests_of_real_agents(tmp_path, undisturbed, monkeypatch):
+    """The program dies on the way, too: the simulator starts it again and repeats its answers."""
+    monkeypatch.setenv("DIES_AT", "step 4")
+    task = message_task.Answering()
+    task.sites = ("north", "south")
+    with opened(settings("name=talk", program=f"{PROGRAM}:main"), task, tmp_path) as federation:
+        assert federation.run()["cause"] == "main() returned after 13 exchanges"
+    assert (tmp_path / "program" / "died").read_text() == "step 4"
+    found = json.loads((tmp_path / "program" / "result.json").read_text())
+    assert [found[key] for key in ("seen", "answers")] == [undisturbed[key] for key in ("seen", "answers")]
+    assert [error.splitlines()[-1] for error in found["errors"]] == [
+        "ValueError: north has no answer",
+        "ValueError: south has no answer",
+    ]
+    assert digests(exchanges(tmp_path))[:10] == digests(undisturbed["shown"]["exchanges"])[:10]
 
 
 @pytest.mark.parametrize("place", ["step 4", "threads"])
