@@ -3,9 +3,9 @@
     python -m benchmarks.flower_app [--shapes 2x0.02 2x100] [--rounds N] [--passes N] [--quick]
 
 The app is `fedavg_flower_app`: N clients x M MB in ten float32 tensors, FedAvg, an `evaluate_fn`, no training. Ours:
-`atoll coordinator DIR` and `atoll agent DIR` for each client, with mutual TLS, journal, every reply durable before it is
-acknowledged; natively, and hosted by Flower's own strategy over our grid. Theirs: a SuperLink in memory and SuperNodes
-as processes, without TLS, of the same flwr. The sides take turns. A round is the time between two calls of
+`atoll coordinator DIR` and `atoll agent DIR` for each client, with mutual TLS, a journal, every reply durable before
+it is acknowledged; natively, and hosted by Flower's own strategy over our grid. Theirs: a SuperLink in memory and
+SuperNodes as processes, without TLS, of the same flwr. The sides take turns. A round is the time between two calls of
 `evaluate_fn`; the first one of a pass, in which processes start, does not count. Memory is the sum over the kinds of
 processes of a side (server; one client) of the largest VmHWM. Bytes are those that pass a proxy in front of the server
 in a pass of their own, in both directions, of a client and a round.
@@ -103,7 +103,7 @@ class Shape:
 
 @dataclass
 class Watch:
-    """What a pass tells about its processes: the roots of those of the server and of the clients, by name."""
+    """The address for the clients of a pass, and the roots of its processes, server and clients, by name."""
 
     through: Callable[[str], str] = str
     """The address that clients dial, of that of the server."""

@@ -53,27 +53,26 @@ def from_content(content: Content) -> RecordDict:
         ValueError: the content is not of this form.
     """
 
-    def data(name: str) -> bytes:
-        found: bytes = content.arrays[name].tobytes()
-        return found
-
-    def value(item: Any) -> Any:
-        if isinstance(item, dict):
-            return data(item["bytes"]) if "bytes" in item else [value(one) for one in item["list"]]
-        return item
-
     try:
-        records: dict[str, Any] = {}
-        for name, kind, rows in content.plain:
-            if kind == "arrays":
-                made = {k: Array(dtype=d, shape=tuple(s), stype=t, data=data(blob)) for k, d, s, t, blob in rows}
-                records[name] = ArrayRecord(made)
-            else:
-                of_kind: Any = {"metrics": MetricRecord, "config": ConfigRecord}[kind]
-                records[name] = of_kind({key: value(item) for key, item in rows})
-        return RecordDict(records)
+        return RecordDict({name: _record(kind, rows, content.arrays) for name, kind, rows in content.plain})
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"these are no records of Flower: {error}") from error
+
+
+def _record(kind: str, rows: list[Any], arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
+    if kind == "arrays":
+        return ArrayRecord({
+            key: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=arrays[blob].tobytes())
+            for key, dtype, shape, stype, blob in rows
+        })  # fmt: skip
+    of_kind: Any = {"metrics": MetricRecord, "config": ConfigRecord}[kind]
+    return of_kind({key: _value(item, arrays) for key, item in rows})
+
+
+def _value(item: Any, arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
+    if isinstance(item, dict):
+        return arrays[item["bytes"]].tobytes() if "bytes" in item else [_value(one, arrays) for one in item["list"]]
+    return item
 
 
 # ------------------------------------------------------------ the arrays of a model

@@ -1,25 +1,20 @@
-"""A Flower `Grid` over the grid of a run of messages: a ServerApp runs unchanged. The only import of flwr in this room.
+"""A Flower `Grid` over the grid of a run of messages: a ServerApp runs unchanged.
 
     app = ServerApp(...)                      program.main = "server_app.py:app"
 
-Replies have the order of the messages. A reply that does not fit the others of its exchange (another record, key or
-shape than most of them have, or a value that is not finite) becomes an error of its node: Flower's strategies would end
-the run, or average the value into the model.
+Replies have the order of the messages. A reply that does not fit becomes an error of its node (`flower_replies`).
 """
 
 import itertools
-import json
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-from flwr.app import Array, Context, Error, Message, Metadata, RecordDict
+from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid as FlowerGridBase
 from flwr.supercore.run import Run
 
-from atoll.parallel.flower.records import from_content, to_content
+from atoll.parallel.flower.records import to_content
+from atoll.parallel.programs.flower_replies import records_of
 from atoll.parallel.programs.grid import TTL_S, Grid, Outgoing, Reply
 from atoll.parallel.task.content import Content
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, node_id
@@ -130,15 +125,15 @@ def _name(message: Message, text: str) -> None:
 
 def _messages(sent: list[Message], replies: list[Reply]) -> list[Message]:
     """Return the replies as Flower's, each to its message."""
-    odd = faults_of(replies)
-    return [_reply(m, r, r.error or odd.get(r.number, "")) for m, r in zip(sent, replies, strict=True)]
+    numbers, found = [reply.number for reply in replies], records_of(replies)
+    return [_reply(*each) for each in zip(sent, numbers, found, strict=True)]
 
 
-def _reply(message: Message, reply: Reply, error: str) -> Message:
+def _reply(message: Message, number: int, found: RecordDict | str) -> Message:
     of = message.metadata
     metadata = Metadata(
         run_id=of.run_id,
-        message_id=f"reply-{reply.number}",
+        message_id=f"reply-{number}",
         src_node_id=of.dst_node_id,
         dst_node_id=of.src_node_id,
         reply_to_message_id=of.message_id,
@@ -147,10 +142,10 @@ def _reply(message: Message, reply: Reply, error: str) -> Message:
         ttl=of.ttl,
         message_type=of.message_type,
     )
-    if error or reply.content is None:
-        code = UNAVAILABLE if error.startswith(("lease_expired", "left", "revoked")) else FAILED
-        return _made(metadata=metadata, error=Error(code, error))
-    return _made(metadata=metadata, content=from_content(reply.content))
+    if isinstance(found, str):
+        code = UNAVAILABLE if found.startswith(("lease_expired", "left", "revoked")) else FAILED
+        return _made(metadata=metadata, error=Error(code, found))
+    return _made(metadata=metadata, content=found)
 
 
 def _made(**named: Any) -> Message:
@@ -158,74 +153,3 @@ def _made(**named: Any) -> Message:
     make: Any = Message
     message: Message = make(**named)
     return message
-
-
-# ---------------------------------------------------------------- replies that do not fit
-
-
-def faults_of(replies: list[Reply]) -> dict[int, str]:
-    """Return why replies to train and evaluate messages do not fit the others of their exchange, by number.
-
-    Compared are the names, kinds and keys of their records with those that most have, and the shape of each array with
-    one that more than half of them have; ties go to the earlier message, so that equal sets give equal faults. A row of
-    bytes, such as the trees of XGBoost, may have any length.
-    """
-    faults: dict[int, str] = {}
-    for reply in replies:
-        if reply.content is not None and (fault := _broken(reply.content)):
-            faults[reply.number] = fault
-    sound = [r for r in replies if r.content is not None and r.number not in faults]
-    compared = [r for r in sound if r.kind.partition(".")[0] in ("train", "evaluate")]
-    if len(compared) < 2:
-        return faults
-    for part, what in ((_keys, "records or keys"), (_shapes, "shapes")):
-        counts = Counter(part(reply) for reply in compared)
-        usual, number = counts.most_common(1)[0]
-        if part is _shapes and 2 * number <= len(compared):
-            continue
-        for reply in compared:
-            if part(reply) != usual:
-                faults.setdefault(reply.number, f"its reply has other {what} than those of most nodes")
-    return faults
-
-
-def _broken(content: Content) -> str:
-    """Return why a content is no sound reply; empty: it is."""
-    try:
-        records = from_content(content)
-        for name, record in records.items():
-            for key, item in record.items():
-                if not _is_finite(item):
-                    return f"its reply has a value that is not finite: {name}.{key}"
-    except (ValueError, TypeError) as error:
-        return f"its reply cannot be read: {error}"
-    return ""
-
-
-def _is_finite(item: Any) -> bool:
-    if isinstance(item, Array):
-        array = item.numpy()
-        return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
-    return all(math.isfinite(one) for one in (item if isinstance(item, list) else [item]) if isinstance(one, float))
-
-
-def _keys(reply: Reply) -> str:
-    assert reply.content is not None
-    return json.dumps([[name, kind, sorted(row[0] for row in rows)] for name, kind, rows in reply.content.plain])
-
-
-def _shapes(reply: Reply) -> str:
-    assert reply.content is not None
-    return json.dumps(
-        [
-            [
-                name,
-                sorted(
-                    [key, dtype, "any" if dtype == "uint8" and len(shape) == 1 else shape]
-                    for key, dtype, shape, *_ in rows
-                ),
-            ]
-            for name, kind, rows in reply.content.plain
-            if kind == "arrays"
-        ]
-    )

@@ -143,7 +143,7 @@ def _reply(row: dict[str, Any]) -> Reply:
 
 def _content(path: Path, tensors: list[list[Any]]) -> Content:
     """Read the bytes of a reply, tensor after tensor."""
-    data, position, found = np.fromfile(path, np.uint8), 0, {}
+    data, position, found = np.memmap(path, np.uint8, "c"), 0, {}  # the pages of an array come with its first use
     for name, num_bytes in tensors:
         found[name] = data[position : position + num_bytes]
         position += num_bytes

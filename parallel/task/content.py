@@ -31,7 +31,7 @@ class Content:
 
 
 def to_tensors(content: Content) -> Arrays:
-    """Return a content as tensors of bytes.
+    """Return a content as tensors of bytes, which are views of its arrays where these are contiguous.
 
     Raises:
         TaskBroken: the plain value is none that JSON has, or an array has objects.
@@ -42,7 +42,7 @@ def to_tensors(content: Content) -> Arrays:
         if array.dtype.hasobject:
             raise TaskBroken(f"{name} is of dtype {array.dtype}; allowed in a message: numbers, bools and bytes")
         listed.append([name, array.dtype.str, list(array.shape)])
-        tensors[f"{number:06d}"] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        tensors[f"{number:06d}"] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     try:
         header = json.dumps({"arrays": listed, "plain": content.plain}, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:

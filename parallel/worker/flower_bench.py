@@ -118,11 +118,12 @@ class ClientBench(_AppBench):
     def message(self, content: Content, own: Arrays | None, request: dict[str, Any]) -> MessageAnswer:
         """Hand the app a message of a ServerApp as it is; the state of its context stays with a reply that counts."""
         self._take_terms(request)
-        state = _state_of(own)
+        state, records = _state_of(own), from_content(content)
+        del content  # the app has a copy: a large file need not stay mapped while it trains
         seed_everything(request["seed"])
         reply = self._client.call(
             request["kind"],
-            from_content(content),
+            records,
             state=state,
             run_config=self._run_config,
             group=request["group"],

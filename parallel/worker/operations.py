@@ -115,9 +115,8 @@ class Operations:
         bench = self._loaded()
         if not isinstance(bench, MessageBench):
             raise TaskBroken(f"the task answers no messages, and was asked for {request['kind']!r}")
-        content = from_tensors(safetensors_file.mapped(Path(request["message"])))
         own = safetensors_file.read(Path(request["own"])) if request.get("own") else None
-        answer = bench.message(content, own, request)
+        answer = bench.message(from_tensors(safetensors_file.mapped(Path(request["message"]))), own, request)
         pieces = safetensors_file.write(Path(request["out"]), to_tensors(answer.content), durable=False)
         if answer.own:
             safetensors_file.write(Path(request["own_out"]), answer.own, durable=False)
