@@ -1,5 +1,6 @@
 """The host of a `ClientApp`: one call for each message, as in Flower's own process, with modules that stay warm."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,15 @@ from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp, node_id
 
 CREATED_AT, TTL_S = 0.0, 1e12
 """A message never expires: the round has its own deadline."""
+
+
+ANSWERED = "the ClientApp answered"
+_ERROR = re.compile(rf"{ANSWERED} \S+ with error (\d+): ")
+
+
+def code_of(failure: str) -> int | None:
+    """Return the code of an error with which a ClientApp itself answered; None: it failed in another way."""
+    return int(found[1]) if (found := _ERROR.search(failure)) else None
 
 
 class ClientHost:
@@ -60,7 +70,7 @@ class ClientHost:
         if not isinstance(reply, Message):
             raise TaskBroken(f"the ClientApp must return a Message for {kind}, got {type(reply).__name__}")
         if reply.has_error():
-            raise TaskBroken(f"the ClientApp answered {kind} with error {reply.error.code}: {reply.error.reason}")
+            raise TaskBroken(f"{ANSWERED} {kind} with error {reply.error.code}: {reply.error.reason}")
         return reply.content
 
 

@@ -21,6 +21,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp
 
+SECOND = "main() starts a second strategy; it can run hosted: --set program.main=DIR/pyproject.toml:app"
+
 
 class NotNative(TaskBroken):
     """A ServerApp does what has no native counterpart; the message says what."""
@@ -86,7 +88,7 @@ class ServerHost:
         """Let `strategy.start` return, and wait for the end of `main()`.
 
         Raises:
-            NotNative: it starts a second strategy.
+            NotNative: it starts a second strategy, which is found only here, after the rounds of the first.
             Exception: any error of `main()`.
         """
         self.started()
@@ -122,7 +124,7 @@ class ServerHost:
     ) -> Result:
         """Stand in for `Strategy.start`, with its arguments and defaults."""
         if self._started is not None:
-            raise NotNative("main() starts a second strategy")
+            raise NotNative(SECOND)
         configs = dict(train_config or {}), dict(evaluate_config or {})
         self._answers.put(Started(strategy, initial_arrays, num_rounds, timeout, *configs, evaluate_fn))
         while True:

@@ -13,6 +13,7 @@ from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid as FlowerGridBase
 from flwr.supercore.run import Run
 
+from atoll.parallel.flower.client_host import code_of
 from atoll.parallel.flower.records import to_content
 from atoll.parallel.programs.flower_replies import records_of
 from atoll.parallel.programs.grid import TTL_S, Grid, Outgoing, Reply
@@ -144,7 +145,7 @@ def _reply(message: Message, number: int, found: RecordDict | str) -> Message:
     )
     if isinstance(found, str):
         code = UNAVAILABLE if found.startswith(("lease_expired", "left", "revoked")) else FAILED
-        return _made(metadata=metadata, error=Error(code, found))
+        return _made(metadata=metadata, error=Error(code_of(found) or code, found))
     return _made(metadata=metadata, content=found)
 
 

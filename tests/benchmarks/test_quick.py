@@ -35,6 +35,19 @@ def values_of(document):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1000)
+def test_one_app_of_flowers_is_measured_natively_hosted_and_by_flower():
+    """The whole: `make bench NAME=flower_app`."""
+    document = measure("flower_app", "--quick")
+    values = values_of(document)
+    assert len(values) == 6
+    assert min(values.values()) > 0
+    assert values["2 clients x 0.02 MB, hosted: Flower's round over ours"] > 1
+    sides = document["ours"]["2 clients x 0.02 MB"]
+    assert all(40_000 < side["bytes_of_a_client_and_round"] < 100_000 for side in sides.values())
+
+
+@pytest.mark.long
 def test_a_few_empty_rounds_are_measured_beside_rounds_by_hand():
     """How many times their time ours takes is for an idle machine: `make bench NAME=round_latency`."""
     document = measure("round_latency", "--clients", "10", "--rounds", "3")

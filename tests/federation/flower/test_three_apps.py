@@ -20,12 +20,13 @@ TOLERANCE = 1e-6
 
 
 def run_here(app, out, *options, **config):
-    """Run an app by `atoll flower run`, and return the folder of the run."""
+    """Run an app by `atoll flower run`, and return the folder in which main() left its files."""
     overrides = [part for name, value in config.items() for part in ("--set", f"task.{name}={value}")]
     command = [ATOLL, "flower", "run", app, "--nodes", "2", "--out", out, *options, *overrides]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return out
+    (folder,) = {path.parent for name in ("final_model.pt", "model.npz", "history.json") for path in out.rglob(name)}
+    return folder
 
 
 def test_pytorch_with_batch_norm(tmp_path):
@@ -34,14 +35,15 @@ def test_pytorch_with_batch_norm(tmp_path):
     theirs = torch.load(tmp_path / "flower" / "final_model.pt")
     as_program = ("--set", f"program.main={app / 'pyproject.toml'}:app")
     hosted = run_here(app, tmp_path / "hosted", *as_program, **rounds)
-    found = torch.load(hosted / "coordinator" / "runs" / "quickstart-1" / "program" / "final_model.pt")
+    found = torch.load(hosted / "final_model.pt")
     assert {name: (value.dtype, value.shape) for name, value in found.items()} == {
         name: (value.dtype, value.shape) for name, value in theirs.items()
     }
     assert all(torch.equal(found[name], value) for name, value in theirs.items())
-    native = run_here(app, tmp_path / "native", **rounds)
-    of_rounds = torch.load(native / "coordinator" / "runs" / "quickstart-1" / "app" / "final_model.pt")
-    assert distances(of_rounds, theirs) == pytest.approx(dict.fromkeys(theirs, 0.0), abs=TOLERANCE)
+    for options in ((), ("--simulate",)):
+        native = run_here(app, tmp_path / f"native{len(options)}", *options, **rounds)
+        of_rounds = torch.load(native / "final_model.pt")
+        assert distances(of_rounds, theirs) == pytest.approx(dict.fromkeys(theirs, 0.0), abs=TOLERANCE)
 
 
 def distances(found, expected):
@@ -71,14 +73,17 @@ def test_a_numpy_client_of_scikit_learn_in_an_environment_without_torch(tmp_path
         assert "runs hosted, over messages" in it.log("coordinator")
         found = np.load(it.state / "runs" / "trouble-1" / "program" / "model.npz")
     theirs = np.load(tmp_path / "flower" / "model.npz")
-    assert [found[name].tobytes() for name in found] == [theirs[name].tobytes() for name in theirs]
+    simulated = np.load(run_here(app, tmp_path / "simulated", "--simulate") / "model.npz")
+    for ours in (found, simulated):
+        assert [ours[name].tobytes() for name in ours] == [theirs[name].tobytes() for name in theirs]
     assert np.abs(found["arr_0"]).sum() > 1
 
 
 def test_a_loop_of_its_own_with_mods_lifespan_queries_and_state(tmp_path):
     app = EXAMPLES / "own_loop"
     run_by_flower(app, tmp_path / "flower", 2)
-    hosted = run_here(app, tmp_path / "hosted")
-    found = json.loads((hosted / "coordinator" / "runs" / "own-loop-1" / "program" / "history.json").read_text())
-    assert found == json.loads((tmp_path / "flower" / "history.json").read_text())
+    for options in ((), ("--simulate",)):
+        hosted = run_here(app, tmp_path / f"hosted{len(options)}", *options)
+        found = json.loads((hosted / "history.json").read_text())
+        assert found == json.loads((tmp_path / "flower" / "history.json").read_text())
     assert [line["calls"] for line in found] == [[n, n] for n in (1, 2, 3, 4)]

@@ -6,7 +6,7 @@ A query tells a node the case; it is in the state of its context, and chooses th
 import zlib
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.client import ClientApp as LegacyApp
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
@@ -46,6 +46,7 @@ def app_with(*mods):
     made.train(mods=list(mods))(train)
     made.evaluate()(evaluate)
     made.query("place")(tell_place)
+    made.query("refuse")(lambda message, context: Message(Error(300, "not today: 5"), reply_to=message))
     return made
 
 
@@ -131,6 +132,7 @@ app = ClientApp()
 app.train()(of_the_case)
 app.evaluate()(of_the_case)
 app.query("place")(of_the_case)
+app.query("refuse")(of_the_case)
 
 
 @app.query("case")

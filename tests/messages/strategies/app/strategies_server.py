@@ -156,7 +156,7 @@ def asked(grid, context):
     replies = {reply.metadata.reply_to_message_id: reply for reply in grid.send_and_receive(iter(questions))}
     told = [replies[question.metadata.message_id].content["told"] for question in questions]
     empty = RecordDict()
-    wrong = [Message(empty, nodes[0], "query.nothing"), Message(empty, nodes[1], "train.other")]
+    wrong = [Message(empty, nodes[0], kind) for kind in ("query.nothing", "query.refuse", "train.other")]
     errors = list(grid.send_and_receive(wrong))
     return {
         "places": np.array([one["place"] for one in told]),
