@@ -198,6 +198,8 @@ class MessageDriver:
             crash_points.reached("journal.before_write")
             await self._commit(rows)
             crash_points.reached("journal.after_write")
+            for entry in rows.entries:
+                crash_points.reached("exchange.entry", entry.kind)
             for one in posted:
                 for line in one.lines:
                     logger.info("%s: %s", self.run_id, line)
@@ -220,6 +222,7 @@ class MessageDriver:
     # ------------------------------------------------------------ effects out
 
     def _act(self, effect: Effect) -> None:
+        crash_points.reached("exchange.effect", type(effect).__name__)
         match effect:
             case Deliver(message=message):
                 self._shared.hub.send(message.client_id, self._invitation(effect))
