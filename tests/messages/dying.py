@@ -32,7 +32,7 @@ DOWN_S = 20.0
 """Virtual time in which no coordinator runs."""
 
 RECONNECTS_S = 5.0
-"""Virtual time between the reconnections of two sites."""
+"""Virtual time between the reconnections of two sites, all within their lease."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,12 @@ class JournaledService(MessageService):
             self._act(effect)
         self._arm_timer()
         return effects
+
+    def left(self, site):
+        if self.is_dead:
+            del self._connected[site.client_id]  # a lease of the dead coordinator ends no client
+        else:
+            super().left(site)
 
     def recover(self):
         """Replay the journal, and go on."""

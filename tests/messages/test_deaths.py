@@ -31,7 +31,7 @@ KINDS = {
     "ProgramEnded",
 }
 PLACES = ("before", "after", "effect", "answer")
-SAMPLE = 6
+SAMPLE = 4
 """Deaths of each place in a short run of the suite."""
 
 

@@ -1,6 +1,7 @@
 """Runs of messages: a server program, a coordinator and agents as processes, and kill -9 for each of them."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -118,6 +119,22 @@ def test_a_coordinator_that_dies_at_a_kind_of_entry_goes_on_with_the_same_digest
         it.agent("south")
         assert it.running["coordinator"].wait(BOUND_S) == -signal.SIGKILL
         started(it)
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        assert result(it) == {key: undisturbed[key] for key in ("seen", "answers", "errors")}
+
+
+def test_a_node_that_reconnects_late_after_a_kill_of_the_coordinator_is_asked_as_before(tmp_path, undisturbed):
+    with federation(tmp_path, task=TASK) as it:
+        started(it, environment={"WAITS_AT": "step 4"})
+        it.agent("north")
+        it.agent("south")
+        it.wait_for((it.state / "runs" / "talk-1" / "program" / "waits").exists)
+        it.kill("coordinator")
+        it.running["south"].send_signal(signal.SIGSTOP)
+        started(it)
+        next_one = it.wait_for(lambda: re.search(r"exchange 6: (.*) sent", it.log("coordinator")))
+        it.running["south"].send_signal(signal.SIGCONT)
+        assert next_one[1] == "2 messages (train)"
         assert it.wait_for_end() == 0, it.log("coordinator")
         assert result(it) == {key: undisturbed[key] for key in ("seen", "answers", "errors")}
 

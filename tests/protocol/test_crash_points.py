@@ -46,7 +46,10 @@ def test_the_process_lives_when_the_step_is_not_reached(crash_at: str) -> None:
     assert run(crash_at).returncode == 0
 
 
-@pytest.mark.parametrize("crash_at", ["upload", "upload.mid_chunk:", "upload.mid_chunk:0", "upload.mid_chunk:x", ":1", "exchange.entry/", "/even"])
+@pytest.mark.parametrize(
+    "crash_at",
+    ["upload", "upload.mid_chunk:", "upload.mid_chunk:0", "upload.mid_chunk:x", ":1", "exchange.entry/", "/even"],
+)
 def test_a_step_that_does_not_exist_is_refused(crash_at: str) -> None:
     with pytest.raises(ValueError, match=r"allowed: step or step:n .* agent\.answered"):
         parse_crash_at({VARIABLE: crash_at})
