@@ -170,10 +170,11 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.program.answer(call, replies=[self._reply(sent, pieces) for sent in found])
 
     def _reply(self, sent: Sent, pieces: dict[Digest, tuple[Piece, ...]]) -> Json:
+        place = self.machine.ledger.place(sent.number)
         if sent.reply is None:
-            return reply_row(sent)
+            return reply_row(sent, place)
         tensors = [(piece.tensor, piece.num_bytes) for piece in pieces[sent.reply]]
-        return reply_row(sent, self.store.update_path(sent.reply), tensors)
+        return reply_row(sent, place, self.store.update_path(sent.reply), tensors)
 
     async def _start_program(self) -> None:
         if not self.machine.ledger.is_open:

@@ -295,10 +295,11 @@ class MessageFederation:
         self._answer(effect.call, replies=[self._reply(sent) for sent in found if sent is not None])
 
     def _reply(self, sent: Sent) -> Json:
+        place = self.service.machine.ledger.place(sent.number)
         if sent.reply is None:
-            return reply_row(sent)
+            return reply_row(sent, place)
         reply = self.work.replies[sent.reply]
-        return reply_row(sent, reply.path, reply.tensors)
+        return reply_row(sent, place, reply.path, reply.tensors)
 
     def _answer(self, call: int, **fields: Any) -> None:
         self._waiting.pop(call, None)

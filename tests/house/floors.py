@@ -67,7 +67,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data/public", "engine"),
         ("exchange",),
         ("launch", "models", "trainer"),
-        ("crew", "planner"),
+        ("planner",),
+        ("crew",),
     ),
     "protocol": (
         (

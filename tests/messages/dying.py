@@ -8,6 +8,7 @@ coordinator, encoded and decoded; a process of the program is a fork of this one
 import os
 import signal
 import socket
+import sys
 import threading
 import traceback
 import warnings
@@ -129,6 +130,7 @@ class ForkedProgram(Program):
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
+            sys.stdout = sys.stderr = os.fdopen(2, "w", closefd=False)  # those of the tests are captured
             os.chdir(folder)
             program.sys.argv = ["program", str(connection.detach())]
             program.main()
