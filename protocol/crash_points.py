@@ -1,7 +1,8 @@
 """Named crash points at which a test may kill the process; crash recovery is tested at each of them.
 
-`ATOLL_CRASH_AT=upload.mid_chunk:3` kills the process with SIGKILL when it reaches that step for the third time. Without
-the variable `reached` does nothing.
+`ATOLL_CRASH_AT=upload.mid_chunk:3` kills the process with SIGKILL when it reaches that step for the third time. A step
+with kinds may name one: `exchange.entry/NodesAsked:2` is the second entry of this kind. Without the variable `reached`
+does nothing.
 """
 
 import itertools
@@ -14,6 +15,8 @@ VARIABLE = "ATOLL_CRASH_AT"
 STEPS = (
     ("journal.before_write", "an event is decided, nothing of it is on disk"),
     ("journal.after_write", "an event is on disk, none of its effects has left"),
+    ("exchange.entry", "an entry of a run of messages is on disk, none of its effects has left; kinds: of its event"),
+    ("exchange.effect", "an effect of such an entry is about to leave; kinds: of the effect"),
     ("upload.mid_chunk", "a part of an update's bytes is on disk"),
     ("upload.before_check", "all bytes of an update are on disk, unchecked"),
     ("upload.part_kept", "a part of an update is durable and checked, others may be missing"),
@@ -46,8 +49,10 @@ STEPS = (
 _NAMES = frozenset(name for name, _ in STEPS)
 
 
-def parse_crash_at(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the step to crash at and the number of the visit, from `step` or `step:n`; None: the variable is not set.
+def parse_crash_at(environment: Mapping[str, str]) -> tuple[str, str, int] | None:
+    """Return the step to crash at, its kind and the number of the visit; None: the variable is not set.
+
+    The text is `step`, `step:n`, `step/kind` or `step/kind:n`. An empty kind stands for all.
 
     Raises:
         ValueError: there is no such step, or n is not a count from 1.
@@ -55,22 +60,25 @@ def parse_crash_at(environment: Mapping[str, str]) -> tuple[str, int] | None:
     text = environment.get(VARIABLE, "")
     if not text:
         return None
-    step, _, count = text.partition(":")
-    if step not in _NAMES or not ((count.isascii() and count.isdigit() and int(count) >= 1) or text == step):
+    place, _, count = text.partition(":")
+    step, slash, kind = place.partition("/")
+    is_counted = count.isascii() and count.isdigit() and int(count) >= 1
+    if step not in _NAMES or not (is_counted or text == place) or bool(slash) != bool(kind):
         raise ValueError(
-            f"{VARIABLE}={text!r}: allowed: step or step:n with n >= 1; steps: {', '.join(sorted(_NAMES))}"
+            f"{VARIABLE}={text!r}: allowed: step or step:n with n >= 1, and step/kind of a step with kinds; steps: "
+            f"{', '.join(sorted(_NAMES))}"
         )
-    return step, int(count or 1)
+    return step, kind, int(count or 1)
 
 
 _CRASH_AT = parse_crash_at(os.environ)
 _visits = itertools.count(1)
 
 
-def reached(step: str) -> None:
+def reached(step: str, kind: str = "") -> None:
     """Mark that the process is at `step`, and kill it here if the environment asks for that."""
     assert step in _NAMES, f"step {step!r} is not in STEPS"
-    if _CRASH_AT is None or step != _CRASH_AT[0]:
+    if _CRASH_AT is None or step != _CRASH_AT[0] or _CRASH_AT[1] not in ("", kind):
         return
-    if next(_visits) == _CRASH_AT[1]:
+    if next(_visits) == _CRASH_AT[2]:
         os.kill(os.getpid(), signal.SIGKILL)

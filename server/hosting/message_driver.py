@@ -10,6 +10,7 @@ from functools import partial
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.task.task import task_name
+from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import Invite, ServerMessage
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.threads import on_thread
@@ -37,7 +38,7 @@ from atoll.server.hosting import messages
 from atoll.server.hosting.journaled_driver import Decision, JournaledDriver
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.codec import decode_meta, encode_event
-from atoll.server.journal.journal import Entry, RunChange, UpdateRow
+from atoll.server.journal.journal import Batch, Entry, RunChange, UpdateRow
 from atoll.server.programs.answers import reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
@@ -108,12 +109,17 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         await super().stop()
         await self.program.stop()
 
+    def _written(self, rows: Batch) -> None:
+        for entry in rows.entries:
+            crash_points.reached("exchange.entry", entry.kind)
+
     def _acted(self) -> None:
         self._look()
 
     # ------------------------------------------------------------ effects out
 
     def _act(self, effect: Effect) -> None:
+        crash_points.reached("exchange.effect", type(effect).__name__)
         match effect:
             case Deliver(message=message):
                 self._shared.hub.send(message.client_id, self._invitation(effect))

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Piece
@@ -91,6 +91,9 @@ class MessageFederation:
         WorkerDied: a process of the engine could not start.
     """
 
+    service_type: ClassVar = MessageService
+    program_type: ClassVar = Program
+
     def __init__(
         self,
         setting: MessageSetting,
@@ -110,7 +113,7 @@ class MessageFederation:
         self.contents = Contents(folder, RunStore(folder, has_files_only=True, is_durable=False))
         states = ClientStates(folder / "clients", {name: n for n, name in enumerate(setting.num_examples)})
         self.work = MessageWork(self.engine, self.contents, states, setting.num_examples, folder / "replies")
-        self.service = MessageService(self, self.timeline, self.contents, config, setting.lease)
+        self.service = self.service_type(self, self.timeline, self.contents, config, setting.lease)
         self.sites = self._sites()
         self._lines: Lines = queue.SimpleQueue()
         self._program: Program | None = None
@@ -200,7 +203,7 @@ class MessageFederation:
         self._stop_program()
         config = self.setting.config
         order = {"program": config.program.main, "seed": config.seed, "options": config.options}
-        self._program = Program(order, self._folder / "program", self._folder / "program.log", self._lines)
+        self._program = self.program_type(order, self._folder / "program", self._folder / "program.log", self._lines)
         self.service.post(ProgramStarted())
 
     def _stop_program(self) -> None:

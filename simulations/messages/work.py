@@ -124,9 +124,7 @@ class MessageWork:
         )
 
     def settle(self, update: Update, *, accepted: bool) -> None:
-        """Drop a reply that is not accepted."""
-        if not accepted and (reply := self.replies.pop(update.digest, None)) is not None:
-            reply.path.unlink(missing_ok=True)
+        """Do nothing: the coordinator may have a reply whose answer was lost, and files stay until the run ends."""
 
     def num_evaluated(self, client_id: ClientId) -> int:
         """Raise NotImplementedError: a run of messages has no evaluations of its own."""

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from atoll.protocol.crash_points import VARIABLE
 from atoll.simulations.messages.run import opened
 from tests.client.work import message_task
 from tests.federation.processes import federation
 from tests.simulations.messages.simulating import digests, exchanges, settings
+from tests.waiting import BOUND_S
 
 PROGRAM = str(Path(__file__).with_name("message_program.py"))
 TASK = str(Path(__file__).parents[1] / "client" / "work" / "message_task.py") + ":task"
@@ -95,6 +97,30 @@ def test_a_killed_coordinator_and_a_killed_agent_change_nothing(tmp_path, undist
         assert it.wait_for_end() == 0, it.log("coordinator")
         assert result(it) == {key: undisturbed[key] for key in ("seen", "answers", "errors")}
         assert "the server program begins again" in it.log("coordinator")
+
+
+ENTRIES = ("RunStarted", "ProgramStarted", "ClientJoined:2", "NodesAsked:4", "ExchangeAsked:3", "UploadBegun:5",
+           "UpdateReceived:8", "RepliesPulled", "ClientFailed:2", "ProgramEnded")  # fmt: skip
+EFFECTS = ("StartProgram", "Deliver:9", "Accept:7", "RecordExchange:10", "AnswerNodes:2", "AnswerMessages:11", "EndRun")
+
+
+@pytest.mark.parametrize(
+    "crash_at",
+    [
+        "exchange.entry/ExchangeAsked:7",
+        *(pytest.param(f"exchange.entry/{kind}", marks=pytest.mark.long) for kind in ENTRIES),
+        *(pytest.param(f"exchange.effect/{kind}", marks=pytest.mark.long) for kind in EFFECTS),
+    ],
+)
+def test_a_coordinator_that_dies_at_a_kind_of_entry_goes_on_with_the_same_digests(crash_at, tmp_path, undisturbed):
+    with federation(tmp_path, task=TASK) as it:
+        started(it, environment={VARIABLE: crash_at})
+        it.agent("north")
+        it.agent("south")
+        assert it.running["coordinator"].wait(BOUND_S) == -signal.SIGKILL
+        started(it)
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        assert result(it) == {key: undisturbed[key] for key in ("seen", "answers", "errors")}
 
 
 def test_a_node_that_reconnects_late_after_a_kill_of_the_coordinator_is_asked_as_before(tmp_path, undisturbed):

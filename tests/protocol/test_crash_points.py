@@ -14,6 +14,7 @@ for index in range(4):
     print(index, flush=True)
     reached("upload.before_check")
     reached("upload.mid_chunk")
+    reached("exchange.entry", "even" if index % 2 == 0 else "odd")
 """
 
 
@@ -23,7 +24,15 @@ def run(crash_at: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("crash_at", "num_printed"), [("upload.mid_chunk", 1), ("upload.mid_chunk:1", 1), ("upload.mid_chunk:3", 3)]
+    ("crash_at", "num_printed"),
+    [
+        ("upload.mid_chunk", 1),
+        ("upload.mid_chunk:1", 1),
+        ("upload.mid_chunk:3", 3),
+        ("exchange.entry:2", 2),
+        ("exchange.entry/odd", 2),
+        ("exchange.entry/even:2", 3),
+    ],
 )
 def test_the_process_is_killed_at_the_nth_visit(crash_at: str, num_printed: int) -> None:
     ended = run(crash_at)
@@ -37,7 +46,10 @@ def test_the_process_lives_when_the_step_is_not_reached(crash_at: str) -> None:
     assert run(crash_at).returncode == 0
 
 
-@pytest.mark.parametrize("crash_at", ["upload", "upload.mid_chunk:", "upload.mid_chunk:0", "upload.mid_chunk:x", ":1"])
+@pytest.mark.parametrize(
+    "crash_at",
+    ["upload", "upload.mid_chunk:", "upload.mid_chunk:0", "upload.mid_chunk:x", ":1", "exchange.entry/", "/even"],
+)
 def test_a_step_that_does_not_exist_is_refused(crash_at: str) -> None:
     with pytest.raises(ValueError, match=r"allowed: step or step:n .* agent\.answered"):
         parse_crash_at({VARIABLE: crash_at})
@@ -48,7 +60,7 @@ def test_every_step_has_one_name_and_may_be_passed() -> None:
     assert len(set(names)) == len(names)
     for name, meaning in STEPS:
         assert meaning
-        assert parse_crash_at({VARIABLE: f"{name}:2"}) == (name, 2)
+        assert parse_crash_at({VARIABLE: f"{name}:2"}) == (name, "", 2)
         reached(name)
 
 

@@ -1,0 +1,1 @@
+"""A ServerApp of ten rounds, for the deaths of its process and of its coordinator."""
