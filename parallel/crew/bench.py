@@ -110,7 +110,7 @@ class MeshBench:
         """Train as `ModelBench.train` does, and write the update into the folder `out`.
 
         Args:
-            request: `train` (`worker/main`), with `checkpoint` and `checkpoint_every` (`in_round`).
+            request: `train` (`worker/main`), with `checkpoint` and its interval (`in_round`).
             is_told: of this rank; asked between steps.
 
         Returns:
@@ -132,7 +132,7 @@ class MeshBench:
             model = self._the_model(request, local)
             self._begin(model, local, algorithm, request)
             self._seed(request["seed"])
-            with checkpoints(request, model, order.steps) as after_step:
+            with checkpoints(request, model, order.steps, self._ranks, self._clock) as after_step:
                 training = LocalTraining(
                     task=self._here.task,
                     local=local,

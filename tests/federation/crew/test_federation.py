@@ -29,7 +29,12 @@ def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
     """A rank is killed in round 1, the agent in round 2; the model is that of three plain clients, to the bit."""
     slow = tmp_path / "slow"
     slow.touch()
-    crew = {"crew.mesh": mesh, "crew.nproc": 2, "crew.checkpoint_every": 4, "environment": {SLOWED_BY: str(slow)}}
+    crew = {
+        "crew.mesh": mesh,
+        "crew.nproc": 2,
+        "crew.checkpoint_every": "4 steps",
+        "environment": {SLOWED_BY: str(slow)},
+    }
     with federation(tmp_path, task=TASK) as it:
         it.coordinator(rounds=3, round__cohort_size=3, round__deadline=600, coordinator__lease=300)
         it.agent("a")
