@@ -2,9 +2,9 @@
 
     CHECKPOINT/ROUND.SEED/step-...      as `checkpoint/store` keeps them, the newest alone
 
-A save falls on a step: on every so many, or on the one at which the ranks agree that the seconds have passed. The last
-step of a round is saved, too, so that only the update has to be written again; after a round of less than a minute,
-which is repeated as quickly, only with an interval in steps.
+A save falls on a step: on each multiple of a number of them, or on the one at which the ranks agree that the seconds
+have passed. The last step of a round is saved, too, so that only the update has to be written again; after a round of
+less than a minute, which is repeated as quickly, only with an interval in steps.
 
 A request with another round or seed never finds it. The folder's owner removes it when the update is safe.
 """

@@ -57,6 +57,13 @@ def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
             assert sorted(record.clients) == ["a", "b", "c"]
             assert [client.fate for client in record.clients.values()] == ["reported"] * 3, "one update of each"
             assert [client.num_examples for client in record.clients.values()] == [64] * 3
+            uses = {name: client.mesh for name, client in record.clients.items()}
+            assert (uses["a"], uses["b"], uses["c"].num_ranks) == (None, None, 2)
+            assert uses["c"].peak_bytes > 10**6
+            assert (uses["c"].mfu, uses["c"].why_no_mfu[:8]) == (
+                None,
+                "the peak" if uses["c"].flops_per_s else "the oper",
+            )
             w = read(it.state / "runs" / "trouble-1" / "versions" / f"{number:06d}.safetensors")["w"]
             np.testing.assert_array_equal(w, number * moved().numpy())
         if mesh == "auto":
