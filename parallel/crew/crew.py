@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.adapters.kept_lines import BASES
 from atoll.parallel.crew.interval import NEVER, Interval
 from atoll.parallel.crew.round_folder import prepare
 from atoll.parallel.crew.terms import Terms
@@ -134,6 +135,7 @@ class Crew:
             **{"task": task, "site": site, "settings": dict(settings or {}), "plan": terms.plan},
             **asdict(RunTerms()),
             "device": terms.ranks.device,
+            "bases": str(terms.ranks.log_of(0).absolute().with_name(BASES)),
         }
         self._calls = threading.Lock()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()

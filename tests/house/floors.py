@@ -127,7 +127,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engines/processes",),
         ("engines/choice.py",),
         ("federation",),
-        ("experiments",),
+        ("experiments", "messages"),
         ("experiments/tables",),
         ("experiments/tables/papers",),
     ),

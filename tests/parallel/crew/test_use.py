@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.use import RoundUse
+from atoll.parallel.crew.use import PeakMemory, RoundUse
 from tests.parallel.crew import tasks
 from tests.parallel.crew.clients import on_a_mesh, write_version
 
@@ -57,3 +57,19 @@ def test_the_ranks_report_one_use(tmp_path):
     assert use["peak_bytes"] > 10**6
     assert use["steps_per_s"] > 0
     assert use["flops_per_s"] > 0
+
+
+def test_the_peak_is_seen_after_it_is_gone_and_forgotten_in_the_next_round():
+    cpu = torch.device("cpu")
+    peak = PeakMemory(cpu)
+    before = peak.num_bytes
+    assert before > MIB
+    block = torch.ones(64 * MIB // 4)
+    assert block.sum() > 0
+    del block
+    assert 60 * MIB < peak.num_bytes - before < 96 * MIB
+    assert PeakMemory(cpu).num_bytes < before + 32 * MIB
+
+
+def test_without_proc_there_is_no_figure(tmp_path):
+    assert PeakMemory(torch.device("cpu"), tmp_path / "none").num_bytes == 0
