@@ -12,6 +12,9 @@ from tests.parallel.crew import tasks
 from tests.parallel.crew.clients import on_a_mesh, write_version
 
 
+MIB = 2**20
+
+
 def use_of(task, inputs):
     now = [0.0]
     use = RoundUse(Ranks(), torch.device("cpu"), "fp32", lambda: now[0])
