@@ -11,7 +11,6 @@ from atoll.parallel.crew.use import PeakMemory, RoundUse
 from tests.parallel.crew import tasks
 from tests.parallel.crew.clients import on_a_mesh, write_version
 
-
 MIB = 2**20
 
 
