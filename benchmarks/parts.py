@@ -28,6 +28,7 @@ from atoll.aggregation.tensors.layout import Layout, Piece, Tensor, in_order, pi
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts, part_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from atoll.server.process_tuning import collect_seldom
 from benchmarks.data_plane import MB, Ours, Side, settle, touch
 from benchmarks.processes import Processes
 from benchmarks.report import Bar, conclude, say, spread
@@ -126,6 +127,7 @@ def judged(layout: Layout, root: bytes, parts: Sequence[bytes]) -> float:
 
 def judgement(times: int) -> tuple[list[Bar], dict[str, Any]]:
     """Return the bars and figures of the judgement without bytes."""
+    collect_seldom()  # as the coordinator's process does
     layout = large_layout()
     root, parts = large_update(layout)
     seconds = [judged(layout, root, parts) for _ in range(times)]

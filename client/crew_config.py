@@ -5,9 +5,10 @@ The string under a field is its documentation; `docs/configuration.md` is genera
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.crew.interval import ALLOWED, Interval
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
 from atoll.protocol.settings import STRICT, Folder, Plain
 
@@ -48,8 +49,9 @@ class CrewConfig(BaseModel):
     """HOST:PORT at which rank 0 of another machine dials the agent; port 0: any free one. Empty: a socket of this
     machine with launch = "local", any port of this host otherwise."""
 
-    checkpoint_every: int = Field(default=0, ge=0, le=10**9)
-    """Steps between two checkpoints within a round, from which restarted ranks go on; 0: they begin the round again."""
+    checkpoint_every: str = "300 s"
+    """Time between two checkpoints within a round, from which restarted ranks go on: a number with a unit, s, min, h or
+    steps, as in "5 min" or "50 steps". "0": they begin the round again."""
 
     max_restarts: int = Field(default=3, ge=0, le=1000)
     """Times in one job that the ranks start again after one of them was lost; then the job fails."""
@@ -59,6 +61,15 @@ class CrewConfig(BaseModel):
 
     plan: dict[str, Plain] = {}
     """Other settings of the plan, as `atoll train` takes them in plan.*: precision, zero, recompute and so on."""
+
+    @field_validator("checkpoint_every", mode="before")
+    @classmethod
+    def _has_a_unit(cls, given: object) -> str:
+        text = str(given) if type(given) in (int, float) else given
+        if not isinstance(text, str):
+            raise ValueError(f"got {given!r}; allowed: {ALLOWED}")
+        Interval.parse(text)
+        return text
 
     @property
     def num_ranks(self) -> int:

@@ -378,7 +378,7 @@ class UploadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[UploadOpen, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class UploadOpen(_message.Message):
-    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data", "metrics", "min_sites", "part")
+    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data", "metrics", "min_sites", "part", "mesh")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +394,7 @@ class UploadOpen(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MIN_SITES_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    MESH_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     statistics: _containers.MessageMap[str, Statistics]
     download_seconds: float
@@ -402,7 +403,22 @@ class UploadOpen(_message.Message):
     metrics: str
     min_sites: int
     part: bytes
-    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ..., metrics: _Optional[str] = ..., min_sites: _Optional[int] = ..., part: _Optional[bytes] = ...) -> None: ...
+    mesh: MeshUse
+    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ..., metrics: _Optional[str] = ..., min_sites: _Optional[int] = ..., part: _Optional[bytes] = ..., mesh: _Optional[_Union[MeshUse, _Mapping]] = ...) -> None: ...
+
+class MeshUse(_message.Message):
+    __slots__ = ("num_ranks", "peak_bytes", "steps_per_s", "flops_per_s", "peak_flops")
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    num_ranks: int
+    peak_bytes: int
+    steps_per_s: float
+    flops_per_s: float
+    peak_flops: float
+    def __init__(self, num_ranks: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., steps_per_s: _Optional[float] = ..., flops_per_s: _Optional[float] = ..., peak_flops: _Optional[float] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("position", "data")

@@ -27,6 +27,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from typing import Any
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
@@ -334,7 +335,8 @@ def _tensor(value: object, path: str, piece_bytes: int, num_max: int) -> tuple[T
         fields["model_dtype"], f"{path}.model_dtype", allowed=MODEL_DTYPES.get(dtype, frozenset({dtype}))
     )
     tensor = Tensor(name, dtype, _sizes(fields["shape"], f"{path}.shape"))
-    _check_size(dtype, tensor.shape, path)
+    if _size(dtype, tensor.shape) > BYTES_MAX:
+        refuse(path, tensor.shape, f"at most {BYTES_MAX} bytes")
     digests = items_of(fields["sha256"], f"{path}.sha256", num_max=num_max)
     if len(digests) != num_cuts(tensor, piece_bytes):
         refuse(f"{path}.sha256", len(digests), f"one for each piece of at most {count_of(piece_bytes, 'byte')}")
@@ -393,26 +395,26 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
     kinds: dict[str, tuple[str, int]] = {}
     boxes: set[tuple[str, tuple[int, ...]]] = set()
     for index, piece in enumerate(pieces):
-        _check_size(piece.dtype, piece.lengths, f"{path}[{index}]")
-        total += max(piece.encoded_bytes, piece.plain_bytes)
+        size = _size(piece.dtype, piece.lengths)
+        if size > BYTES_MAX:
+            refuse(f"{path}[{index}]", piece.lengths, f"at most {BYTES_MAX} bytes")
+        total += max(piece.encoded_bytes, size) if 0 not in piece.lengths else piece.encoded_bytes
         kind = (piece.dtype, len(piece.lengths))
         if kinds.setdefault(piece.tensor, kind) != kind:
             refuse(f"{path}[{index}]", piece.tensor, "one dtype and one number of dimensions per tensor")
-        if (piece.tensor, piece.offsets) in boxes:
+        box = (piece.tensor, piece.offsets)
+        if box in boxes:
             refuse(f"{path}[{index}]", piece.tensor, "each piece once")
-        boxes.add((piece.tensor, piece.offsets))
+        boxes.add(box)
     if total > BYTES_MAX:
         raise ManifestError(f"{path}: {count_of(total, 'byte')} together; allowed: at most {BYTES_MAX}")
     if pieces_in_order(pieces) != pieces:
         raise ManifestError(f"{path}: not in canonical order: larger elements first, then by name, then by offsets")
 
 
-def _check_size(dtype: str, lengths: tuple[int, ...], path: str) -> None:
-    size = ITEM_BYTES[dtype]
-    for length in lengths:
-        size *= max(length, 1)  # a zero must not hide a product that no array library accepts
-        if size > BYTES_MAX:
-            refuse(path, lengths, f"at most {BYTES_MAX} bytes")
+def _size(dtype: str, lengths: tuple[int, ...]) -> int:
+    """Return the bytes of a box, in which a zero does not hide a product that no array library accepts."""
+    return ITEM_BYTES[dtype] * prod(lengths if 0 not in lengths else (max(length, 1) for length in lengths))
 
 
 FAULTS_MAX = 20

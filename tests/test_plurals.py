@@ -36,7 +36,6 @@ ALLOWED = {
     "parallel/data/public/shakespeare.py: min_lines": "a setting, whose default is not one",
     "parallel/planner/search.py: states / room": "a ratio",
     "parallel/planner/search.py: where": "the name of an axis",
-    "client/work/jobs.py: trained.steps_per_s": "a rate",
     "parallel/world.py: world.size": "more than one, by the condition above",
     "atoll/cli/flower_plan.py: plan.app.task": "the path of an app",
     "atoll/cli/runs/models.py: version['parts']": "more than one, as one part is another branch",

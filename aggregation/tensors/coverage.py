@@ -1,6 +1,7 @@
 """The coverage of a model by an update's pieces: each element of every tensor exactly once."""
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -43,16 +44,34 @@ def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = Fal
     return faults
 
 
-def check_inside(layout: Layout, pieces: Iterable[Piece]) -> list[str]:
+def check_inside(layout: Layout, pieces: Sequence[Piece]) -> list[str]:
     """List the faults that some of an update's pieces have without the others: their tensors, dtypes and places.
 
     The time is as in `check_cover`, without the comparisons of boxes.
     """
+    if _are_inside(layout, pieces):
+        return []
     boxes, faults = _by_tensor(layout, pieces, _Boxes.add)
     for tensor in layout:
         if tensor.name in boxes:
             faults += boxes[tensor.name].faults_inside()
     return faults
+
+
+def _are_inside(layout: Layout, pieces: Sequence[Piece]) -> bool:
+    """Return whether the pieces, as many as one tensor may have, are without a fault: the usual case, in one pass."""
+    known = {tensor.name: tensor for tensor in layout}
+    dtypes: dict[str, str] = {}
+    for piece in pieces:
+        tensor = known.get(piece.tensor)
+        if tensor is None or not _fits(tensor.shape, piece.offsets, piece.lengths):
+            return False
+        dtype = dtypes.setdefault(piece.tensor, piece.dtype)
+        if piece.dtype != dtype or (dtype not in (tensor.dtype, "F32") and _dtype_faults(tensor, {dtype})):
+            return False
+        if dtype == "F32" and tensor.dtype not in FLOATS:
+            return False
+    return len(pieces) <= BOXES_MAX or max(Counter(piece.tensor for piece in pieces).values()) <= BOXES_MAX
 
 
 def check_rows(layout: Layout, pieces: Sequence[Piece]) -> list[str]:
@@ -111,15 +130,13 @@ class _Boxes:
         self._tensor, self._count = tensor, 0
         self._dtypes: set[str] = set()
         self._misplaced: list[str] = []
-        self._numbers: array[int] | None = None  # offsets and lengths of those that lie inside, box after box
+        self._numbers = array("q")  # offsets and lengths of those that lie inside, box after box
 
     def keep(self, box: Piece) -> None:
         """Add a box, and keep its place for `faults`."""
         self.add(box)
         if not self._misplaced and self._count <= BOXES_MAX:
-            self._numbers = self._numbers or array("q")
-            self._numbers.extend(box.offsets)
-            self._numbers.extend(box.lengths)
+            self._numbers.extend((*box.offsets, *box.lengths))
 
     def add(self, box: Piece) -> None:
         """Add a box; more than `BOXES_MAX` are only counted."""
@@ -145,7 +162,7 @@ class _Boxes:
         if self._tensor.num_elements == 0:
             several = f"is empty and has {count_of(self._count, 'box', 'boxes')}, not 1"
             return faults + [f"tensor {self._tensor.name!r} {several}"] * (self._count > 1)
-        numbers = np.array(self._numbers or (), np.int64).reshape(self._count, 2, len(self._tensor.shape))
+        numbers = np.array(self._numbers, np.int64).reshape(self._count, 2, len(self._tensor.shape))
         return faults + _tiling_faults(self._tensor, numbers[:, 0], numbers[:, 1])
 
 
@@ -163,22 +180,27 @@ def _dtype_faults(tensor: Tensor, found: set[str]) -> list[str]:
 
 
 def _misplaced(tensor: Tensor, box: Piece) -> str | None:
-    """Return the reason why a box does not fit its tensor. In Python's integers: a hostile number may have any size."""
+    """Return the reason why a box does not fit its tensor."""
     offsets, lengths, shape = box.offsets, box.lengths, tensor.shape
+    if _fits(shape, offsets, lengths):
+        return None
     if len(offsets) != len(shape) or len(lengths) != len(shape):
         why = f"has {len(offsets)} and {len(lengths)} axes, allowed are {len(shape)}"
-    elif lengths == shape and not any(offsets):
-        return None
-    elif min(lengths, default=1) < 1:
-        why = "has a length below 1"
     else:
-        for begin, length, size in zip(offsets, lengths, shape, strict=True):
-            if begin < 0 or begin + length > size:
-                why = f"is not inside the shape {shape}"
-                break
-        else:
-            return None
+        why = "has a length below 1" if min(lengths) < 1 else f"is not inside the shape {shape}"
     return f"box at {offsets} of lengths {lengths} of tensor {tensor.name!r} {why}"
+
+
+def _fits(shape: tuple[int, ...], offsets: tuple[int, ...], lengths: tuple[int, ...]) -> bool:
+    """Return whether a box lies inside a shape. In Python's integers: a hostile number may have any size."""
+    if lengths == shape:
+        return not any(offsets) and len(offsets) == len(shape)
+    if len(offsets) != len(shape) or len(lengths) != len(shape):
+        return False
+    for begin, length, size in zip(offsets, lengths, shape, strict=True):
+        if begin < 0 or length < 1 or begin + length > size:
+            return False
+    return True
 
 
 def _tiling_faults(tensor: Tensor, low: NDArray[np.int64], lengths: NDArray[np.int64]) -> list[str]:

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from atoll.protocol.durable import move_into, remove, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
 from atoll.protocol.vocabulary import Digest, RunId
+from atoll.protocol.wire.mesh_use import MeshUse
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,21 @@ class EntryPart:
     data_start: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The costs of an update at its site."""
+
+    download_seconds: float = 0.0
+    """Duration of the download of the base version [s]."""
+    train_seconds: float = 0.0
+    """Duration of the training [s]."""
+    mesh: MeshUse | None = None
+    """The use of a mesh; None: it was one process."""
+
+
+NO_COSTS = Costs()
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A finished update on disk, with what its upload opens with."""
@@ -70,8 +86,7 @@ class Entry:
     num_bytes: int
     """Size of all pieces [bytes]."""
     statistics: Sums
-    download_seconds: float
-    train_seconds: float
+    costs: Costs
     rank: int = 0
     """The aggregation rank that it is for."""
     spreads: bool = False
@@ -114,8 +129,7 @@ class Spool:
         manifest: UpdateManifest,
         *,
         statistics: Sums,
-        download_seconds: float = 0.0,
-        train_seconds: float = 0.0,
+        costs: Costs = NO_COSTS,
         rank: int = 0,
         spreads: bool = False,
         parts: Sequence[PartManifest] = (),
@@ -128,8 +142,7 @@ class Spool:
             manifest: of the update.
             parts: the manifests of its parts, in order.
             statistics: sums of the training, merged by addition at the coordinator.
-            download_seconds: duration of the download of the base version [s].
-            train_seconds: duration of the training [s].
+            costs: of the update.
             rank: the aggregation rank that the update is for.
             spreads: whether its parts are for this rank and those after it, in turn.
 
@@ -146,8 +159,7 @@ class Spool:
                 0 if parts else parse_header(data)[1],
                 manifest.num_bytes,
                 dict(statistics),
-                download_seconds,
-                train_seconds,
+                costs,
                 rank,
                 spreads,
                 tuple(_part_in(path, part) for part in parts),
@@ -228,8 +240,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "manifest": entry.manifest.decode("ascii"),
         "data_start": entry.data_start,
         "statistics": entry.statistics,
-        "download_seconds": entry.download_seconds,
-        "train_seconds": entry.train_seconds,
+        **asdict(entry.costs),
         "rank": entry.rank,
         "spreads": entry.spreads,
     }
@@ -295,9 +306,12 @@ def _entry(path: Path, document: Mapping[str, Any]) -> tuple[Entry, UpdateManife
         data_start=int(document["data_start"]),
         num_bytes=manifest.num_bytes,
         statistics={name: tuple(map(float, sums)) for name, sums in document["statistics"].items()},
+        costs=Costs(
+            download_seconds=float(document["download_seconds"]),
+            train_seconds=float(document["train_seconds"]),
+            mesh=MeshUse.read(**document["mesh"]) if document.get("mesh") else None,
+        ),
         rank=int(document.get("rank", 0)),
         spreads=bool(document.get("spreads", False)),
-        download_seconds=float(document["download_seconds"]),
-        train_seconds=float(document["train_seconds"]),
     )
     return entry, manifest

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 
 import grpc
 
@@ -98,15 +99,17 @@ async def upload(
 def _opened(entry: Entry, disclosure: Disclosure, part: EntryPart | None) -> pb.UploadOpen:
     if fault := too_many(entry.statistics):
         logger.warning("the statistics of %s are not sent: %s", entry.path.name, fault)
+    is_shown = disclosure.metrics is MetricsLeave.PER_SITE
     stays = fault or disclosure.metrics is MetricsLeave.NONE
     return pb.UploadOpen(
         manifest=entry.manifest,
         statistics=statistics({} if stays else entry.statistics),
         metrics=disclosure.metrics,
         min_sites=disclosure.min_sites,
-        download_seconds=entry.download_seconds,
-        train_seconds=entry.train_seconds,
+        download_seconds=entry.costs.download_seconds,
+        train_seconds=entry.costs.train_seconds,
         part=part.manifest if part is not None else b"",
+        mesh=pb.MeshUse(**asdict(entry.costs.mesh)) if entry.costs.mesh and is_shown else None,
     )
 
 

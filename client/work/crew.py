@@ -12,6 +12,7 @@ from atoll.aggregation.printable import count_of
 from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.parallel.crew.crew import Crew, CrewTerms, Ranks
+from atoll.parallel.crew.interval import Interval
 from atoll.parallel.crew.terms import Terms
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.spec import Spec
@@ -94,7 +95,7 @@ def terms_of(config: CrewConfig, folder: Path, log: Path, device: str, load_time
         num_ranks=config.num_ranks,
         listen=config.listen or ("" if config.launch == "local" else ":0"),
         max_restarts=config.max_restarts,
-        checkpoint_every=config.checkpoint_every,
+        checkpoint_every=Interval.parse(config.checkpoint_every),
         load_timeout_s=load_timeout,
     )
 

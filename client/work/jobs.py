@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import printable_size
 from atoll.client.disk.residual_store import Owner
-from atoll.client.disk.spool import Entry
+from atoll.client.disk.spool import Costs, Entry
 from atoll.client.disk.stores import Stores
 from atoll.client.session.events import (
     Evaluated,
@@ -173,7 +172,7 @@ class Jobs:
                 invitation.run_id,
                 100 * trained.work,
                 trained.seconds,
-                _of_ranks(trained),
+                f"; {trained.mesh}" if trained.mesh else "",
             )
         parts = [PartManifest(index, pieces) for index, pieces in enumerate(trained.parts)]
         manifest = UpdateManifest(
@@ -202,8 +201,7 @@ class Jobs:
                 self._update_out,
                 manifest,
                 statistics=trained.statistics,
-                download_seconds=self._download_seconds,
-                train_seconds=trained.seconds,
+                costs=Costs(download_seconds=self._download_seconds, train_seconds=trained.seconds, mesh=trained.mesh),
                 rank=invitation.rank,
                 spreads=invitation.spreads,
                 parts=parts,
@@ -251,13 +249,6 @@ class Jobs:
             return JobFailed(request.key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
         logger.info("made the statistics of request %d of %s", request.number, request.run_id)
         return StatisticsMade(request.key, found)
-
-
-def _of_ranks(trained: Training) -> str:
-    """Return the speed of a mesh and the memory of its fullest rank, for the log; empty: it was one process."""
-    if not trained.steps_per_s:
-        return ""
-    return f"; {trained.steps_per_s:.3g} steps/s, at most {printable_size(trained.peak_bytes)} of memory on a rank"
 
 
 def _residual_owner(invitation: Invitation) -> Owner:

@@ -9,6 +9,7 @@ from atoll.aggregation.tensors.layout import Piece
 from atoll.client.session.events import Sums
 from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.protocol.vocabulary import FailureReason
+from atoll.protocol.wire.mesh_use import MeshUse
 
 
 class RunnerFailed(RuntimeError):
@@ -125,10 +126,8 @@ class Training:
     """`TrainOrder.own_out` was written."""
     parts: tuple[tuple[Piece, ...], ...] = ()
     """The pieces of each part, in canonical order, whose bytes are in a file of the folder `TrainOrder.out`."""
-    steps_per_s: float = 0.0
-    """Steps of a mesh per second; 0: not a mesh."""
-    peak_bytes: int = 0
-    """The largest memory of the rank of a mesh that used most [bytes]; 0: not known."""
+    mesh: MeshUse | None = None
+    """The use of a mesh; None: it was one process."""
 
 
 class Runner(Protocol):

@@ -24,6 +24,7 @@ from atoll.protocol.site_statistics import from_plain
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import FailureReason
+from atoll.protocol.wire.mesh_use import MeshUse
 
 DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
@@ -154,8 +155,7 @@ class WorkerRunner:
             normalizer=float(answer.get("normalizer", 1.0)),
             effective_steps=float(answer.get("effective_steps", 1.0)),
             has_own=answer["has_own"],
-            steps_per_s=float(answer.get("steps_per_s", 0.0)),
-            peak_bytes=answer.get("peak_bytes", 0),
+            mesh=MeshUse.read(**answer["mesh"]) if "mesh" in answer else None,
         )
 
     async def message(self, order: MessageOrder) -> Training:

@@ -24,10 +24,10 @@ from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also 
 from atoll.parallel.crew.faults import outline_of
 from atoll.parallel.crew.in_round import checkpoints
 from atoll.parallel.crew.kept_optimizer import give_state
-from atoll.parallel.crew.peak import PeakMemory
 from atoll.parallel.crew.together import together
 from atoll.parallel.crew.training import LocalTraining, optimizer_of
 from atoll.parallel.crew.update import Files
+from atoll.parallel.crew.use import RoundUse
 from atoll.parallel.data.order import share
 from atoll.parallel.engine.assemble import begin_again
 from atoll.parallel.engine.axes import Axes
@@ -94,6 +94,7 @@ class MeshBench:
         needs_axes = plan.mesh.size > 1 or plan.is_sharded
         self._axes = Axes(plan.mesh, self._device.type) if needs_axes else None
         self._ranks, self._clock = Ranks(), clock or count(step=INTERVAL_S).__next__
+        self._use = RoundUse(self._ranks, self._device, plan.precision, self._clock)
         self._is_first_here = world.local_rank == 0
         self._built_for: tuple[Task, int, int | None, str | None] | None = None
         self._model: MeshModel | None = None
@@ -116,12 +117,11 @@ class MeshBench:
         """Train as `ModelBench.train` does, and write the update into the folder `out`.
 
         Args:
-            request: `train` (`worker/main`), with `checkpoint` and `checkpoint_every` (`in_round`).
+            request: `train` (`worker/main`), with `checkpoint` and its interval (`in_round`).
             is_told: of this rank; asked between steps.
 
         Returns:
-            The answer, with the pieces of each part under `parts`, and of this attempt the steps per second and the
-            largest memory of the rank that used most.
+            The answer, with the pieces of each part under `parts`, and under `mesh` the use of it in this attempt.
 
         Raises:
             TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
@@ -131,14 +131,15 @@ class MeshBench:
         algorithm = request.get("algorithm") or "fedavg"
         self._check(local, algorithm)
         dataset = together(self._ranks, self._training_data)
-        outline, peak = self._outline(), PeakMemory(self._device)
+        outline = self._outline()
+        self._use.begin()
         with within(self._here.context(request, round=request.get("round_id") or 0)):
             seed_everything(request["seed"])
             order = draw_order(len(dataset), local, outline)
             model = self._the_model(request, local)
             self._begin(model, local, algorithm, request)
             self._seed(request["seed"])
-            with checkpoints(request, model, order.steps) as after_step:
+            with checkpoints(request, model, order.steps, self._ranks, self._clock) as after_step:
                 training = LocalTraining(
                     task=self._here.task,
                     local=local,
@@ -150,12 +151,15 @@ class MeshBench:
                     agreement=Agreement(is_told, self._clock, self._ranks.group),
                     after_step=after_step,
                 )
-                begun_at, began = model.engine.steps, self._clock()
+                begun_at = model.engine.steps
                 unchanged = Unchanged(lambda: model.frozen.here())
+                self._use.begin_training()
                 work, is_stopped = training.run()
                 together(self._ranks, unchanged.check)
                 model.engine.flush()
-                rate = (work.steps - begun_at) / (self._clock() - began)
+                self._use.end_training()
+            examples = sum(order.sizes[step % len(order.sizes)] for step in range(begun_at, work.steps))
+            use = self._use.of(self._here.task, training.example, work.steps - begun_at, examples)
         files = Files(model, local, algorithm, request, self._ranks)
         parts = files.write()
         return {
@@ -166,8 +170,7 @@ class MeshBench:
             "parts": parts,
             "has_own": bool(files.kept),
             "steps": work.steps,
-            "steps_per_s": rate,
-            "peak_bytes": max(self._ranks.gather(peak.num_bytes)),
+            "mesh": use,
             **_normalizer(work, algorithm),
         }
 

@@ -7,18 +7,15 @@ from math import gcd
 from typing import Any
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.faults import faults_of_mesh
+from atoll.parallel.crew.faults import faults_of_mesh, outline_of
 from atoll.parallel.crew.needs import moments_of
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import AUTO, Plan, possible_plans
-from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.planner.choice import Choice, choose
 from atoll.parallel.planner.rank_memory import Machine, machine_of
-from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
-from atoll.parallel.trainer.job import model_on_meta
 from atoll.parallel.worker.bench import Json
 from atoll.parallel.worker.site_task import SiteTask, device_of
 
@@ -67,11 +64,8 @@ def choice_for(
         TaskBroken: there is none; with every reason.
     """
     try:
-        model = model_on_meta(task)
-        if task.travels == TRAINED:
-            keep_frozen(model)
         return choose(
-            model,
+            outline_of(task),
             possible_plans(num_ranks, settings),
             machine,
             optimizer=OPTIMIZERS[moments_of(local)],

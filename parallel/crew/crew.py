@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.adapters.kept_lines import BASES
+from atoll.parallel.crew.interval import NEVER, Interval
 from atoll.parallel.crew.round_folder import prepare
 from atoll.parallel.crew.terms import Terms
 from atoll.parallel.launch.line import Json, Line, Listener
@@ -73,8 +74,8 @@ class CrewTerms:
     """`HOST:PORT` for ranks on other machines; empty: this machine."""
     max_restarts: int = 3
     """Losses of ranks in one request, before it fails."""
-    checkpoint_every: int = 0
-    """Steps between two in-round checkpoints; 0: none."""
+    checkpoint_every: Interval = NEVER
+    """Time between two in-round checkpoints."""
     load_timeout_s: float = LOAD_TIMEOUT_S
 
 
@@ -245,11 +246,13 @@ class Crew:
 
     def _with_checkpoint(self, request: Json) -> Json:
         Path(request["out"]).mkdir(parents=True, exist_ok=True)
-        if not self._terms.checkpoint_every:
+        every = self._terms.checkpoint_every
+        if every.is_never:
             return request
         folder = self._terms.folder / ROUND
         prepare(folder, request)
-        return request | {"checkpoint": str(folder.absolute()), "checkpoint_every": self._terms.checkpoint_every}
+        intervals = {"checkpoint_every": every.steps, "checkpoint_every_s": every.seconds}
+        return request | {"checkpoint": str(folder.absolute()), **intervals}
 
     def _left(self) -> Json:
         """Return the fields that change when a request is sent again."""

@@ -2,29 +2,44 @@
 
     CHECKPOINT/ROUND.SEED/step-...      as `checkpoint/store` keeps them, the newest alone
 
+A save falls on a step: on each multiple of a number of them, or on the one at which the ranks agree that the seconds
+have passed. The last step of a round is saved, too, so that only the update has to be written again; after a round of
+less than a minute, which is repeated as quickly, only with an interval in steps.
+
 A request with another round or seed never finds it. The folder's owner removes it when the update is safe.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
+from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.trainer.saver import Saver
+from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.worker.bench import Json
+
+WORTH_S = 60.0
+"""Time of training from which on its end is worth a checkpoint [s]."""
 
 
 @contextmanager
-def checkpoints(request: Json, model: MeshModel, num_steps: int) -> Iterator[Callable[[], None]]:
+def checkpoints(
+    request: Json, model: MeshModel, num_steps: int, ranks: Ranks, clock: Callable[[], float]
+) -> Iterator[Callable[[], None]]:
     """Restore the newest checkpoint of a round, if there is one; every rank calls it.
 
     On the mesh of the checkpoint random numbers go on where they were; on another they are drawn anew.
 
     Args:
-        request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps.
+        request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps, or
+            `checkpoint_every_s` that of seconds.
         model: with the values of the version and the optimizer of the round.
-        num_steps: of the round; the last is saved, too, so that only the update has to be written again.
+        num_steps: of the round.
+        ranks: of the mesh.
+        clock: returns the present instant [s].
 
     Yields:
         () -> None, to be called after each step.
@@ -36,7 +51,7 @@ def checkpoints(request: Json, model: MeshModel, num_steps: int) -> Iterator[Cal
     if not request.get("checkpoint"):
         yield lambda: None
         return
-    engine, every = model.engine, request.get("checkpoint_every")
+    engine = model.engine
     has_copies = engine.axes is not None and engine.plan.outer != "none"
     folder = Path(request["checkpoint"]) / f"{request.get('round_id') or 0}.{request['seed']}"
     with Checkpointer(
@@ -50,9 +65,30 @@ def checkpoints(request: Json, model: MeshModel, num_steps: int) -> Iterator[Cal
         checkpointer.without = model.outline.frozen
         saver = Saver(checkpointer, {}, engine, {"tally": model.tally}, request["seed"])
         saver.restore()
+        due = _due(request, num_steps, ranks, clock)
 
         def after_step() -> None:
-            if engine.steps == num_steps or (every and engine.steps % every == 0):
+            if due(engine.steps):
                 saver.save()
 
         yield after_step
+
+
+def _due(request: Json, num_steps: int, ranks: Ranks, clock: Callable[[], float]) -> Callable[[int], bool]:
+    """Return a function of the number of steps that says whether to save, the same on all ranks; called once a step."""
+    every, every_s = request.get("checkpoint_every") or 0, request.get("checkpoint_every_s") or math.inf
+    if every:
+        return lambda steps: steps == num_steps or steps % every == 0
+    began = saved_at = clock()
+    has_passed = Agreement(lambda: clock() - saved_at >= every_s, clock, ranks.group)
+
+    def is_due(steps: int) -> bool:
+        nonlocal saved_at
+        if steps == num_steps:
+            return any(ranks.gather(clock() - began >= min(every_s, WORTH_S)))
+        if not has_passed.should_stop():
+            return False
+        saved_at = clock()
+        return True
+
+    return is_due

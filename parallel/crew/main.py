@@ -9,7 +9,7 @@ A rank has no key and no connection to the coordinator, and does not import gRPC
 
     load        task, site?, local?, algorithm?, settings?, plan   -> mesh, and why it was chosen ("auto")
     describe                                                       -> num_examples, layout, settings
-    train       as there, and checkpoint, checkpoint_every         -> as there, and parts in place of pieces
+    train       as there, and checkpoint, checkpoint_every(_s)     -> as there, and parts in place of pieces
     evaluate, statistics                                           as there
     message                                                        an error: a server program asks other sites
 

@@ -77,6 +77,11 @@ class LocalTraining:
             raise OutOfTime(f"no time for the first of {count_of(order.steps, 'step')}")
         return self._work(normalizer), is_stopped
 
+    def example(self) -> Any:
+        """Return the inputs of the first example, as the first step drew them."""
+        epoch, indices = next(self.order.batches())
+        return drawing(self.dataset, self.seed)(epoch, indices[:1])[0]
+
     def _batches(self, first: int) -> Iterator[Batch]:
         """Yield this rank's part of each batch; without one, an example as a filler."""
         axes, units = self.model.engine.axes, units_of(self.task)

@@ -20,6 +20,7 @@ from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
+from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.messages import sums_of
 from atoll.server.hosting.run_driver import RunDriver
@@ -165,7 +166,14 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
         download_seconds=_seconds(opened.download_seconds),
         train_seconds=_seconds(opened.train_seconds),
         disclosure=Disclosure.read(opened.metrics, opened.min_sites),
+        mesh=_mesh(opened),
     )
+
+
+def _mesh(opened: pb.UploadOpen) -> MeshUse | None:
+    """Return the use of a client's mesh; None when it is none, or an older agent."""
+    mesh = opened.mesh
+    return MeshUse.read(mesh.num_ranks, mesh.peak_bytes, mesh.steps_per_s, mesh.flops_per_s, mesh.peak_flops)
 
 
 def _statistics(opened: pb.UploadOpen) -> Sums:

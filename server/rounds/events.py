@@ -22,11 +22,11 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
+from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.rounds.policy import Mode
 from atoll.server.rounds.run_rules import RunRules, Source
 
-Sums = Mapping[str, tuple[float, ...]]
-"""Sufficient statistics by metric, merged by addition."""
+Sums = Mapping[str, tuple[float, ...]]  # sufficient statistics by metric, merged by addition
 
 
 @value
@@ -45,6 +45,7 @@ class Update:
     train_seconds: float = 0.0
     plain_bytes: int = 0  # `num_bytes` without a codec
     disclosure: Disclosure = ANY_SUM  # of the statistics
+    mesh: MeshUse | None = None  # of a client that is a mesh of ranks
 
 
 @value
@@ -53,9 +54,6 @@ class Profile:
 
     num_examples: int = 0
     label: str = ""
-
-
-# ---------------------------------------------------------------- events
 
 
 @value

@@ -17,6 +17,7 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
+from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.rounds.policy import Mode
 
 
@@ -44,6 +45,7 @@ class ClientRecord:
     deadline: float | None = None  # of this invitation, in an asynchronous run
     extended: float = 0.0  # seconds by which outages have extended it
     rest: float = 0.0  # seconds for which the client is not invited after this failure
+    mesh: MeshUse | None = None  # of a client that is a mesh of ranks
 
 
 @dataclass(slots=True)

@@ -71,6 +71,9 @@ def bytes_saved(client: ClientRecord) -> int:
 def as_json(record: RoundRecord) -> dict[str, Any]:
     """Return all fields of the record, and its sentences."""
     fields: dict[str, Any] = json.loads(encode_record(record))
+    for client_id, client in record.clients.items():
+        if client.mesh:
+            fields["clients"][client_id]["mesh"] = client.mesh.document
     return {**fields, "sentences": sentences(record)}
 
 
@@ -251,6 +254,8 @@ def _what_it_sent(client: ClientRecord) -> str:
     sent = f": {_count(client.num_examples, 'example')}, {work}, {printable_size(client.num_bytes)}"
     if client.train_seconds:
         sent += f", {_seconds(client.train_seconds)} of training"
+    if client.mesh:
+        sent += f" on {client.mesh}"
     return sent
 
 

@@ -1,4 +1,4 @@
-"""The metrics of single sites: of the newest version, and over the versions. Pure."""
+"""The metrics and the meshes of single sites: of the newest version, and over the versions. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import Any
 from atoll.parallel.task.metrics import is_loss
 from atoll.protocol.value_type import value
 from atoll.server.journal.journal import EvaluationRow
+from atoll.server.rounds.record import RoundRecord
 
 Document = dict[str, Any]
 
@@ -59,6 +60,16 @@ def sites(measured: Sequence[Measurement]) -> Document:
         "not_shown": {site: each.why_not for site, each in last.items() if each.values is None},
         "curves": _curves(chosen),
     }
+
+
+def meshes(records: Iterable[RoundRecord]) -> Document:
+    """Return the use of each site's mesh in the newest of these rounds in which it has trained, by site."""
+    found: Document = {}
+    for record in records:
+        for client_id, client in sorted(record.clients.items()):
+            if client.mesh:
+                found[client_id] = {"round": record.round_id, **client.mesh.document}
+    return found
 
 
 def _curves(measured: Sequence[Measurement]) -> Document:

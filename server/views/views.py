@@ -26,7 +26,7 @@ from atoll.server.statistics import results
 from atoll.server.views import message_views
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
-from atoll.server.views.sites import measurements, sites
+from atoll.server.views.sites import measurements, meshes, sites
 
 Document = dict[str, Any]
 
@@ -59,7 +59,8 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     Returns:
         For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
         record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
-        in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`; for
+        in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`, and
+        their `meshes`; for
         STATISTICS a result of `server.statistics`.
 
     Raises:
@@ -82,7 +83,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     if view is View.SITES:
         rows_of_sites = history.site_evaluations(row.run_id)
         by = {kind: sites(measurements(rows_of_sites, prefix)) for kind, prefix in KINDS_OF_SITES.items()}
-        return plain({"run": row.run_id, **by})
+        return plain({"run": row.run_id, **by, "meshes": meshes(history.rounds(row.run_id))})
     if row.config.is_of_messages:
         return plain({"run": row.run_id, "rows": message_views.clients(history, row)})
     rows = _rounds(history, row.run_id) if view is View.ROUNDS else _clients(history, row.run_id)

@@ -34,6 +34,7 @@ PURE: dict[str, frozenset[str]] = {
     "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
     "protocol/identity/names.py": frozenset({"re"}),
     "aggregation/printable.py": frozenset({"difflib"}),
+    "protocol/wire/mesh_use.py": NOTHING,
     "protocol/value_type.py": NOTHING,
     "protocol/vocabulary.py": NOTHING,
     "atoll/exports/rows.py": NOTHING,

@@ -1,9 +1,9 @@
-"""The metrics of single sites, as tables."""
+"""The metrics and the meshes of single sites, as tables."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli.printing import as_json, say, table
 
 LINES_MAX = 40
@@ -11,11 +11,12 @@ LINES_MAX = 40
 
 
 def show_sites(found: Mapping[str, Any], *, json: bool) -> None:
-    """Print the metrics of a run's sites: of its newest evaluation, and of its newest trainings."""
+    """Print the metrics of a run's sites, of its newest evaluation and of its newest trainings, and their meshes."""
     if json:
         as_json(found)
         return
-    if not any(found[kind]["sites"] or found[kind]["not_shown"] for kind in ("evaluation", "training")):
+    meshes = found.get("meshes") or {}  # an older coordinator elsewhere shows none
+    if not meshes and not any(found[kind]["sites"] or found[kind]["not_shown"] for kind in ("evaluation", "training")):
         say(
             f"run {found['run']} has no metrics of single sites: they come with an update, and with an evaluation "
             '(evaluation.clients_every), from sites whose policy has metrics = "per_site"'
@@ -23,6 +24,26 @@ def show_sites(found: Mapping[str, Any], *, json: bool) -> None:
     for kind in ("evaluation", "training"):
         if found[kind]["version"] is not None:
             say_sites(f"{kind}, version {found[kind]['version']}", found[kind])
+    if meshes:
+        say_meshes(meshes)
+
+
+def say_meshes(meshes: Mapping[str, Any]) -> None:
+    """Print the use of the sites' meshes, each in its newest training, and why the utilization of some is not known."""
+    say("\nmeshes, newest training:")
+    rows = [
+        [
+            *(site, use["round"], use["num_ranks"]),
+            printable_size(use["peak_bytes"]) if use["peak_bytes"] else "-",
+            _text(use["steps_per_s"]),
+            _text(use["flops_per_s"] and use["flops_per_s"] / 1e9),
+            "-" if use["mfu"] is None else f"{use['mfu']:.1%}",
+        ]
+        for site, use in sorted(meshes.items())
+    ]
+    table(["site", "round", "ranks", "most memory of a rank", "steps/s", "GFLOP/s", "MFU"], rows, empty="")
+    for why, names in _by_reason({site: use["why_no_mfu"] for site, use in meshes.items() if use["why_no_mfu"]}):
+        say(f"no MFU: {names}: {why}")
 
 
 def say_sites(title: str, part: Mapping[str, Any]) -> None:
@@ -48,12 +69,17 @@ def say_sites(title: str, part: Mapping[str, Any]) -> None:
             f"{metric}: mean {spread['mean']:.4g}, standard deviation {spread['deviation']:.3g} over "
             f"{count_of(spread['num_sites'], 'site')}; worst {worst['site']} ({worst['value']:.4g})"
         )
+    for why, names in _by_reason(part["not_shown"]):
+        say(f"not shown: {names}: {why}")
+
+
+def _by_reason(whys: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each reason, and the names of up to ten of its sites."""
     reasons: dict[str, list[str]] = {}
-    for site, why in part["not_shown"].items():
+    for site, why in whys.items():
         reasons.setdefault(why, []).append(site)
     for why, names in reasons.items():
-        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        say(f"not shown: {', '.join(names[:10])}{more}: {why}")
+        yield why, ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def _key(value: float | None, descends: bool) -> tuple[bool, float]:

@@ -14,11 +14,15 @@ from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.tensors.pieces import part_name
 from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.disk import spool as spool_module
-from atoll.client.disk.spool import Spool, SpoolFull
+from atoll.client.disk.spool import Costs, Spool, SpoolFull
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.wire.mesh_use import MeshUse
+
+USE = MeshUse(num_ranks=4, peak_bytes=10**9, steps_per_s=2.0, flops_per_s=3e12, peak_flops=1e13)
+COSTS = Costs(download_seconds=0.5, train_seconds=2.0, mesh=USE)
 
 
 def finished(tmp_path, *, run_id="run-1", round_id=3, size=1000, name="out.safetensors"):
@@ -37,7 +41,7 @@ def folder(tmp_path):
 def test_entry_comes_back_as_it_was_added(tmp_path):
     data, manifest = finished(tmp_path)
     spool = Spool(folder(tmp_path), 2**30)
-    entry = spool.add(data, manifest, statistics={"loss": (1.5, 3.0)}, download_seconds=0.5, train_seconds=2.0)
+    entry = spool.add(data, manifest, statistics={"loss": (1.5, 3.0)}, costs=COSTS)
     assert not data.exists()
     again = Spool(folder(tmp_path), 2**30)
     assert again.entries() == {("round", "run-1", 3): manifest.digest}
@@ -199,7 +203,7 @@ def divided(tmp_path, *, round_id=3, sizes=(1000, 0, 24)):
 def test_entry_of_parts_comes_back_as_it_was_added(tmp_path):
     data, root, parts = divided(tmp_path)
     spool = Spool(folder(tmp_path), 2**30)
-    entry = spool.add(data, root, statistics={"loss": (1.5, 3.0)}, train_seconds=2.0, rank=3, spreads=True, parts=parts)
+    entry = spool.add(data, root, statistics={"loss": (1.5, 3.0)}, costs=COSTS, rank=3, spreads=True, parts=parts)
     assert entry.spreads
     assert not data.exists()
     again = Spool(folder(tmp_path), 2**30)

@@ -11,15 +11,17 @@ import pytest
 
 from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.disk.model_cache import ModelCache, PieceDamaged
-from atoll.client.disk.spool import Spool
+from atoll.client.disk.spool import Costs, Spool
 from atoll.client.wire import download as download_module
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.download import download
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.wire.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, INLINE_BYTES_MAX
+from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.protocol.wire.stream import StreamBroken
 from tests.client.fake_coordinator import MIB, Version, lagoon, live, model, until
 from tests.client.shuttable_port import door_before
@@ -247,7 +249,8 @@ def spooled(tmp_path, num_floats):
     out = tmp_path / "out"
     pieces = write(out, {"w": np.random.default_rng(0).standard_normal(num_floats).astype(np.float32)})
     manifest = UpdateManifest("run-1", 1, "north", 0, "0" * 64, 10, 1.0, pieces)
-    return Spool(tmp_path / "spool", 2**30).add(out, manifest, statistics={"loss": (2.0, 4.0)}, train_seconds=1.5)
+    costs = Costs(train_seconds=1.5, mesh=MeshUse(num_ranks=2, peak_bytes=7, steps_per_s=3.0))
+    return Spool(tmp_path / "spool", 2**30).add(out, manifest, statistics={"loss": (2.0, 4.0)}, costs=costs)
 
 
 async def delivered(address, entry, pace):
@@ -279,6 +282,20 @@ async def test_upload_goes_on_where_it_was_cut_and_sends_little_twice(tmp_path):
         opened = coordinator.opened[-1]
         assert opened.statistics["loss"].values == [2.0, 4.0]
         assert opened.train_seconds == 1.5
+
+
+@live
+@pytest.mark.parametrize("leave", MetricsLeave)
+async def test_the_use_of_a_mesh_leaves_as_metrics_of_this_site_alone_do(tmp_path, leave):
+    entry = spooled(tmp_path, 4)
+    async with lagoon() as coordinator:
+        link = Link(InsecureDialer(), coordinator.address)
+        async with link.calls() as stub:
+            await upload(stub, entry, Pace(0), is_first_attempt=True, disclosure=Disclosure(leave))
+        await link.close()
+        opened = coordinator.opened[-1]
+        assert opened.HasField("mesh") is (leave is MetricsLeave.PER_SITE)
+        assert opened.mesh.peak_bytes == (7 if opened.HasField("mesh") else 0)
 
 
 @live

@@ -37,6 +37,15 @@ def settings(*overrides):
         (["crew.mesh=dp=2", 'crew.plan.precision="fp8"'], "plan.precision: must be one of fp32, bf16"),
         (["crew.mesh=auto"], 'mesh = "auto" without nproc: give the number of ranks on each machine'),
         (["crew.mesh=auto", "crew.nproc=2", "crew.plan.zero=9"], "plan.zero: must be 0, 1, 2, 3 or none, got 9"),
+        (
+            ["crew.mesh=dp=2", "crew.checkpoint_every=50"],
+            'got 50, which has no unit: write "50 s" for seconds, or "50 steps"',
+        ),
+        (
+            ["crew.mesh=dp=2", 'crew.checkpoint_every="5 days"'],
+            "got '5 days'; allowed: a number with a unit, \"300 s\"",
+        ),
+        (["crew.mesh=dp=2", "crew.checkpoint_every=true"], "got True; allowed: a number with a unit"),
         (["crew.nproc=2"], "nproc: settings of a crew without its mesh"),
     ],
 )
@@ -68,6 +77,20 @@ def test_auto_leaves_the_mesh_to_the_ranks(tmp_path):
     assert (config.num_ranks, config.num_here) == (8, 2)
     terms = terms_of(config, tmp_path, tmp_path / "worker.x.log", "cpu", 60.0)
     assert (terms.plan, terms.num_ranks) == ({"mesh": "auto", "zero": 2}, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "steps"),
+    [
+        *(("300 s", 300.0, 0), ("5min", 300.0, 0), ("1.5 h", 5400.0, 0), ("1 step", 0.0, 1), ("50 steps", 0.0, 50)),
+        *(("0", 0.0, 0), ("0 s", 0.0, 0)),
+    ],
+)
+def test_an_interval_has_a_unit(text, seconds, steps, tmp_path):
+    config = settings("crew.mesh=dp=2", f'crew.checkpoint_every="{text}"')
+    every = terms_of(config, tmp_path, tmp_path / "worker.x.log", "cpu", 60.0).checkpoint_every
+    assert (every.seconds, every.steps, every.is_never) == (seconds, steps, text.startswith("0"))
+    assert settings("crew.mesh=dp=2", "crew.checkpoint_every=0").checkpoint_every == "0"
 
 
 def test_a_template_is_filled_with_what_the_ranks_need(tmp_path):

@@ -29,7 +29,12 @@ def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
     """A rank is killed in round 1, the agent in round 2; the model is that of three plain clients, to the bit."""
     slow = tmp_path / "slow"
     slow.touch()
-    crew = {"crew.mesh": mesh, "crew.nproc": 2, "crew.checkpoint_every": 4, "environment": {SLOWED_BY: str(slow)}}
+    crew = {
+        "crew.mesh": mesh,
+        "crew.nproc": 2,
+        "crew.checkpoint_every": "4 steps",
+        "environment": {SLOWED_BY: str(slow)},
+    }
     with federation(tmp_path, task=TASK) as it:
         it.coordinator(rounds=3, round__cohort_size=3, round__deadline=600, coordinator__lease=300)
         it.agent("a")
@@ -52,6 +57,13 @@ def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
             assert sorted(record.clients) == ["a", "b", "c"]
             assert [client.fate for client in record.clients.values()] == ["reported"] * 3, "one update of each"
             assert [client.num_examples for client in record.clients.values()] == [64] * 3
+            uses = {name: client.mesh for name, client in record.clients.items()}
+            assert (uses["a"], uses["b"], uses["c"].num_ranks) == (None, None, 2)
+            assert uses["c"].peak_bytes > 10**6
+            assert (uses["c"].mfu, uses["c"].why_no_mfu[:8]) == (
+                None,
+                "the peak" if uses["c"].flops_per_s else "the oper",
+            )
             w = read(it.state / "runs" / "trouble-1" / "versions" / f"{number:06d}.safetensors")["w"]
             np.testing.assert_array_equal(w, number * moved().numpy())
         if mesh == "auto":

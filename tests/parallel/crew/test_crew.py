@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.parallel.crew.crew import Crew, CrewTerms, RanksLost
+from atoll.parallel.crew.interval import Interval
 from atoll.parallel.crew.terms import Terms
 from atoll.parallel.engine.plan import given_plan
 from atoll.parallel.launch.launcher import Launcher, elastic
@@ -32,7 +33,7 @@ def crew(folder, *, size=2, timeout=60.0, **changes):
         ranks=Terms(collective_timeout=timeout, log=str(folder / "worker")),
         plan=asdict(given_plan(f"dp={size}", {})),
         num_ranks=size,
-        checkpoint_every=5,
+        checkpoint_every=Interval(steps=5),
     )
 
     def start(on_end):

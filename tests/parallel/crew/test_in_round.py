@@ -1,11 +1,14 @@
 """A training that was killed goes on at its checkpoint with the same bits; one that is told to stop keeps its work."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.crew.in_round import _due
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from tests.parallel.crew.clients import (
     distance,
@@ -40,9 +43,49 @@ def test_a_killed_training_goes_on_with_the_same_bits(options: dict[str, Any], t
     answer, found = on_a_mesh(tmp_path, options, name=name, local=ADAMW, **interrupted)
     for tensor, values in update.items():
         np.testing.assert_array_equal(found[tensor], values)
-    others = dict.fromkeys(("parts", "evaluation", "steps_per_s", "peak_bytes"))
+    others = dict.fromkeys(("parts", "evaluation", "mesh"))
     assert answer | others == expected | others
     assert [len(part) for part in answer["parts"]] == [len(part) for part in expected["parts"]]
+
+
+@pytest.mark.parametrize(
+    ("every", "saves"),
+    [
+        ({"checkpoint_every": 3}, [3, 6, 9, 10]),
+        ({"checkpoint_every_s": 40.0}, [4, 8, 10]),
+        ({"checkpoint_every_s": 300.0}, [10]),
+        ({}, [10]),
+    ],
+)
+def test_a_save_falls_on_the_step_at_which_the_time_has_passed(every: dict[str, Any], saves: list[int]) -> None:
+    """10 steps of 10 s; the end is worth a save after a minute."""
+    now = [0.0]
+    due = _due(every, 10, Ranks(), lambda: now[0])
+    assert _saved(due, now, range(1, 11)) == saves
+
+
+def test_a_short_round_is_saved_at_its_end_only_with_an_interval_in_steps() -> None:
+    now = [0.0]
+    assert _saved(_due({"checkpoint_every_s": 300.0}, 5, Ranks(), lambda: now[0]), now, range(1, 6)) == []
+    assert _saved(_due({"checkpoint_every": 100}, 5, Ranks(), lambda: now[0]), now, range(1, 6)) == [5]
+
+
+def _saved(due: Callable[[int], bool], now: list[float], steps: range) -> list[int]:
+    found = []
+    for step in steps:
+        now[0] += 10.0
+        found += [step] if due(step) else []
+    return found
+
+
+@pytest.mark.real
+def test_ranks_with_different_clocks_save_the_same_steps(tmp_path: Path) -> None:
+    """Each reading of a rank's clock takes half a second: the first rank to find the time passed decides for all."""
+    write_version(tmp_path)
+    every = {"checkpoint": str(tmp_path / "kept"), "checkpoint_every_s": 4.0}
+    expected, _ = on_a_mesh(tmp_path, {"dp_shard": 2}, **every)
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert (folder / "latest").read_text() == f"step-{expected['steps']:08d}"
 
 
 @pytest.mark.real

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import FailureReason, LossReason
+from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import (
     StoredUpdateMeta,
@@ -32,7 +33,9 @@ from atoll.server.rounds.run_rules import RunRules
 EVENTS = get_args(ev.Event)
 finite = st.floats(allow_nan=False)
 sums = st.dictionaries(st.text(), st.lists(finite, max_size=3).map(tuple), max_size=3)
-updates = st.builds(ev.Update, statistics=sums, work=finite, download_seconds=finite, train_seconds=finite)
+uses = st.builds(MeshUse, num_ranks=st.integers(1, 64), peak_bytes=st.integers(0, 2**40), flops_per_s=finite)
+meshes = st.none() | uses
+updates = st.builds(ev.Update, statistics=sums, work=finite, download_seconds=finite, train_seconds=finite, mesh=meshes)
 RULES = RunRules(
     StragglerPolicy(cohort_size=2, quorum=1, over_selection=1.5, deadline=10.0, late="next_round", retry=5),
     rounds=9,

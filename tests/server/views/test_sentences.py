@@ -14,7 +14,8 @@ from atoll.protocol.vocabulary import (
     RejectReason,
     ReleaseReason,
 )
-from atoll.server.journal.codec import decode_record
+from atoll.protocol.wire.mesh_use import MeshUse
+from atoll.server.journal.codec import decode_record, encode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.views.reasons import explain
@@ -53,6 +54,25 @@ def said_of(client, record=None):
     record = record or committed({})
     record.clients["west"] = client
     return next(text for text in sentences(record) if text.startswith("west ("))
+
+
+USE = MeshUse(num_ranks=4, peak_bytes=2 * 10**9, steps_per_s=2.5, flops_per_s=4e12, peak_flops=1e13)
+
+
+def test_the_use_of_a_mesh_is_in_the_sentence_and_in_the_record():
+    client = reported(train_seconds=60.0, mesh=USE)
+    record = committed({"west": client})
+    assert f"60.0 s of training on {USE}" in said_of(client)
+    assert "at most 2.0 GB of memory on a rank, MFU 40.0%" in str(USE)
+    assert as_json(record)["clients"]["west"]["mesh"]["mfu"] == 0.4
+    assert decode_record(encode_record(record), where="x") == record
+
+
+def test_a_record_of_an_earlier_atoll_has_no_mesh():
+    record = committed({"west": reported()})
+    fields = json.loads(encode_record(record))
+    del fields["clients"]["west"]["mesh"]
+    assert decode_record(json.dumps(fields), where="x") == record
 
 
 # ---------------------------------------------------------------- the round

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
+from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.journal.journal import EvaluationRow
 from atoll.server.journal.sources import SITE, TRAINING
 from atoll.server.rounds.record import ClientRecord, RoundRecord
-from atoll.server.views.sites import measurements, sites, spread
+from atoll.server.views.sites import measurements, meshes, sites, spread
 from atoll.server.views.views import is_of_round
 
 
@@ -42,6 +43,20 @@ def test_a_site_has_a_curve_of_its_own_by_evaluation_and_by_training():
     assert sites(measurements(ROWS, SITE))["curves"]["north"]["accuracy"] == [(1, 0.5), (2, 0.75)]
     assert sites(measurements(ROWS, TRAINING))["curves"] == {"north": {"accuracy": [(1, 0.1)]}}
     assert sites([]) == {"version": None, "sites": {}, "metrics": {}, "not_shown": {}, "curves": {}}
+
+
+def test_a_site_s_mesh_is_that_of_its_newest_training():
+    def record(number, **uses):
+        clients = {ClientId(name): ClientRecord(0.0, mesh=use) for name, use in uses.items()}
+        return RoundRecord(RoundId(number), Version(number - 1), 0.0, 1, 1, 1, clients=clients)
+
+    use = MeshUse(num_ranks=4, peak_bytes=5)
+    larger = replace(use, peak_bytes=9)
+    found = meshes([record(1, north=use, south=use), record(2, north=larger), record(3, south=None)])
+    assert {site: (one["round"], one["peak_bytes"], one["mfu"]) for site, one in found.items()} == {
+        "north": (2, 9, None),
+        "south": (1, 5, None),
+    }
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(-1e6, 1e6), min_size=1))
