@@ -1,6 +1,7 @@
 """The reasons why a mesh cannot do the local training of a task, before anything runs."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,7 +17,8 @@ from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
-from atoll.parallel.trainer.job import model_on_meta
+from atoll.parallel.trainer.forward import check_forward
+from atoll.parallel.trainer.job import JobRefused, model_on_meta
 
 RANKS_MAX = 1024
 """The largest number of ranks: each may send a part of the update (`protocol/part_manifest`)."""
@@ -63,6 +65,31 @@ def outline_of(task: Task) -> nn.Module:
     if task.travels == TRAINED:
         keep_frozen(model)
     return model
+
+
+def look(task: Task, plan: Plan, seed: int, data: Any) -> list[str]:
+    """Look at a forward pass before a training; return the blocks whose parameters are used outside of their calls.
+
+    Args:
+        task: of the model.
+        plan: of the mesh.
+        seed: of the run's model.
+        data: the site's training data.
+
+    Raises:
+        TaskBroken: the pass changes tensors in place, which this plan would lose or repeat; with their names.
+    """
+    try:
+        found = check_forward(task, plan, seed, data)
+    except JobRefused as error:
+        raise TaskBroken(str(error)) from error
+    written = [*found.written.parameters, *found.written.buffers]
+    if written and plan.microbatches > 1:
+        raise TaskBroken(
+            f"{', '.join(written)}: each forward pass changes them, and a step has {plan.microbatches} passes, one for "
+            "each micro-batch; allowed: 1 micro-batch, or a model without them"
+        )
+    return found.borrowed
 
 
 def is_divided(plan: Plan) -> bool:
