@@ -49,7 +49,7 @@ class Written:
 
     parameters: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
-    """Those that are in its state_dict."""
+    """The changed buffers that are in its state_dict."""
 
 
 def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:

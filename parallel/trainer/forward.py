@@ -22,7 +22,7 @@ SMALL = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What a forward pass does beside its outputs."""
+    """The side effects of a forward pass."""
 
     written: Written = field(default_factory=Written)
     """The tensors that it changes in place."""
