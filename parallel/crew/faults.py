@@ -12,6 +12,7 @@ from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.local_training.local_layers import names_that_stay
+from atoll.parallel.local_training.own_optimizer import is_elementwise
 from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.errors import TaskBroken
@@ -111,16 +112,26 @@ def _faults_of_plan(local: Local, algorithm: str, plan: Plan) -> Iterator[str]:
     if plan.mesh.size > RANKS_MAX:
         yield f"mesh: an update has at most {RANKS_MAX} parts, got {plan.mesh.size} ranks"
     if local.has_own_optimizer and is_divided(plan):
-        yield (
-            f"local.optimizer: {local.optimizer_name} might need whole parameters, and {plan.mesh} with "
-            f"zero={plan.zero_stage} divides them; allowed: sgd, adam, adamw, or a mesh of dp_replicate alone"
-        )
+        yield from _faults_of_optimizer(local, plan)
     if plan.compression != "none":
         yield f"plan.compression: must be none in a federation, got {plan.compression!r}; use the run's codec"
     if plan.outer != "none" and (algorithm != "fedavg" or local.prox_mu or local.keep_optimizer):
         needs = f"local.prox_mu = {local.prox_mu:g}" if local.prox_mu else f"algorithm {algorithm!r}"
         needs = "local.keep_optimizer" if local.keep_optimizer else needs
         yield f"plan.outer: {needs} needs one model in each step, got {plan.outer!r}; allowed: none"
+
+
+def _faults_of_optimizer(local: Local, plan: Plan) -> Iterator[str]:
+    try:
+        if is_elementwise(local):
+            return
+        yield (
+            f"local.optimizer: {local.optimizer_name} steps a tensor in another way than its parts, and {plan.mesh} "
+            f"with zero={plan.zero_stage} divides them; allowed: one that moves each element by itself, or a mesh of "
+            "dp_replicate alone"
+        )
+    except TaskBroken as error:
+        yield str(error)
 
 
 def _faults_of_norms(model: nn.Module, plan: Plan) -> Iterator[str]:

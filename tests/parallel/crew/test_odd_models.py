@@ -35,6 +35,17 @@ def test_what_does_not_depend_on_a_ranks_examples_is_that_of_one_process(
     assert answer["description"] == expected["description"]
 
 
+OWN = [{"dp_replicate": 2}, {"dp_shard": 2, "tp": 2}, {"pp": 2, "dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}]
+
+
+@pytest.mark.parametrize("options", [pytest.param(each, marks=[pytest.mark.long] * (each != OWN[1])) for each in OWN])
+def test_an_own_optimizer_that_moves_each_element_steps_shards(options: Json, tmp_path: Path) -> None:
+    write_version(tmp_path, "own_optimizer")
+    _, update = in_one_process(tmp_path, name="own_optimizer")
+    _, found = on_a_mesh(tmp_path, options, name="own_optimizer")
+    assert distance(found, update) < 1e-6
+
+
 @pytest.mark.parametrize("name", ["following", "counting_passes"])
 def test_a_pass_that_changes_a_buffer_is_refused_where_a_step_has_several(name: str, tmp_path: Path) -> None:
     write_version(tmp_path, name)
