@@ -67,7 +67,7 @@ class CrewTerms:
     """Folder that the agent and all ranks share."""
     ranks: Terms
     plan: Json
-    """The fields of `Plan`."""
+    """The fields of `Plan`; or of them those that are set, and "auto" as the mesh."""
     num_ranks: int
     listen: str = ""
     """`HOST:PORT` for ranks on other machines; empty: this machine."""
@@ -273,7 +273,10 @@ class Crew:
         self._launch()
         try:
             self._line = self._dialled(lambda: until)
-            return self._asked({"op": "load", **self._load}, lambda: until)
+            loaded = self._asked({"op": "load", **self._load}, lambda: until)
+            if loaded.get("why"):
+                logger.info("mesh auto for %s is %s", self._task, loaded["why"])
+            return loaded
         except WorkerHung as error:
             raise WorkerHung(
                 f"the task {self._task} was not loaded on {self._terms.num_ranks} ranks within "
