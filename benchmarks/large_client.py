@@ -125,7 +125,7 @@ def on_a_rank(folder: str, layers: int, ranks: int, way: str) -> dict[str, int]:
     import torch.distributed as dist
 
     from atoll.parallel.checkpoint.ranks import Ranks
-    from atoll.parallel.crew.building import build
+    from atoll.parallel.crew.building import Here, build
     from atoll.parallel.crew.update import Files
     from atoll.parallel.engine.axes import Axes
     from atoll.parallel.engine.mesh import Mesh
@@ -142,7 +142,7 @@ def on_a_rank(folder: str, layers: int, ranks: int, way: str) -> dict[str, int]:
         assert any(True for _ in model.parameters())  # it is in memory until here
         return {"build": peak.over_start}
     with watched() as peak:
-        mesh_model = build(task, plan, axes, torch.device("cpu"), together, seed=0)
+        mesh_model = build(task, Here(plan, axes, torch.device("cpu"), together), seed=0)
     peaks["build"] = peak.over_start
     dist.barrier()
     with watched() as peak:

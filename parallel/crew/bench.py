@@ -18,10 +18,10 @@ from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.amendments import correct, pull
-from atoll.parallel.crew.building import MeshModel, Outline, build
+from atoll.parallel.crew.building import Here, MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
 from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
-from atoll.parallel.crew.faults import outline_of
+from atoll.parallel.crew.faults import look, outline_of
 from atoll.parallel.crew.in_round import checkpoints
 from atoll.parallel.crew.kept_optimizer import give_state
 from atoll.parallel.crew.together import together
@@ -89,6 +89,7 @@ class MeshBench:
         self._bases = Path(request["bases"]) if request.get("bases") else None
         self._outlined: tuple[Task, nn.Module] | None = None
         self._fitting: tuple[Task, Local, str] | None = None
+        self._looked: tuple[Task, list[str]] | None = None
         self._check(self._here.local, self._here.algorithm)
         self._device = world.device(device_of(request))
         needs_axes = plan.mesh.size > 1 or plan.is_sharded
@@ -105,8 +106,13 @@ class MeshBench:
         return 0 if self._model is None else self._model.engine.steps
 
     def describe(self) -> Json:
-        """Return the size of the site's data, the layout of the model, and the settings that the task declares."""
+        """Return the size of the site's data, the layout of the model, and the settings that the task declares.
+
+        Raises:
+            TaskBroken: a forward pass does what this mesh cannot take.
+        """
         layout = layout_fields(self._layout())
+        self._borrowed()
         return {
             "num_examples": self._here.num_examples(),
             "layout": layout,
@@ -156,6 +162,7 @@ class MeshBench:
                 self._use.begin_training()
                 work, is_stopped = training.run()
                 together(self._ranks, unchanged.check)
+                self._ranks.raise_if_any(model.faults_of_buffers(), TaskBroken)
                 model.engine.flush()
                 self._use.end_training()
             examples = sum(order.sizes[step % len(order.sizes)] for step in range(begun_at, work.steps))
@@ -248,14 +255,24 @@ class MeshBench:
         key, begins = (task, seed, rows, local.keep), local.keep is not None and self._own_of(request, local) is None
         if self._model is None or self._built_for != key or (begins and not self._model.is_new):
             self._model = None
-            fills = local.keep is not None
-            self._model = build(
-                task, self._plan, self._axes, self._device, self._ranks, seed=seed, rows=rows, is_filled=fills
-            )
+            here = Here(self._plan, self._axes, self._device, self._ranks)
+            fills, borrowed = local.keep is not None, self._borrowed()
+            self._model = build(task, here, seed=seed, rows=rows, is_filled=fills, borrowed=borrowed)
             self._built_for = key
         frozen = self._model.frozen
         self._here.check_frozen(request, lambda: frozen.digest(self._ranks, self._is_first_here, self._bases))
         return self._model
+
+    def _borrowed(self) -> list[str]:
+        """Look at a forward pass, once for a task and its options; return the borrowed blocks.
+
+        Raises:
+            TaskBroken: the mesh would compute something else than one process; on all ranks.
+        """
+        task = self._here.task
+        if self._looked is None or self._looked[0] is not task:
+            self._looked = task, together(self._ranks, lambda: look(task, self._plan, 0, self._training_data()))
+        return self._looked[1]
 
     def _own_of(self, request: Json, local: Local) -> Path | None:
         """Return the file of the layers that stay at the site; None: it has none yet."""

@@ -1,6 +1,6 @@
 """The model of a client on a mesh: built by shares, warm from one request to the next."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from atoll.parallel.crew.together import together
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
+from atoll.parallel.engine.buffers import differing_buffers
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.step import Engine
@@ -31,6 +32,12 @@ from atoll.parallel.local_training.parameters import bare_model, build_model, fo
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.optimizers.norms import local
 from atoll.parallel.task.task import Task
+
+THEIR_OWN = (
+    "a forward pass changes these buffers by the examples that it sees, and each rank sees others, so this mesh cannot "
+    "compute what one process does; divide the model along tp or pp alone, or leave them out of its state "
+    "(register_buffer(..., persistent=False))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +146,11 @@ class MeshModel:
             self.is_new = False
             load_shares([share for share in shares if share.name in stays], own)
 
+    def faults_of_buffers(self) -> list[str]:
+        """Return the fault of buffers that follow the examples of each rank; every rank must call it."""
+        names = differing_buffers(self.engine.parts, self.engine.axes)
+        return [f"{', '.join(names)}: {THEIR_OWN}"] if names else []
+
     def shards(self) -> list[Shard]:
         """Return the boxes of the trained parameters; of a tied weight on two stages each copy."""
         engine = self.engine
@@ -152,16 +164,26 @@ class MeshModel:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The mesh of a client, as this rank sees it."""
+
+    plan: Plan
+    axes: Axes | None
+    """The axes of the mesh; None: this rank is alone."""
+    device: torch.device
+    """The device of this rank."""
+    ranks: Ranks
+
+
 def build(
     task: Task,
-    plan: Plan,
-    axes: Axes | None,
-    device: torch.device,
-    ranks: Ranks,
+    here: Here,
     *,
     seed: int,
     rows: int | None = None,
     is_filled: bool = False,
+    borrowed: Sequence[str] = (),
 ) -> MeshModel:
     """Build the model of a task; every rank calls it.
 
@@ -170,25 +192,30 @@ def build(
 
     Args:
         task: of the model.
-        plan: of the mesh.
-        axes: of the mesh; None: this rank is alone.
-        device: of this rank.
-        ranks: of the mesh.
+        here: the mesh.
         seed: of the run's model.
         rows: examples of this rank's largest batch, for a pipeline.
         is_filled: all tensors have the values with which the model is built.
+        borrowed: the blocks whose parameters are used outside of their calls.
 
     Raises:
         BaseRefused: the files of the base do not fit; on all ranks.
         Exception: the model cannot be built; on all ranks.
     """
+    plan, axes, device, ranks = here.plan, here.axes, here.device, here.ranks
     make = partial(bare_model, task, seed)
     blank = together(ranks, lambda: _blank(make)) if is_divided(plan) else None
     model = together(ranks, partial(build_model, task, seed)) if blank is None else blank.model
     base = together(ranks, lambda: base_of(task, model, seed))
     outline, tally = Outline.of(model), Tally(task, plan, axes, ranks)
     engine = assemble(
-        model, plan, Optimization(loss=tally, make_optimizer=no_optimizer), axes=axes, device=device, rows=rows
+        model,
+        plan,
+        Optimization(loss=tally, make_optimizer=no_optimizer),
+        axes=axes,
+        device=device,
+        rows=rows,
+        borrowed=borrowed,
     )
     if blank is not None:
         give_memory(engine.parts, "cpu" if plan.offload else device)

@@ -1,6 +1,7 @@
 """The reasons why a mesh cannot do the local training of a task, before anything runs."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -11,12 +12,14 @@ from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.local_training.local_layers import names_that_stay
+from atoll.parallel.local_training.own_optimizer import is_elementwise
 from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
-from atoll.parallel.trainer.job import model_on_meta
+from atoll.parallel.trainer.forward import check_forward
+from atoll.parallel.trainer.job import JobRefused, model_on_meta
 
 RANKS_MAX = 1024
 """The largest number of ranks: each may send a part of the update (`protocol/part_manifest`)."""
@@ -65,6 +68,31 @@ def outline_of(task: Task) -> nn.Module:
     return model
 
 
+def look(task: Task, plan: Plan, seed: int, data: Any) -> list[str]:
+    """Look at a forward pass before a training; return the blocks whose parameters are used outside of their calls.
+
+    Args:
+        task: of the model.
+        plan: of the mesh.
+        seed: of the run's model.
+        data: the site's training data.
+
+    Raises:
+        TaskBroken: the pass changes tensors in place, which this plan would lose or repeat; with their names.
+    """
+    try:
+        found = check_forward(task, plan, seed, data)
+    except JobRefused as error:
+        raise TaskBroken(str(error)) from error
+    written = [*found.written.parameters, *found.written.buffers]
+    if written and plan.microbatches > 1:
+        raise TaskBroken(
+            f"{', '.join(written)}: each forward pass changes them, and a step has {plan.microbatches} passes, one for "
+            "each micro-batch; allowed: 1 micro-batch, or a model without them"
+        )
+    return found.borrowed
+
+
 def is_divided(plan: Plan) -> bool:
     """Return whether no rank has the whole model."""
     return plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1
@@ -84,16 +112,26 @@ def _faults_of_plan(local: Local, algorithm: str, plan: Plan) -> Iterator[str]:
     if plan.mesh.size > RANKS_MAX:
         yield f"mesh: an update has at most {RANKS_MAX} parts, got {plan.mesh.size} ranks"
     if local.has_own_optimizer and is_divided(plan):
-        yield (
-            f"local.optimizer: {local.optimizer_name} might need whole parameters, and {plan.mesh} with "
-            f"zero={plan.zero_stage} divides them; allowed: sgd, adam, adamw, or a mesh of dp_replicate alone"
-        )
+        yield from _faults_of_optimizer(local, plan)
     if plan.compression != "none":
         yield f"plan.compression: must be none in a federation, got {plan.compression!r}; use the run's codec"
     if plan.outer != "none" and (algorithm != "fedavg" or local.prox_mu or local.keep_optimizer):
         needs = f"local.prox_mu = {local.prox_mu:g}" if local.prox_mu else f"algorithm {algorithm!r}"
         needs = "local.keep_optimizer" if local.keep_optimizer else needs
         yield f"plan.outer: {needs} needs one model in each step, got {plan.outer!r}; allowed: none"
+
+
+def _faults_of_optimizer(local: Local, plan: Plan) -> Iterator[str]:
+    try:
+        if is_elementwise(local):
+            return
+        yield (
+            f"local.optimizer: {local.optimizer_name} steps a tensor in another way than its parts, and {plan.mesh} "
+            f"with zero={plan.zero_stage} divides them; allowed: one that moves each element by itself, or a mesh of "
+            "dp_replicate alone"
+        )
+    except TaskBroken as error:
+        yield str(error)
 
 
 def _faults_of_norms(model: nn.Module, plan: Plan) -> Iterator[str]:

@@ -55,7 +55,7 @@ class LocalTraining:
 
         Raises:
             OutOfTime: there was no time for a step.
-            TaskBroken: the units of the loss are guessed, and wrong.
+            TaskBroken: the units of the loss are guessed, and wrong; or buffers follow a rank's own examples.
             CopiesDiffer: under DDP something beside the optimizer changes a parameter.
         """
         engine, tally, order = self.model.engine, self.model.tally, self.order
@@ -70,6 +70,8 @@ class LocalTraining:
             tally.is_first_epoch = engine.steps < len(order.sizes)
             engine.step(batch, total=total, report=False)
             normalizer.step()
+            if engine.steps == 1:
+                self.ranks.raise_if_any(self.model.faults_of_buffers(), TaskBroken)
             if is_due(engine.steps):
                 self._check_units()
             self.after_step()

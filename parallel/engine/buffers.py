@@ -39,7 +39,40 @@ def average_buffers(parts: Sequence[nn.Module], axes: Axes | None, fixed: Collec
                     dist.all_reduce(value, group=group)
                     value.div_(axes.mesh.degrees[axis])
                 else:
-                    dist.broadcast(value, group_src=0, group=group)
+                    _take_first(value, group)
+
+
+@torch.no_grad()
+def differing_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> list[str]:
+    """Return the names, in their modules, of saved buffers of which ranks with other data have other values: a forward
+    pass has changed them by a rank's own examples. The same on all ranks of a stage.
+
+    One broadcast of each buffer. The tolerance, 1e-6 of the value, is for machines that round otherwise.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for axis in ("dp_replicate", "dp_shard") if axes is not None else ():
+        assert axes is not None
+        if axes.mesh.degrees[axis] == 1:
+            continue
+        for part in parts:
+            for holder, name, buffer in saved_buffers(part):
+                value = buffer.to_local() if isinstance(buffer, DTensor) else buffer
+                first = value.detach().clone()
+                _take_first(first, axes.group(axis))
+                differs = ~torch.isclose(value, first, rtol=1e-6, atol=0.0, equal_nan=True).all()
+                key = f"{type(holder).__name__}.{name}"
+                found[key] = found.get(key, torch.zeros_like(differs)) | differs
+    if not found or axes is None:
+        return []
+    flags = axes.sum_over(torch.stack([*found.values()]).to(torch.float32), "dp_replicate", "dp_shard")
+    return [name for name, flag in zip(found, flags.tolist(), strict=True) if flag]
+
+
+def _take_first(value: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Give all ranks of a group the first one's values; as bytes, as gloo knows not every dtype."""
+    data = value.contiguous().reshape(-1).view(torch.uint8)
+    dist.broadcast(data, group_src=0, group=group)
+    value.copy_(data.view(value.dtype).reshape(value.shape))
 
 
 Place = tuple[nn.Module, str, torch.Tensor]

@@ -5,6 +5,7 @@ does not. So the change would be lost, or made at other times.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
+"""The operators that write to their running statistics, the fourth and the fifth argument, and do not declare it."""
 
 
 class CopiesDiffer(ValueError):
@@ -30,6 +34,8 @@ class _Writes(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         schema = getattr(func, "_schema", None)  # a higher-order operator has none
+        if schema is not None and schema.name in BATCH_NORMS:
+            self.storages |= {storage_of(statistic) for statistic in args[3:5] if statistic is not None}
         for index, argument in enumerate(schema.arguments if schema is not None else ()):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[index] if index < len(args) else given.get(argument.name)
@@ -37,19 +43,40 @@ class _Writes(TorchDispatchMode):
         return func(*args, **given)
 
 
-def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> list[str]:
-    """Return the names of the parameters that a pass changes in place, or whose data it replaces.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The names of the tensors of a model that a pass changes in place, or whose data it replaces."""
+
+    parameters: list[str] = field(default_factory=list)
+    buffers: list[str] = field(default_factory=list)
+    """The changed buffers that are in its state_dict."""
+
+
+def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:
+    """Return the tensors that a pass changes.
 
     Args:
-        model: whose parameters are watched; on `meta` or not. The pass may change it.
+        model: whose tensors are watched; on `meta` or not. The pass may change it.
         run: () -> the pass.
     """
-    before = {name: storage_of(parameter) for name, parameter in model.named_parameters()}
+    before = _places(model)
     writes = _Writes()
     with writes:
         run()
-    after = {name: storage_of(parameter) for name, parameter in model.named_parameters()}
-    return [name for name, storage in before.items() if storage in writes.storages or after.get(name) != storage]
+    after = _places(model)
+    changed = [name for name, (_, place) in before.items() if place in writes.storages or _moved(after, name, place)]
+    parameters = [name for name in changed if isinstance(before[name][0], nn.Parameter)]
+    return Written(parameters, [name for name in changed if name not in parameters])
+
+
+def _places(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return the parameters and the buffers of the state by name, each with the identity of its memory."""
+    tensors = model.state_dict(keep_vars=True) | dict(model.named_parameters())
+    return {name: (tensor, storage_of(tensor)) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+
+
+def _moved(after: Mapping[str, tuple[torch.Tensor, int]], name: str, place: int) -> bool:
+    return name not in after or after[name][1] != place
 
 
 def storage_of(tensor: torch.Tensor) -> int:

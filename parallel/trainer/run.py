@@ -34,8 +34,9 @@ from atoll.parallel.trainer.building import Built, agreed_base, build, give_valu
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import in_order, test_data, training_data
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
+from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.guard import Guard
-from atoll.parallel.trainer.job import Job, JobRefused, check_forward, check_job
+from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.trainer.logs import Report
 from atoll.parallel.trainer.loop import Training, Values
 from atoll.parallel.trainer.meter import Meter
@@ -110,7 +111,7 @@ def train(job: Job, here: Surroundings) -> Result:
 def _train(job: Job, here: Surroundings) -> Result:
     check_job(job, here.world.size)
     data, tests = training_data(job.task), test_data(job.task)
-    borrowed = check_forward(job, data)
+    borrowed = check_forward(job.task, job.plan, job.config.seed, data).borrowed
     built = build(job, _start(job.config, here))
     recipe = _recipe(job, len(data), built.model)
     with _threads(threads_for(built.model, job.config.threads)), _axes(job, here) as axes:

@@ -37,16 +37,20 @@ def test_adapters_travel_another_base_is_refused_and_peft_loads_the_export(tmp_p
     with federation(tmp_path, task=_task_with(tmp_path, right)) as it:
         it.coordinator(**settings, local__max_steps=2)
         for site in ("north", "south", "mesh"):
-            place = {"task.base": str(wrong)} if site == "mesh" else {}
-            it.agent(site, threads=1, exit_when_done=site != "mesh", **place)
+            special = {"south": {"task.base": str(wrong)}, "mesh": {"crew.mesh": "dp_shard=2"}}.get(site, {})
+            it.agent(site, threads=1, exit_when_done=site != "south", **special)
         assert it.wait_for_end() == 0, it.log("coordinator")
-        refused = it.log("mesh")
+        refused, by_ranks = it.log("south"), it.log("mesh")
+        assert [len(record.clients) for record in it.rounds()] == [3, 3]
+        fates = [record.clients["mesh"].fate for record in it.rounds()]
         digest = it.history().run("adapters-1").config.model.frozen
         sizes = {path.name: path.stat().st_size for path in it.state.glob("**/versions/*.safetensors")}
         exported(it, "--peft", tmp_path / "peft")
         exported(it, "--out", tmp_path / "whole.safetensors", "--whole")
         exported(it, "--out", tmp_path / "adapter.safetensors")
         assert "allowed: --out FILE" in exported(it, "--whole", code=2)
+    assert fates == ["reported", "reported"]
+    assert "2 ranks are here, rank 0 on" in by_ranks
     assert "their digest is " in refused
     assert f"and {digest} in the run" in refused
     assert max(sizes.values()) < 40_000 < 500_000 < (tmp_path / "whole.safetensors").stat().st_size

@@ -64,4 +64,46 @@ dropping = replace(
     model=lambda: nn.Sequential(nn.Embedding(VOCAB, 16), nn.Dropout(0.3), nn.Linear(16, 16), nn.Linear(16, VOCAB)),
 )
 
+
+class Following(nn.Module):
+    """A layer over words minus their running mean, which each pass moves to that of its own examples."""
+
+    def __init__(self, by_examples: bool) -> None:
+        super().__init__()
+        self.words, self.last, self.by_examples = nn.Embedding(VOCAB, 16), nn.Linear(16, VOCAB), by_examples
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
+        if self.training:
+            self.mean.lerp_(x.detach().mean((0, 1)) if self.by_examples else torch.ones(16), 0.1)
+        logits: torch.Tensor = self.last(x - self.mean)
+        return logits
+
+
+class TwiceRegistered(nn.Module):
+    """One buffer and one layer under two names each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(VOCAB, 16), nn.Linear(16, VOCAB)
+        self.again = self.last
+        self.register_buffer("scale", torch.full((16,), 0.7))
+        self.words.register_buffer("shared", self.scale)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.again(self.words(tokens) * self.scale)
+        return logits
+
+
+def damped(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """An optimizer of one's own that moves each element by itself, and whose step is smooth in the gradient."""
+    return torch.optim.Adagrad(parameters, lr=lr, eps=10.0)
+
+
+own_optimizer = replace(task, local=Local(batch_size=8, lr=3.0, optimizer=damped))
+following = replace(task, model=lambda: Following(True))
+counting_passes = replace(task, model=lambda: Following(False))
+twice_registered = replace(task, model=TwiceRegistered)
+
 with_fit = replace(task, fit=lambda model, data, local, deadline: 1.0)

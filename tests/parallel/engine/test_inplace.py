@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from atoll.parallel.engine.forked import RankFailed, run_ranks
-from atoll.parallel.engine.inplace import written_in_forward
+from atoll.parallel.engine.inplace import Written, written_in_forward
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import mine, plan
 from tests.parallel.engine.test_step import engine_of
@@ -58,6 +58,9 @@ def together(layer: nn.Module, _x: torch.Tensor) -> None:
         torch._foreach_mul_([layer.get_parameter("weight")], 0.9)
 
 
+STATISTICS = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+
+
 def follow(layer: nn.Module, x: torch.Tensor) -> None:
     """A moving average of the examples that a rank sees."""
     with torch.no_grad():
@@ -69,14 +72,14 @@ def follow(layer: nn.Module, x: torch.Tensor) -> None:
 def test_a_changed_parameter_is_found(change: Change, device: str) -> None:
     with torch.device(device):
         model, x = Changing(change), torch.ones(4, 1, 8, 8)
-        assert written_in_forward(model, lambda: model(x)) == ["layer.weight"]
+        assert written_in_forward(model, lambda: model(x)) == Written(["layer.weight"], STATISTICS)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_model_whose_buffers_alone_change_is_left_alone(device: str) -> None:
+def test_buffers_that_a_pass_changes_are_told_from_parameters(device: str) -> None:
     with torch.device(device):
         model, x = Changing(nothing), torch.ones(4, 1, 8, 8)
-        assert written_in_forward(model, lambda: model(x)) == []
+        assert written_in_forward(model, lambda: model(x)) == Written([], STATISTICS)
 
 
 def flushed(change: Change) -> dict[str, torch.Tensor]:

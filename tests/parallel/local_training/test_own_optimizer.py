@@ -9,7 +9,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
+from atoll.parallel.local_training.own_optimizer import is_elementwise
 from atoll.parallel.local_training.training import make_optimizer, train_locally
+from atoll.parallel.optimizers.lamb import LAMB
 from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken
@@ -43,6 +45,48 @@ def task(optimizer: Any, **local: Any) -> Task:
 
 def parameters() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(()))]
+
+
+class ByNorm(torch.optim.SGD):
+    """Steps of unit length, over all parameters together, as an optimizer that clips by itself."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = [p for group in self.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(found, 1.0)
+        return super().step()
+
+
+class Noisy(torch.optim.SGD):
+    """Stochastic gradient Langevin dynamics."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.add_(torch.randn_like(p))
+        return super().step()
+
+
+def lamb(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return LAMB(parameters, lr=lr)
+
+
+OF_ELEMENTS = [Lion, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax]
+
+
+@pytest.mark.parametrize("optimizer", OF_ELEMENTS)
+def test_an_optimizer_that_moves_each_element_by_itself_is_known_by_a_trial(optimizer: Any) -> None:
+    assert is_elementwise(Local(optimizer=optimizer, lr=0.01))
+    assert is_elementwise(Local(optimizer=optimizer, lr=0.01, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("optimizer", [lamb, torch.optim.Adafactor, ByNorm, Noisy])
+def test_one_that_looks_at_a_tensor_or_draws_is_known_too(optimizer: Any) -> None:
+    assert not is_elementwise(Local(optimizer=optimizer, lr=0.01))
+
+
+def test_one_whose_step_fails_in_a_trial_is_told() -> None:
+    with pytest.raises(TaskBroken, match="SparseAdam: RuntimeError: SparseAdam does not support dense gradients"):
+        is_elementwise(Local(optimizer=torch.optim.SparseAdam, lr=0.01))
 
 
 def test_the_steps_are_those_of_its_formula() -> None:

@@ -24,7 +24,8 @@ from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import training_data
 from atoll.parallel.trainer.flops import flops_per_example
-from atoll.parallel.trainer.job import Job, JobRefused, check_forward
+from atoll.parallel.trainer.forward import check_forward
+from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.saver import RunDiffers
 from tests.parallel.trainer import tasks
@@ -181,10 +182,15 @@ def own_rows(make_model: Callable[[], nn.Module]) -> tuple[Job, Any]:
     return Job(name="own", task=task, config=TrainConfig(), plan=Plan(mesh=Mesh(pp=2))), training_data(task)
 
 
+def look_at(make_model: Callable[[], nn.Module]) -> None:
+    job, data = own_rows(make_model)
+    check_forward(job.task, job.plan, job.config.seed, data)
+
+
 def test_the_look_at_a_forward_pass_takes_the_rows_as_the_task_collates_them() -> None:
-    check_forward(*own_rows(tasks.make_model))
+    look_at(tasks.make_model)
     with pytest.raises(JobRefused, match="forward changes them in place"):
-        check_forward(*own_rows(tasks.clamped.model))
+        look_at(tasks.clamped.model)
 
 
 class Skipping(nn.Module):
@@ -213,7 +219,7 @@ class Wider(Skipping):
 @pytest.mark.parametrize("make_model", [Skipping, Wider])
 def test_a_chain_that_is_not_all_that_a_forward_pass_does_is_refused(make_model: Callable[[], nn.Module]) -> None:
     with pytest.raises(JobRefused, match="pp=2: the stages one after another give other outputs than the model"):
-        check_forward(*own_rows(make_model))
+        look_at(make_model)
 
 
 def test_the_operations_of_a_model_are_counted_on_a_row_as_the_task_collates_it() -> None:

@@ -1,0 +1,108 @@
+"""The look at a forward pass before a training: what a mesh would do otherwise than one process."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.parallel.data.batch import map_tensors
+from atoll.parallel.engine.blueprint import blocks, cut, stage
+from atoll.parallel.engine.borrowed import borrowed_blocks
+from atoll.parallel.engine.inplace import Written, written_in_forward
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.task.randomness import seeded
+from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.job import JobRefused, model_on_meta
+
+SMALL = 10_000_000
+"""Number of parameters up to which a model is built once more for a check, if its code does not run on `meta`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The side effects of a forward pass."""
+
+    written: Written = field(default_factory=Written)
+    """The tensors that it changes in place."""
+    borrowed: list[str] = field(default_factory=list)
+    """The blocks with a parameter that is used outside of their calls."""
+
+
+def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
+    """Look at a forward pass of a model that is thrown away.
+
+    No pass may change a parameter where the change would be lost. The pass needs no memory where the model's code runs
+    on `meta`; else a small model takes a real one. A pass that fails here is left to the first step, which reports its
+    error.
+
+    Args:
+        task: of the model.
+        plan: of the training.
+        seed: of the training.
+        data: the training data, of which two examples are read.
+
+    Raises:
+        JobRefused: with the names of the parameters.
+    """
+    if not plan.is_sharded and plan.mesh.pp == 1 and plan.microbatches == 1:
+        return Forward()
+    model = model_on_meta(task)
+    seen = _look(model, data)
+    if seen is None and sum(parameter.numel() for parameter in model.parameters()) < SMALL:
+        with seeded(seed):
+            seen = _look(task.model(), data)
+    if plan.mesh.pp > 1:
+        _check_chain(task, plan, seed, data, model)
+    found = seen or Forward()
+    if found.written.parameters and (plan.is_sharded or plan.mesh.pp > 1):
+        where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
+        raise JobRefused(
+            f"{', '.join(found.written.parameters)}: forward changes them in place, which {where} would lose or "
+            "repeat; use a parametrization (torch.nn.utils.parametrize), or train on one process or with dp_replicate"
+        )
+    return found
+
+
+def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module) -> None:
+    """Check, on a small model, that the stages of the pipeline one after another compute what the model computes.
+
+    Raises:
+        JobRefused: `forward` does more than to call its chain.
+    """
+    if sum(parameter.numel() for parameter in model.parameters()) >= SMALL:
+        return
+    with seeded(seed), torch.no_grad():
+        model = task.model().eval()
+        stages = [stage(model, names) for names in cut(model, plan.num_stages)]
+        try:
+            hidden = fetcher(data)(torch.arange(min(2, len(data))))[0]
+            outputs = model(hidden)
+        except Exception:
+            return
+        try:
+            for part in stages:
+                hidden = part(hidden)
+            torch.testing.assert_close(hidden, outputs, rtol=1e-4, atol=1e-5, equal_nan=True)
+        except Exception as error:
+            raise JobRefused(
+                f"pp={plan.mesh.pp}: the stages one after another give other outputs than the model, so forward "
+                "does more than to call its chain (a skip connection over it, a hook): use pp=1, or put it into a layer"
+            ) from error
+
+
+def _look(model: nn.Module, data: Any) -> Forward | None:
+    """Return what a pass in training mode does; None if the pass fails."""
+    borrowed: list[str] = []
+    try:
+        device = next(model.parameters()).device
+        rows = torch.arange(min(2, len(data)))
+        inputs = map_tensors(lambda tensor: tensor.to(device), fetcher(data)(rows)[0])
+        model.train()
+        written = written_in_forward(
+            model, lambda: borrowed.extend(borrowed_blocks(model, blocks(model), lambda: model(inputs)))
+        )
+        return Forward(written, borrowed)
+    except Exception:
+        return None

@@ -1,0 +1,53 @@
+"""Odd models on a mesh as a client, beside those of `tests/odd_tasks`: as in one process, or refused."""
+
+from pathlib import Path
+
+import pytest
+
+from atoll.parallel.engine.forked import RankFailed
+from tests.parallel.crew.clients import Json, distance, in_one_process, on_a_mesh, write_version
+
+pytestmark = pytest.mark.real
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dp_replicate": 2}, *(pytest.param(each, marks=pytest.mark.long) for each in ({"dp_shard": 2}, {"dp_shard": 3}))],
+    ids=str,
+)
+def test_a_buffer_that_follows_a_ranks_own_examples_is_named(options: Json, tmp_path: Path) -> None:
+    write_version(tmp_path, "following")
+    with pytest.raises(RankFailed, match=r"Following\.mean: a forward pass changes these buffers by the examples"):
+        on_a_mesh(tmp_path, options, name="following")
+
+
+@pytest.mark.parametrize("name", ["counting_passes", "twice_registered"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({"dp_replicate": 2}, marks=pytest.mark.long), {"dp_shard": 3}], ids=str
+)
+def test_what_does_not_depend_on_a_ranks_examples_is_that_of_one_process(
+    name: str, options: Json, tmp_path: Path
+) -> None:
+    write_version(tmp_path, name)
+    expected, update = in_one_process(tmp_path, name=name)
+    answer, found = on_a_mesh(tmp_path, options, name=name)
+    assert distance(found, update) < 1e-6
+    assert answer["description"] == expected["description"]
+
+
+OWN = [{"dp_replicate": 2}, {"dp_shard": 2, "tp": 2}, {"pp": 2, "dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}]
+
+
+@pytest.mark.parametrize("options", [pytest.param(each, marks=[pytest.mark.long] * (each != OWN[1])) for each in OWN])
+def test_an_own_optimizer_that_moves_each_element_steps_shards(options: Json, tmp_path: Path) -> None:
+    write_version(tmp_path, "own_optimizer")
+    _, update = in_one_process(tmp_path, name="own_optimizer")
+    _, found = on_a_mesh(tmp_path, options, name="own_optimizer")
+    assert distance(found, update) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["following", "counting_passes"])
+def test_a_pass_that_changes_a_buffer_is_refused_where_a_step_has_several(name: str, tmp_path: Path) -> None:
+    write_version(tmp_path, name)
+    with pytest.raises(RankFailed, match="mean: each forward pass changes them, and a step has 2 passes"):
+        on_a_mesh(tmp_path, {"dp_replicate": 2, "accumulate": 2}, name=name)
