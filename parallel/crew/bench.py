@@ -19,6 +19,7 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.amendments import correct, pull
 from atoll.parallel.crew.building import MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
+from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
 from atoll.parallel.crew.in_round import checkpoints
 from atoll.parallel.crew.kept_optimizer import give_state
@@ -147,8 +148,10 @@ class MeshBench:
                 begun_at, began = model.engine.steps, self._clock()
                 work, is_stopped = training.run()
                 rate = (work.steps - begun_at) / (self._clock() - began)
+        reached("crew.trained")
         files = Files(model, local, algorithm, request, self._ranks)
         parts = files.write()
+        reached("crew.answering")
         return {
             "num_examples": work.num_examples,
             "work": work.work,
@@ -240,6 +243,7 @@ class MeshBench:
 
     def _begin(self, model: MeshModel, local: Local, algorithm: str, request: Json) -> None:
         """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients."""
+        reached("crew.filling")
         version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
         together(self._ranks, partial(model.load, version))
         make = optimizer_of(local)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.crew.building import MeshModel
+from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.trainer.saver import Saver
 from atoll.parallel.worker.bench import Json
 
@@ -52,6 +53,8 @@ def checkpoints(request: Json, model: MeshModel, num_steps: int) -> Iterator[Cal
 
         def after_step() -> None:
             if engine.steps == num_steps or (every and engine.steps % every == 0):
+                reached("crew.saving")
                 saver.save()
+                reached("crew.saved")
 
         yield after_step

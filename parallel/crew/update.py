@@ -16,6 +16,7 @@ from atoll.aggregation.tensors.shared_file import make_shared
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.control import ControlBoxes
+from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.kept_optimizer import store_state
 from atoll.parallel.crew.together import together
 from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
@@ -102,6 +103,7 @@ class Files:
                 names = {share.name for share in mine}
                 owned = [shard for shard in self.model.shards() if shard.share.name in names]
                 store_state([shard for shard in owned if not shard.share.is_further], self.local, self.own_out)
+            reached("crew.part_written")
             return piece_fields(pieces)
 
         together(self.ranks, make)
