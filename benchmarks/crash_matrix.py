@@ -5,16 +5,17 @@
 A coordinator and three agents are real processes; the updates are known to the bit. First comes an undisturbed run,
 then one run for each step of `protocol/crash_points.py`, in which a process kills itself there and is restarted, then
 runs in which processes are killed from outside. In some of the runs every agent sends its update in parts (`+ parts`),
-which must give the bits of the whole updates. Every run must finish. The figures:
+which must give the bits of the whole updates. In others the first client is a mesh of two ranks (`+ mesh`), of which a
+rank dies, or hangs, at each step of `parallel/crew/crash_points.py`. Every run must finish. The figures:
 
     lost        updates that were accepted, by the records at any time or by an agent's log, and are in no committed
                 model, without a record of the reason
     twice       updates that are in two committed models
-    same_bits   runs whose every version has the digest that it has in the undisturbed run
+    same_bits   runs whose every version has the digest that it has in the undisturbed run of the same clients
 
 A step at which no process died was not tested, which is a failure, too. The seconds of a recovery begin with the start
 of the new process and end when it is back (the coordinator listens and has recovered its run, the agent is connected),
-or with the next commit.
+or with the next commit; those of a rank begin with its death and end with the next step of its training.
 """
 
 import argparse
@@ -24,11 +25,13 @@ import tempfile
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from atoll.parallel.crew import crash_points as rank_crash_points
 from atoll.protocol.crash_points import STEPS
 from benchmarks.evidence import Verdict
-from benchmarks.federation import COORDINATOR, SITES, Federation, Killer, Recovery, Shape
+from benchmarks.federation import COORDINATOR, RANK, SITES, Federation, Killer, Recovery, Shape
 from benchmarks.processes import NotMeasured
 from benchmarks.report import Bar, conclude, say, spread
 
@@ -65,7 +68,31 @@ PARTED = {
 }
 """The visits that are tested with updates in parts: whatever happens between an update and its verdict."""
 
+MESHED = {
+    "agent.invited": (1, 2),
+    "agent.downloading": (1,),
+    "agent.downloaded": (1, 2),
+    "agent.training": (1, 2),
+    "agent.trained": (1, 2),
+    "agent.part_written": (1, 2, 3),
+    "agent.root_spooled": (1, 2),
+    "agent.spooled": (1,),
+    "agent.uploading": (1, 2),
+    "agent.uploaded": (1, 2),
+    "agent.answered": (1,),
+    "agent.settled": (1,),
+    "upload.part_kept": (1, 2),
+    "upload.before_accept": (1, 3),
+}
+"""The visits that are tested with a client that is a mesh, beside the steps of its ranks."""
+
+RANKS_MESHED = {"crew.mid_step": (1, 4, 20), "crew.stepped": (2, 16), "crew.saving": (1, 3), "crew.saved": (1, 6)}
+"""The visits of some steps of a rank that are tested; every other step is tested at its first and second visit."""
+
+HANGS = ("crew.mid_step:4 1 stop", "crew.saved:2 0 stop")
+
 DIVIDED, IN_PARTS = "rows:4", " + parts"
+MESH, IN_A_MESH = "dp_shard=2", " + mesh"
 ONLY_IN_PARTS = ("upload.part_kept", "agent.part_written", "agent.root_spooled")
 
 QUICK = (
@@ -74,7 +101,10 @@ QUICK = (
     "aggregate.mid_fold:2",
     "agent.uploading:2",
     "upload.part_kept:2" + IN_PARTS,
+    "crew.mid_step:4 1" + IN_A_MESH,
+    "agent.training:1" + IN_A_MESH,
 )
+HEAL_MAX_S = 5.0
 NUM_KILLS, NUM_KILLS_QUICK = 200, 6
 KILLS_A_RUN = 6
 PAUSE_S = (0.05, 2.0)
@@ -84,7 +114,8 @@ PAUSE_S = (0.05, 2.0)
 class Tally:
     """The figures of all disturbed runs together."""
 
-    models: dict[int, str]
+    models: dict[str, dict[int, str]]
+    """The digest of every version of an undisturbed run, by the mesh of its first client."""
     num_runs: int = 0
     num_same: int = 0
     num_kills: int = 0
@@ -96,7 +127,7 @@ class Tally:
 
     def add(self, what: str, federation: Federation, verdict: Verdict) -> None:
         """Add a run that has ended."""
-        verdict.is_same = federation.end.models == self.models
+        verdict.is_same = federation.end.models == self.models[federation.shape.mesh]
         self.num_runs += 1
         self.num_same += verdict.is_same
         self.num_kills += federation.num_kills
@@ -128,10 +159,15 @@ def undisturbed(shape: Shape) -> dict[int, str]:
 
 def at_step(tally: Tally, planned: str, shape: Shape) -> None:
     """Run with one death at a crash point."""
-    crash_at = planned.removesuffix(IN_PARTS)
-    if planned != crash_at or crash_at.partition(":")[0] in ONLY_IN_PARTS:
+    crash_at, who = planned.removesuffix(IN_PARTS).removesuffix(IN_A_MESH), COORDINATOR
+    if crash_at.startswith("crew.") or planned.endswith(IN_A_MESH):
+        shape, planned = replace(shape, mesh=MESH), crash_at + IN_A_MESH
+    elif planned != crash_at or crash_at.partition(":")[0] in ONLY_IN_PARTS:
         shape, planned = replace(shape, divided=DIVIDED), crash_at + IN_PARTS
-    who = SITES[0] if crash_at.startswith("agent.") else COORDINATOR
+    if crash_at.startswith(("agent.", "crew.")):
+        who = SITES[0] if crash_at.startswith("agent.") else RANK
+    if shape.mesh not in tally.models:
+        tally.models[shape.mesh] = undisturbed(shape)
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         federation = Federation(Path(folder), shape, (who, crash_at))
         try:
@@ -151,7 +187,10 @@ def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
         number += 1
         rng, name = random.Random(f"{seed}/{number}"), f"seed {seed}, run {number}"
         with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
-            federation = Federation(Path(folder), replace(shape, divided=DIVIDED if number % 2 == 0 else ""))
+            kinds = (shape, replace(shape, divided=DIVIDED), replace(shape, mesh=MESH))
+            federation = Federation(Path(folder), kinds[number % len(kinds)])
+            if federation.shape.mesh not in tally.models:
+                tally.models[federation.shape.mesh] = undisturbed(federation.shape)
             try:
                 verdict = federation.run(Killer(rng, min(KILLS_A_RUN, num_kills - done), PAUSE_S))
             except NotMeasured as error:
@@ -166,7 +205,11 @@ def schedule() -> list[str]:
     # tests/federation/test_ranks.py kills ranks, tests/messages/test_deaths.py coordinators of runs of messages
     steps = [step for step, _ in STEPS if not step.startswith(("rank.", "exchange."))]
     whole = [f"{step}:{n}" for step in steps if step not in ONLY_IN_PARTS for n in COUNTS.get(step, (1, 2))]
-    return whole + [f"{step}:{n}{IN_PARTS}" for step, visits in PARTED.items() for n in visits]
+    parted = [f"{step}:{n}{IN_PARTS}" for step, visits in PARTED.items() for n in visits]
+    meshed = [f"{step}:{n}" for step, visits in MESHED.items() for n in visits]
+    for step, _ in rank_crash_points.STEPS:
+        meshed += [f"{step}:{n} {rank}" for rank in (0, 1) for n in RANKS_MESHED.get(step, (1,))]
+    return whole + parted + [planned + IN_A_MESH for planned in (*meshed, *HANGS)]
 
 
 def main() -> int:
@@ -181,13 +224,13 @@ def main() -> int:
         "--only",
         nargs="+",
         metavar="STEP",
-        help="test only these steps (step, step:n, or either followed by ' + parts')",
+        help="test only these steps (step, step:n, of a rank 'step:n 1'; then, perhaps, ' + parts' or ' + mesh')",
     )
     arguments = parser.parse_args()
     default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
     num_kills = default if arguments.kills is None else arguments.kills
     shape = Shape(rounds=3, num_elements=600_000) if arguments.quick else Shape()
-    tally = Tally(undisturbed(shape))
+    tally = Tally({"": undisturbed(shape)})
     planned = arguments.only or (QUICK if arguments.quick else schedule())
     say(f"{len(planned)} deaths at named steps")
     for crash_at in planned:
@@ -205,19 +248,21 @@ def main() -> int:
 
 def bars_of(tally: Tally) -> list[Bar]:
     """Return the bars: no update lost or counted twice, all bits equal, and every step tested."""
+    healed = [recovery.back_s for recovery in tally.recoveries if recovery.of == RANK and recovery.back_s is not None]
     return [
         Bar.exactly("lost", len(tally.lost), 0),
         Bar.exactly("twice", len(tally.twice), 0),
         Bar.exactly("same_bits [runs]", tally.num_same, tally.num_runs),
         Bar.exactly("runs that did not finish, or abandoned a round", len(tally.unfinished), 0),
         Bar.exactly("named steps that were not reached", len(tally.not_reached), 0),
+        *([Bar.at_most("a rank's death to the next step, median [s]", median(healed), HEAL_MAX_S)] if healed else []),
     ]
 
 
 def ours_of(tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape) -> dict[str, Any]:
     """Return the figures beside the bars."""
     recovery = {}
-    for who, names in (("coordinator", (COORDINATOR,)), ("agent", SITES)):
+    for who, names in (("coordinator", (COORDINATOR,)), ("agent", SITES), ("rank", (RANK,))):
         mine = [r for r in tally.recoveries if r.of in names]
         for kind in ("back_s", "commit_s"):
             if seconds := [s for r in mine if (s := getattr(r, kind)) is not None]:

@@ -2,12 +2,15 @@
 
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.parallel.crew import crash_points as rank_crash_points
 from atoll.protocol import crash_points
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
@@ -20,7 +23,14 @@ from benchmarks.processes import NotMeasured, Processes, agent_command, coordina
 COORDINATOR = "coordinator"
 SITES = ("a", "b", "c")
 TASK = "benchmarks.tasks:noise"
-LIMIT_S = 150.0
+MESH_TASK = "benchmarks.crew_task:task"
+RANK = "rank"
+"""A rank of the client with a mesh, among the processes that die."""
+CHECKPOINT_EVERY = 3
+HANG_S = 20.0
+HEALS = ("crew.filling", "crew.filled", "crew.mid_step", "crew.stepped", "crew.saving", "crew.saved")
+"""The steps of a rank after whose death the same training makes another step."""
+LIMIT_S = 300.0
 POLL_S = 0.01
 LOOK_S = 0.1
 
@@ -34,6 +44,7 @@ class Shape:
     train_s: float = 0.05
     upload_limit: int = 20_000_000  # bytes per second: an upload is under way for a good part of a round
     divided: str = ""  # kind and number of the parts of each update, as in `benchmarks.dividing`
+    mesh: str = ""  # of the first client, which trains on ranks
 
 
 @dataclass(slots=True)
@@ -63,7 +74,7 @@ class Federation:
     Args:
         folder: the folder, for this federation only.
         shape: the shape of the run.
-        crash_at: the process, and the value of ATOLL_CRASH_AT in its first life.
+        crash_at: the process, and the value of ATOLL_CRASH_AT in its first life; of a rank, its planned end.
     """
 
     folder: Path
@@ -96,6 +107,7 @@ class Federation:
                 self._watch(processes)
                 time.sleep(POLL_S)
             in_logs = accepted_in_logs((site, processes.log(site)) for site in SITES)
+        self._look_for_a_dead_rank()
         self.end = look(self.state)
         return judge(self.end, self._promised, in_logs)
 
@@ -118,16 +130,37 @@ class Federation:
         }
         if self.crash_at is not None and self.crash_at[0] == name:
             environment[crash_points.VARIABLE] = self.crash_at[1]
+        if name == SITES[0] and self.shape.mesh:
+            environment |= self._of_the_mesh()
         command = self._command(name)
         if self.shape.divided and name != COORDINATOR:
             environment[VARIABLE] = self.shape.divided
             command = [sys.executable, "-m", "benchmarks.dividing", *command[1:]]
         processes.start(name, command, environment)
 
+    def _of_the_mesh(self) -> dict[str, str]:
+        """Write the planned end of a rank, if there is one; return the environment of the client with a mesh."""
+        plan = self.folder / "plan"
+        if self.crash_at is not None and self.crash_at[0] == RANK:
+            plan.write_text(self.crash_at[1], "ascii")
+            self.crash_at = None
+        return {rank_crash_points.VARIABLE: str(plan), "ATOLL_BENCH_STEPS": str(self.folder / "steps")}
+
+    def _look_for_a_dead_rank(self) -> None:
+        """Note the death of a rank at its step, and the seconds from it to the next step of its training."""
+        done = self.folder / "plan.done"
+        if not done.exists():
+            return
+        self.num_kills += 1
+        planned, at = rank_crash_points.PlannedEnd.parse(done.read_text()), done.stat().st_ctime
+        healed = _first_step(self.folder / "steps", at) if planned.step in HEALS and not planned.is_stop else at
+        self.recoveries.append(Recovery(RANK, planned.step, healed - at or None))
+
     def _command(self, name: str) -> list[str]:
+        task = MESH_TASK if self.shape.mesh else TASK
         if name == COORDINATOR:
             return coordinator_command(
-                TASK,
+                task,
                 name="crash",
                 seed=7,
                 rounds=self.shape.rounds,
@@ -139,8 +172,12 @@ class Federation:
                 coordinator__state=self.state,
             )
         equip(self.state, self.folder / name, Identity(Role.CLIENT, name))
+        crew: dict[str, object] = {}
+        if self.shape.mesh and name == SITES[0]:
+            crew = {"crew__mesh": self.shape.mesh, "crew__checkpoint_every": CHECKPOINT_EVERY}
+            crew |= {"crew__collective_timeout": HANG_S, "crew__max_restarts": 100}
         return agent_command(
-            TASK,
+            task,
             site=name,
             coordinator=self._address,
             state=self.folder / name,
@@ -149,6 +186,7 @@ class Federation:
             reconnect_max=0.5,
             threads=1,
             exit_when_done=True,
+            **crew,
         )
 
     def _has_ended(self, processes: Processes) -> bool:
@@ -212,7 +250,11 @@ class Federation:
 
 @dataclass
 class Killer:
-    """Kills from outside at random times of a seed, up to a number of kills or the end of the run."""
+    """Kills from outside at random times of a seed, up to a number of kills or the end of the run.
+
+    Half of them hit the coordinator, the others an agent; of a client with a mesh every other one hits a process below
+    the agent: a rank, its fork server or their launcher.
+    """
 
     rng: random.Random
     most: int
@@ -220,7 +262,7 @@ class Killer:
     _due: float = 0.0
 
     def __call__(self, federation: Federation, processes: Processes) -> None:
-        """Kill one process if a kill is due; half of the kills hit the coordinator."""
+        """Kill one process if a kill is due."""
         now = time.monotonic()
         if not self._due:
             self._due = now + self.rng.uniform(*self.pause_s)
@@ -228,5 +270,28 @@ class Killer:
             return
         name = COORDINATOR if self.rng.random() < 0.5 else self.rng.choice(SITES)
         self._due = now + self.rng.uniform(*self.pause_s)
-        if processes.running[name].poll() is None:
+        if processes.running[name].poll() is not None:
+            return
+        below = descendants(processes.running[name].pid) if federation.shape.mesh and name == SITES[0] else []
+        if below and self.rng.random() < 0.5:
+            with suppress(ProcessLookupError):
+                os.kill(self.rng.choice(below), signal.SIGKILL)
+                federation.num_kills += 1
+        else:
             federation.kill(processes, name)
+
+
+def _first_step(file: Path, death: float) -> float:
+    """Return the time of the first step of the processes that replace those of a death [s since 1970]."""
+    steps = [(float(line.split()[0]), line.split()[1]) for line in file.read_text("ascii").splitlines()]
+    before = {process for at, process in steps if at <= death}
+    return min(at for at, process in steps if at > death and process not in before)
+
+
+def descendants(process: int) -> list[int]:
+    """Return the processes that a process has started, directly or not."""
+    found: list[int] = []
+    with suppress(FileNotFoundError):  # it has ended
+        for thread in Path(f"/proc/{process}/task").glob("*/children"):
+            found += [int(child) for child in thread.read_text().split()]
+    return found + [below for child in found for below in descendants(child)]

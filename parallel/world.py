@@ -15,6 +15,7 @@ import torch.distributed as dist
 # Imported early, because its default arguments keep the process group that exists at its first import, which
 # constructing an optimizer does: gloo's threads would outlive the group, and sometimes abort the interpreter's exit.
 import torch.distributed.nn.functional
+from torch.distributed import distributed_c10d
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """The variables that `torchrun` sets. Without all three this process is alone."""
@@ -90,7 +91,8 @@ def process_group(
 ) -> Iterator[None]:
     """Provide the default process group for the block: NCCL on GPUs (with gloo beside it for the CPU), gloo elsewhere.
 
-    An existing group is used, and stays.
+    An existing group is used, and stays. Groups that are made in the block, such as those of a mesh's axes, have the
+    same timeout: torch gives them 10 or 30 minutes, whatever that of the default group.
 
     Args:
         world: this process's rank.
@@ -105,7 +107,7 @@ def process_group(
     if device == "cuda":
         torch.cuda.set_device(world.device(device))
     if dist.is_initialized():
-        with _known_warnings():
+        with _known_warnings(), _timeout_of_new_groups(timeout_s):
             yield
         return
     if store is None and world.size == 1:
@@ -122,7 +124,7 @@ def process_group(
     else:
         dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=wait, store=store)
     try:
-        with _known_warnings():
+        with _known_warnings(), _timeout_of_new_groups(timeout_s):
             yield
     finally:
         if dist.is_initialized():  # as long as the block has not destroyed it
@@ -133,6 +135,20 @@ def is_lost_peer(error: BaseException) -> bool:
     """Return whether the loss of another rank caused the error, judged by its type and the backend's message."""
     words = str(error).lower()
     return isinstance(error, dist.DistError) or any(word in words for word in ("gloo", "nccl", "connection", "peer"))
+
+
+@contextmanager
+def _timeout_of_new_groups(timeout_s: float) -> Iterator[None]:
+    """Let every new group of the process have a timeout; torch has no setting for those that it makes itself."""
+    names = ("default_pg_timeout", "default_pg_nccl_timeout")
+    before = {name: getattr(distributed_c10d, name) for name in names}
+    for name in names:
+        setattr(distributed_c10d, name, timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(distributed_c10d, name, value)
 
 
 @contextmanager

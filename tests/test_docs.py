@@ -21,6 +21,7 @@ from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.sections import Section, described
 from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
+from atoll.parallel.crew import crash_points as rank_crash_points
 from atoll.parallel.task.local import Local
 from atoll.protocol import crash_points, vocabulary
 from atoll.protocol.settings import load_text
@@ -77,6 +78,7 @@ NAMED = {
     "client events": ("protocol.md", of_union(client_events.Event)),
     "client effects": ("protocol.md", of_union(client_events.Effect)),
     "crash steps": ("faults.md", [name for name, _ in crash_points.STEPS]),
+    "crash steps of ranks": ("faults.md", [name for name, _ in rank_crash_points.STEPS]),
     "audit actions": ("audit.md", [str(action) for action in Action]),
     **{kind.__name__: ("protocol.md", [str(word) for word in kind]) for kind in ENUMS},
 }

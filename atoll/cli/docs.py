@@ -81,10 +81,16 @@ def _words(module: str, union: str) -> Callable[[], str]:
     return generate
 
 
-def _steps() -> str:
-    from atoll.protocol.crash_points import STEPS
+def _steps(module: str) -> Callable[[], str]:
+    """Return a generator of the crash points that a module names."""
 
-    return _table(("step", "what is true there"), [(f"`{name}`", truth) for name, truth in STEPS])
+    def generate() -> str:
+        from importlib import import_module
+
+        steps = import_module(module).STEPS
+        return _table(("step", "what is true there"), [(f"`{name}`", truth) for name, truth in steps])
+
+    return generate
 
 
 def _rules() -> str:
@@ -162,7 +168,8 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 _GENERATORS: dict[str, Callable[[], str]] = {
     **{f"settings {section}": _settings(section) for section in SECTIONS},
-    "steps": _steps,
+    "steps": _steps("atoll.protocol.crash_points"),
+    "rank steps": _steps("atoll.parallel.crew.crash_points"),
     "rules": _rules,
     "server events": _words("atoll.server.rounds.events", "Event"),
     "server effects": _words("atoll.server.rounds.events", "Effect"),

@@ -138,7 +138,9 @@ def command_of(config: CrewConfig, terms: CrewTerms, entry: str = ENTRY) -> tupl
         "rendezvous": f"{socket.gethostname()}:{_free_port()}",
         "python": sys.executable,
     }
-    return [argument.format(**values) for argument in config.command], {}
+    # otherwise torchrun on several machines lets its ranks meet where the last loss of a machine has left them
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return [argument.format(**values) for argument in config.command], environment
 
 
 def _free_port() -> int:

@@ -20,6 +20,7 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.amendments import correct, pull
 from atoll.parallel.crew.building import Here, MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
+from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
 from atoll.parallel.crew.faults import look, outline_of
 from atoll.parallel.crew.in_round import checkpoints
@@ -167,8 +168,10 @@ class MeshBench:
                 self._use.end_training()
             examples = sum(order.sizes[step % len(order.sizes)] for step in range(begun_at, work.steps))
             use = self._use.of(self._here.task, training.example, work.steps - begun_at, examples)
+        reached("crew.trained")
         files = Files(model, local, algorithm, request, self._ranks)
         parts = files.write()
+        reached("crew.answering")
         return {
             "num_examples": work.num_examples,
             "work": work.work,
@@ -310,6 +313,7 @@ class MeshBench:
 
     def _begin(self, model: MeshModel, local: Local, algorithm: str, request: Json) -> None:
         """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients."""
+        reached("crew.filling")
         version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
         self._load(model, local, request)
         model.is_new = False

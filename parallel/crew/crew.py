@@ -2,6 +2,7 @@
 
 A crew heals. When ranks die or hang, their launcher starts all of them again; rank 0 dials, and the running request is
 sent once more with what is left of its time, to go on from the newest in-round checkpoint. A caller sees a slower crew.
+Other ranks notice a rank that hangs in a collective; pings tell that rank 0 hangs elsewhere, or its machine does.
 
     RanksLost       the ranks were lost more than `max_restarts` times in one request, or `kill` was called
     WorkerHung      they did not answer in time; they have been killed
@@ -34,6 +35,9 @@ FINAL = ("task_broken", "task_mismatch", "not_finite", "out_of_time", "disk_full
 """Kinds of errors that a restart repeats."""
 
 WAIT_S = 3600.0
+PING_S = 5.0
+"""Seconds between two pings of rank 0 while it owes an answer."""
+
 ROUND = "round"
 """The folder of the in-round checkpoint, in the crew's."""
 
@@ -309,7 +313,7 @@ class Crew:
     def _dialled(self, until: Callable[[], float]) -> Line:
         while True:
             event = self._next(until, "no rank 0 has dialled in time")
-            if event.kind == "line":
+            if event is not None and event.kind == "line":
                 assert isinstance(event.source, Line)
                 hello = event.content
                 logger.info("%s here, rank 0 on %s", count_of(hello["ranks"], "rank is", "ranks are"), hello["host"])
@@ -325,7 +329,7 @@ class Crew:
         assert line is not None
         line.tell(request)  # its end is an event
         while True:
-            event = self._next(until, f"no answer to {request['op']} in time")
+            event = self._heard(line, until, f"no answer to {request['op']} in time")
             if event.kind == "line":  # the ranks were quicker than the end of the old line
                 self._events.put(event)
             elif event.source is not line:
@@ -338,8 +342,27 @@ class Crew:
             self._line = None
             raise _Lost("ranks have ended")
 
-    def _next(self, until: Callable[[], float], late: str) -> _Event:
-        """Return the next event of a line.
+    def _heard(self, line: Line, until: Callable[[], float], late: str) -> _Event:
+        """Return the next event but the answers to pings, as long as rank 0 gives them.
+
+        Raises:
+            _Lost, WorkerHung: as `_next`; and when it gives none for the time that a collective may take.
+        """
+        silent_s = 0.0
+        while silent_s <= self._terms.ranks.collective_timeout:
+            event = self._next(until, late, PING_S)
+            if event is None:
+                silent_s += PING_S  # not by the clock, which goes on while this process is stopped
+                line.tell({"op": "ping"})
+            elif event.source is line and event.kind == "answer" and event.content.get("op") == "pong":
+                silent_s = 0.0
+            else:
+                return event
+        self._end_ranks()
+        raise _Lost(f"rank 0 has not answered to a ping for {silent_s:g} s")
+
+    def _next(self, until: Callable[[], float], late: str, pause_s: float = math.inf) -> _Event | None:
+        """Return the next event of a line; None: there was none for `pause_s` seconds.
 
         Raises:
             _Lost: the ranks have ended, or were killed.
@@ -350,8 +373,10 @@ class Crew:
             if left_s <= 0:
                 raise WorkerHung(late)
             try:
-                event = self._events.get(timeout=min(left_s, WAIT_S))
+                event = self._events.get(timeout=min(left_s, pause_s, WAIT_S))
             except queue.Empty:
+                if pause_s < left_s:
+                    return None
                 continue  # the time may have been extended meanwhile
             if event.kind == "killed" and self._is_killed:
                 raise _Lost("they were killed")

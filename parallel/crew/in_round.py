@@ -17,6 +17,7 @@ from pathlib import Path
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
+from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.trainer.saver import Saver
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.worker.bench import Json
@@ -69,7 +70,9 @@ def checkpoints(
 
         def after_step() -> None:
             if due(engine.steps):
+                reached("crew.saving")
                 saver.save()
+                reached("crew.saved")
 
         yield after_step
 

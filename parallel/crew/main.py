@@ -1,7 +1,8 @@
 """A rank of a crew: `python -m atoll.parallel.crew FOLDER`, under torch elastic, srun, Kubernetes, Ray or MPI.
 
     rank 0          dials its agent, takes one request after another, orders it to all ranks, and answers
-    reader thread   of rank 0: queues requests; obeys `stop` and `extend` at once; ends the process with the line
+    reader thread   of rank 0: queues requests; obeys `stop` and `extend` at once, and answers to `ping`; ends the
+                    process with the line
     other ranks     wait for orders at the store of the process group
 
 A rank has no key and no connection to the coordinator, and does not import gRPC. Requests and answers are those of
@@ -23,7 +24,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,11 +33,13 @@ import torch.distributed as dist
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.crew.choice import plan_for
+from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.orders import Orders
 from atoll.parallel.crew.shared_folder import check_shared
 from atoll.parallel.crew.terms import Terms
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.launch.line import Line, dial
+from atoll.parallel.launch.meeting import store_of
 from atoll.parallel.launch.rank_fault import RankFault
 from atoll.parallel.loading import keep_modules
 from atoll.parallel.task.deadline import Deadline
@@ -102,10 +104,11 @@ def work(folder: Path, make_bench: MakeBench) -> None:
     keep_modules()
     _write_to(terms.log_of(world.rank))
     try:
+        reached("crew.starting")
         device = _device(terms.device, world, torch.cuda.device_count())
-        store = _store(world, timedelta(seconds=terms.collective_timeout))
+        store = store_of(world, terms.collective_timeout)
         with process_group(world, device, store=_prefixed("group", store), timeout_s=terms.collective_timeout):
-            orders = Orders(_prefixed("crew", store), world.rank, world.size)
+            orders = Orders(_prefixed("crew", store), world.rank, world.size, terms.collective_timeout)
             check = partial(check_shared, folder, _prefixed("folder", store), world)
             member = _Member(folder, world, orders, make_bench, check)
             if world.is_first:
@@ -177,7 +180,8 @@ class _Member:
         except (Exception, SystemExit) as error:
             traceback.print_exc()  # the full one, for the rank's log
             fault = self._fault(error, request["op"])
-        faults = self._orders.vote(fault)
+        is_lost = fault is not None and fault.is_lost_peer  # perhaps rank 0, which would not answer, with the store
+        faults = None if is_lost else self._orders.vote(fault)
         if faults is None or any(each.is_lost_peer for each in faults):
             if fault is not None:
                 fault.write(self._folder)
@@ -188,6 +192,7 @@ class _Member:
         op = request["op"]
         if op == "load":
             self._check()
+            reached("crew.loading")
             task = load_task(request["task"])
             if not isinstance(task, Task):
                 raise TaskMismatch(f"{request['task']} is an ArrayTask, which trains with its own code, not on a mesh")
@@ -228,7 +233,10 @@ def _read(line: Line, inbox: Inbox) -> None:
     """Deliver the agent's requests; end the process as soon as the agent is gone, whatever it is doing."""
     try:
         for request in line.messages():
-            inbox.receive(request)
+            if request["op"] == "ping":
+                line.tell({"op": "pong"})
+            else:
+                inbox.receive(request)
     except BaseException:
         traceback.print_exc()
     print("the agent is gone: the ranks end", file=sys.stderr)
@@ -237,18 +245,6 @@ def _read(line: Line, inbox: Inbox) -> None:
 
 def _line(folder: Path, world: World) -> Line:
     return dial(folder, {"ranks": world.size, "pid": os.getpid(), "host": os.uname().nodename}, DIAL_TIMEOUT_S)
-
-
-def _store(world: World, timeout: timedelta) -> Any:
-    """Return the store of all ranks: of the orders, and of the process group's rendezvous."""
-    if world.size == 1:
-        return dist.HashStore()  # type: ignore[attr-defined]
-    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise ValueError(f"set {' and '.join(missing)} to the address where the {world.size} ranks meet")
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, world.size, world.is_first, timeout=timeout, wait_for_workers=False
-    )
 
 
 def _prefixed(name: str, store: Any) -> Any:

@@ -5,7 +5,7 @@
 
 A rank waits for its next order as long as it takes, which no collective may. All ranks vote at the end of an order, so
 that an error that every rank meets, such as a task that does not fit, costs no restart. A rank that fails alone leaves
-the others in a collective, where they cannot vote: it ends, and all restart.
+the others in a collective, where they cannot vote: it ends, and all restart. So when a rank does not vote in time.
 """
 
 import json
@@ -35,10 +35,11 @@ class Orders:
         store: of the group.
         rank: of this process.
         size: the number of ranks.
+        timeout_s: longest wait of rank 0 for the votes of the others after its own [s].
     """
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
-        self._store, self._rank, self._size = store, rank, size
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+        self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
         self._number = 0
 
     def give(self, request: Mapping[str, Any]) -> None:
@@ -61,8 +62,11 @@ class Orders:
     def vote(self, fault: RankFault | None) -> list[RankFault] | None:
         """Vote at the end of an order, and return the faults of all ranks.
 
-        None: this rank has failed, and others are still at work; its process must end. A rank without a fault waits
-        for all votes.
+        None: this rank has failed, and others are still at work; its process must end. Of the ranks without a fault,
+        the first waits for all votes.
+
+        Raises:
+            DistError: a rank has not voted in time.
         """
         ends = self._ends(self._number)
         self._store.set(ends[self._rank], "" if fault is None else fault.encode())
@@ -70,8 +74,7 @@ class Orders:
             if not self._wait(ends, GRACE_S):
                 return None
         elif self._rank == 0:
-            while not self._wait(ends, LOOK_S):
-                pass
+            self._store.wait(ends, timedelta(seconds=self._timeout_s))
         else:
             return []
         return [RankFault.decode(found) for end in ends if (found := self._store.get(end).decode())]

@@ -10,6 +10,7 @@ from torch import nn
 from atoll.aggregation.printable import count_of
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
+from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.data.order import cut
 from atoll.parallel.engine.optimization import MakeOptimizer
@@ -62,6 +63,7 @@ class LocalTraining:
         normalizer, same_batch = Normalizer(self.local), SameBatch(engine.axes)
         for _ in range(engine.steps):
             normalizer.step()
+        reached("crew.filled")
         total, is_stopped = (1.0 if units_of(self.task).is_sum else None), False
         for batch in self._batches(engine.steps):
             if is_stopped := self.agreement.should_stop():
@@ -74,6 +76,7 @@ class LocalTraining:
                 self.ranks.raise_if_any(self.model.faults_of_buffers(), TaskBroken)
             if is_due(engine.steps):
                 self._check_units()
+            reached("crew.stepped")
             self.after_step()
         if engine.steps == 0:
             raise OutOfTime(f"no time for the first of {count_of(order.steps, 'step')}")

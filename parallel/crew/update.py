@@ -16,6 +16,7 @@ from atoll.aggregation.tensors.shared_file import make_shared
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.control import ControlBoxes
+from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.kept_layers import store_layers
 from atoll.parallel.crew.kept_optimizer import store_state
 from atoll.parallel.crew.together import together
@@ -107,6 +108,7 @@ class Files:
             with self._beside() as beside, self._feedback(mine) as feedback:
                 encoding = replace(encoding, feedback=feedback)
                 pieces = write_part(mine, self.version, out / part_name(part), encoding, beside)
+            reached("crew.part_written")
             return piece_fields(pieces)
 
         together(self.ranks, make)

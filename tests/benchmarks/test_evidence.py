@@ -1,10 +1,13 @@
 """The crash matrix must be able to fail: what it looks for is planted here, and found."""
 
+from atoll.parallel.crew.crash_points import STEPS as RANK_STEPS
+from atoll.parallel.crew.crash_points import PlannedEnd
 from atoll.protocol.crash_points import STEPS
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, RunState, Version
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
-from benchmarks.crash_matrix import QUICK, Tally, bars_of, schedule
+from benchmarks.crash_matrix import IN_A_MESH, QUICK, Tally, bars_of, schedule
 from benchmarks.evidence import Ledger, accepted_in_logs, judge
+from benchmarks.federation import RANK, Recovery
 
 
 def record(round_id, *, used=True, digest="d"):
@@ -75,9 +78,17 @@ def test_what_agents_were_told_is_read_from_their_logs(tmp_path):
 
 def test_every_named_step_is_on_the_schedule():
     assert {entry.partition(":")[0] for entry in schedule()} == {
-        name for name, _ in STEPS if not name.startswith("rank.")
+        name for name, _ in (*STEPS, *RANK_STEPS) if not name.startswith("rank.")
     }
+    ends = [entry.removesuffix(IN_A_MESH) for entry in schedule() if entry.startswith("crew.")]
+    assert {PlannedEnd.parse(end).rank for end in ends} == {0, 1}
     assert set(QUICK) <= set(schedule())
+
+
+def test_a_rank_that_heals_slowly_misses_a_bar():
+    deaths = [Recovery(RANK, "crew.mid_step", seconds) for seconds in (1.0, 6.0, 7.0)]
+    tally = Tally({}, num_runs=1, num_same=1, recoveries=[*deaths, Recovery(RANK, "crew.trained")])
+    assert [bar.ok for bar in bars_of(tally)] == [True, True, True, True, True, False]
 
 
 def test_a_step_that_was_not_reached_misses_a_bar():

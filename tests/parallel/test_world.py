@@ -1,6 +1,13 @@
-import pytest
-import torch.distributed as dist
+from datetime import timedelta
 
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.engine.axes import Axes
+from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.world import World, process_group, read_world
 
 
@@ -44,3 +51,16 @@ def test_a_group_that_its_user_has_destroyed_is_not_destroyed_again() -> None:
     with process_group(World(0, 0, 1)):
         dist.destroy_process_group()
     assert not dist.is_initialized()
+
+
+@pytest.mark.real
+def test_every_group_of_a_block_has_its_timeout() -> None:
+    """Otherwise a hung rank of a mesh's axis would be noticed after torch's half an hour."""
+    before = distributed_c10d.default_pg_timeout
+    with process_group(World(0, 0, 1), timeout_s=7.0):
+        ranks = Ranks()
+        axes = Axes(Mesh(), "cpu")
+        groups = [dist.group.WORLD, ranks.group, *(axes.group(axis) for axis in AXES)]
+        timeouts = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+        assert timeouts == [timedelta(seconds=7)] * len(groups)
+    assert distributed_c10d.default_pg_timeout == before

@@ -105,7 +105,7 @@ def test_a_template_is_filled_with_what_the_ranks_need(tmp_path):
     assert command[:4] == ["srun", "--nodes=2", "torchrun", "--nproc-per-node=2"]
     assert int(command[4].rpartition(":")[2]) > 1023
     assert command[5:] == ["-m", "atoll.parallel.crew", str(tmp_path), "{literal}"]
-    assert environment == {}
+    assert environment == {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     assert terms.listen == ":0"
     assert terms.ranks.log == str(tmp_path / "worker.x"), "where all machines can write"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.crew.crew import Crew, CrewTerms, RanksLost
+from atoll.parallel.crew.crew import PING_S, Crew, CrewTerms, RanksLost
 from atoll.parallel.crew.interval import Interval
 from atoll.parallel.crew.terms import Terms
 from atoll.parallel.engine.plan import given_plan
@@ -179,9 +179,28 @@ def test_a_hung_rank_is_noticed(tmp_path):
 
 
 @pytest.mark.long
-def test_a_stopped_rank_is_killed(tmp_path):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_killed(tmp_path, rank):
+    """Rank 0 has the store of all ranks, and the line: both are silent."""
     with crew(tmp_path / "c", timeout=3.0) as it:
-        assert train(it, tmp_path, deed="stop", step=13, rank=1)["total"] == 60
+        assert train(it, tmp_path, deed="stop", step=13, rank=rank)["total"] == 60
+
+
+@pytest.mark.long
+def test_a_rank_0_that_was_stopped_between_two_requests_is_killed(tmp_path):
+    with crew(tmp_path / "c", timeout=3.0) as it:
+        first = it.call("describe", BOUND_S)["ranks"][0]["pid"]
+        os.kill(first, signal.SIGSTOP)
+        found = train(it, tmp_path)
+        assert (found["total"], found["restarts"]) == (60, 1)
+        assert not is_running(first)
+
+
+def test_pings_do_not_end_a_rank_that_is_at_work(tmp_path):
+    with crew(tmp_path / "c", timeout=30.0) as it:
+        found = train(it, tmp_path, steps=700)
+        assert (found["steps"], found["restarts"]) == (700, 0)
+        assert found["seconds"] > PING_S
 
 
 def test_a_crew_gives_up_after_its_restarts_and_at_the_end_of_its_time(tmp_path):

@@ -1,0 +1,44 @@
+"""A small decoder whose training is the same at each attempt, to the bit: for clients that are a mesh, and are killed.
+
+`ATOLL_BENCH_STEPS` is a file to which the first rank of a mesh appends the time of each of its steps [s since 1970] and
+its process id, so that the time from a death to the next step can be measured.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from atoll import Local, Task
+from atoll.parallel.models.decoder import Decoder, DecoderConfig
+
+SITES, VOCAB, LENGTH, EXAMPLES, BATCH, EPOCHS = ["a", "b", "c"], 2048, 8, 64, 8, 2
+STEPS = EXAMPLES // BATCH * EPOCHS
+
+
+def tokens(site: str, split: str) -> TensorDataset | None:
+    """Return random sequences of a site; the target of each token is the next one."""
+    if split != "train":
+        return None
+    drawn = torch.randint(0, VOCAB, (EXAMPLES, LENGTH + 1), generator=torch.Generator().manual_seed(ord(site[0])))
+    return TensorDataset(drawn[:, :-1], drawn[:, 1:])
+
+
+def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss of a token; note the time on the first rank."""
+    if (file := os.environ.get("ATOLL_BENCH_STEPS")) and os.environ.get("RANK") == "0":
+        with Path(file).open("a") as steps:
+            steps.write(f"{time.time()} {os.getpid()}\n")
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+task = Task(
+    model=lambda: Decoder(DecoderConfig(vocab=VOCAB, dim=64, layers=2, heads=4, sequence=LENGTH)),
+    data=tokens,
+    loss=loss,
+    sites=SITES,
+    local=Local(batch_size=BATCH, epochs=EPOCHS, lr=0.01, optimizer="adamw"),
+)

@@ -1,0 +1,83 @@
+"""Named steps of a rank at which a drill may kill or stop it. Without torch.
+
+`ATOLL_CRASH_RANK=FILE` in the agent's environment names a file with a planned end, `STEP[:N] RANK [stop]`. The rank
+with this number renames it to `FILE.done` when its process reaches the step for the N-th time, and ends as by
+`kill -9`, or hangs as by SIGSTOP. So a plan ends one process, and not those that replace it, and the next may follow.
+Without the variable `reached` does nothing.
+"""
+
+import os
+import signal
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "ATOLL_CRASH_RANK"
+
+STEPS = (
+    ("crew.starting", "a rank has started, and has not met the others"),
+    ("crew.loading", "the ranks are together, the task is not loaded"),
+    ("crew.filling", "the model is built, a rank has read none of its boxes of the version"),
+    ("crew.filled", "the version or the checkpoint is loaded, no step is made"),
+    ("crew.mid_step", "a step has its loss and no gradient; the other ranks wait in a collective"),
+    ("crew.stepped", "a step is made, no checkpoint has it"),
+    ("crew.saving", "a checkpoint within the round is due, nothing of it is on disk"),
+    ("crew.saved", "a checkpoint within the round is being written"),
+    ("crew.trained", "the last step is made, nothing of the update is written"),
+    ("crew.part_written", "a rank's part of the update is written, others may be missing"),
+    ("crew.answering", "every part of the update is written, the agent does not know it"),
+)
+"""All steps, each with the state of the rank there."""
+
+_NAMES = frozenset(name for name, _ in STEPS)
+_visits: Counter[tuple[str, str]] = Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEnd:
+    """The end of one rank."""
+
+    step: str
+    visit: int
+    rank: int
+    is_stop: bool = False
+    """The rank is stopped, not killed."""
+
+    @classmethod
+    def parse(cls, text: str) -> "PlannedEnd":
+        """Return the end that a file names.
+
+        Raises:
+            ValueError: it names none.
+        """
+        place, *rest = text.split() or [""]
+        step, _, count = place.partition(":")
+        numbers = [count or "1", *rest[:1]]
+        is_counted = all(number.isascii() and number.isdigit() for number in numbers) and int(count or 1) >= 1
+        if step not in _NAMES or not is_counted or len(rest) not in (1, 2) or rest[1:] not in ([], ["stop"]):
+            raise ValueError(
+                f"{VARIABLE}: {text.strip()!r} plans no end of a rank; allowed: STEP RANK, STEP:N RANK with N >= 1, or "
+                f"either with stop after it; steps: {', '.join(sorted(_NAMES))}"
+            )
+        return cls(step, int(count or 1), int(rest[0]), bool(rest[1:]))
+
+
+def reached(step: str) -> None:
+    """Mark that this rank is at `step`, and end it here if the environment asks for that.
+
+    Raises:
+        ValueError: the environment's file plans no end.
+    """
+    assert step in _NAMES, f"step {step!r} is not in STEPS"
+    if not (file := os.environ.get(VARIABLE)):
+        return
+    with suppress(FileNotFoundError):
+        text = Path(file).read_text("utf-8")
+        planned = PlannedEnd.parse(text)
+        if (planned.step, planned.rank) != (step, int(os.environ.get("RANK", "0"))):
+            return
+        _visits[step, text] += 1
+        if _visits[step, text] == planned.visit:
+            os.replace(file, f"{file}.done")
+            os.kill(os.getpid(), signal.SIGSTOP if planned.is_stop else signal.SIGKILL)
