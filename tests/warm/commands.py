@@ -5,33 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# fmt: off
 READ_AT_START = (
-    *(
-        "ATOLL_CRASH_AT",
-        "CUDA_",
-        "GLIBC_",
-        "GOMP_",
-        "GRPC_ASYNCIO_",
-        "GRPC_ENABLE_",
-        "GRPC_PYTHON_",
-        "KMP_",
-        "LANG",
-        "LC_",
-    ),
-    *("LD_", "LOGLEVEL", "MALLOC_", "MKL_", "NPY_", "NUMBA_", "NUMPY_", "OMP_", "OPENBLAS_", "OPENSSL_", "PROTOCOL_"),
-    *(
-        "PYDANTIC_",
-        "PYTHON",
-        "PYTORCH_",
-        "TORCHDYNAMO_",
-        "TORCH_COMPILE_",
-        "TORCH_LOGS",
-        "TORCH_USE_",
-        "TYPER_",
-        "_TYPER_",
-    ),
+    "ATOLL_CRASH_AT", "CUDA_", "GLIBC_", "GOMP_", "GRPC_ASYNCIO_", "GRPC_ENABLE_", "GRPC_PYTHON_", "LANG",
+    "LC_", "LD_", "LOGLEVEL", "MALLOC_", "MKL_", "NPY_", "NUMBA_", "NUMPY_", "OMP_", "OPENBLAS_", "OPENSSL_",
+    "PROTOCOL_", "PYDANTIC_", "PYTHON", "PYTORCH_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCH_LOGS", "TORCH_USE_",
+    "TYPER_", "_TYPER_",
 )
+# fmt: on
 """The beginnings of the variables that the interpreter or a module reads once: a fork would miss them."""
+
+MODULES = ("benchmarks.dividing", "tests.warm.probe")
+"""The modules behind -m beside those of Atoll."""
 
 PROGRAMS = (
     "from atoll.cli.main import run; run()",
@@ -97,7 +82,7 @@ def program_of(args: Sequence[str]) -> Program | None:
     if args[0] != sys.executable or len(rest) < 2:
         return None
     kind, name, *arguments = rest
-    if kind == "-m" and (name == "benchmarks.dividing" or name.split(".")[0] == "atoll"):
+    if kind == "-m" and (name in MODULES or name.split(".")[0] == "atoll"):
         return Program(flags, kind, name, arguments)
     if kind == "-c" and name.startswith(PROGRAMS):
         return Program(flags, kind, name, arguments)

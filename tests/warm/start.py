@@ -16,6 +16,9 @@ from typing import Any
 
 from tests.warm.commands import READ_AT_START, Call, program_of
 
+COMMAND_BYTES = 4096
+"""The room for a command line in a zygote's own, which is what /proc shows."""
+
 COLD = "ATOLL_COLD_START"
 """The environment variable with which a command, and all that it starts, begins by an exec."""
 
@@ -143,7 +146,7 @@ class _Lazily:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             started = subprocess.Popen(
-                [sys.executable, "-m", "tests.warm.zygote"],
+                [sys.executable, "-m", "tests.warm.zygote", " " * COMMAND_BYTES],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
                 env=self._environment,

@@ -6,6 +6,7 @@ import faulthandler
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -109,8 +110,8 @@ def preload() -> list[Callable[[], object]]:
     gc.disable()
     for module in PRELOAD:
         importlib.import_module(module)
-    for finalizer in getattr(weakref.finalize, "_registry"):  # noqa: B009 - private
-        finalizer.atexit = False  # torch would take apart its operators, and copy their pages
+    for finalizer in list(getattr(weakref.finalize, "_registry")):  # noqa: B009 - private
+        finalizer.detach()  # torch would take apart its operators at the end, and copy their pages
     gc.collect()
     gc.freeze()  # a collection writes to all that it visits: each fork would copy the pages
     gc.enable()
@@ -130,11 +131,11 @@ def become(order: Mapping[str, Any], fds: Sequence[int]) -> Program:
     os.environ.update(order["environment"])
     time.tzset()
     _open_streams()
-    _interpret(program)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         is_ignored = number in order["ignored"] or number in (signal.SIGPIPE, signal.SIGXFSZ)
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if is_ignored else usual)
+    _interpret(program)
     signal.pthread_sigmask(signal.SIG_SETMASK, order["blocked"])
     return program
 
@@ -151,13 +152,13 @@ def _take_places(places: Sequence[int], fds: Sequence[int]) -> None:
 
 def _open_streams() -> None:
     """Open the standard streams as the interpreter does, which knows only now whether they are terminals."""
-    encodings = {
-        name: (getattr(sys, name).encoding, getattr(sys, name).errors) for name in ("stdin", "stdout", "stderr")
-    }
-    for fd, (name, (encoding, errors)) in enumerate(encodings.items()):
-        stream = open(  # noqa: SIM115 - it stays open
-            fd, "w" if fd else "r", 1 if fd == 2 else -1, encoding, errors, newline="\n", closefd=False
-        )
+    is_buffered = not sys.stderr.write_through
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, name)
+        binary: Any = open(fd, "wb" if fd else "rb", -1 if is_buffered or not fd else 0, closefd=False)  # noqa: SIM115
+        getattr(binary, "raw", binary).name = f"<{name}>"
+        is_by_line = is_buffered and (fd == 2 or binary.isatty())
+        stream = io.TextIOWrapper(binary, old.encoding, old.errors, "\n", is_by_line, write_through=not is_buffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -170,12 +171,21 @@ def _interpret(program: Program) -> None:
     if "-P" not in program.flags:
         first = {"-m": os.getcwd(), "-c": "", "script": str(Path(program.name).parent)}
         sys.path.insert(0, first[program.kind])
+    _show(sys.orig_argv)
     sys.path_importer_cache.clear()  # what it lists may have changed since
     if "faulthandler" in program.flags:
         sys._xoptions["faulthandler"] = True
         faulthandler.enable()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # every interpreter begins with numbers of its own
+
+
+def _show(command: Sequence[str]) -> None:
+    """Let /proc/PID/cmdline be the command, as far as there is room."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the fields 48 and 49
+    text = b"".join(os.fsencode(word) + b"\0" for word in command)[: end - begin - 1]
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 def run(program: Program) -> None:
@@ -191,17 +201,15 @@ def run(program: Program) -> None:
     exec(compile(source, program.name if is_script else "<string>", "exec"), vars(main))
 
 
-def end(error: SystemExit, ends: Sequence[Callable[[], object]]) -> None:
+def end(error: SystemExit) -> None:
     """End this process as the interpreter does after an exit, but without the destruction of modules.
 
     That would copy the pages of all modules of the zygote, which takes longer than most commands.
     """
     code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    if isinstance(error.code, str):
+    if code != error.code and error.code is not None:
         print(error.code, file=sys.stderr)
     getattr(threading, "_shutdown")()  # noqa: B009 - the interpreter calls it
-    for register in ends:
-        register()
     getattr(atexit, "_run_exitfuncs")()  # noqa: B009
     try:
         for stream in (sys.stdout, sys.stderr):
@@ -226,12 +234,16 @@ def main() -> None:
     ours.close()
     warm = Zygote(high, environment)
     let_commands_start_by(lambda: warm)
+    program = become(order, fds)
     try:
-        run(become(order, fds))
+        run(program)
+        raise SystemExit
     except SystemExit as error:
-        end(error, ends)
-    else:
-        end(SystemExit(), ends)
+        code = error
+    finally:
+        for register in ends:
+            register()
+    end(code)
 
 
 if __name__ == "__main__":
