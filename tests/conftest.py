@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from benchmarks import reaper
 from tests import fast
+from tests.warm import start
 
 if TYPE_CHECKING:
     from tests import postgresql
@@ -28,6 +29,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Before torch is imported, and for whatever is started: tests run beside each other, and threads of several processes
 # that wait for each other on the same cores take four times as long as one thread of each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+start.install()  # with these variables
 
 # No example fails because the machine is busy. On a build machine a property is tried on the same examples each time;
 # elsewhere every run looks further.
@@ -83,6 +86,12 @@ def _forget_closed_streams() -> None:
     for handler in list(logging.root.handlers):
         if getattr(getattr(handler, "stream", None), "closed", False):
             logging.root.removeHandler(handler)
+
+
+@pytest.fixture
+def cold_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands of a test begin by an exec."""
+    monkeypatch.setenv(start.COLD, "1")
 
 
 @pytest.fixture

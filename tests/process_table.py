@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from tests.warm.start import is_zygote
+
 
 def descendants(process: int) -> list[int]:
-    """Processes that it has started, directly or not; grandchildren after their parents."""
+    """Processes that it has started, directly or not; grandchildren after their parents. Zygotes are none."""
     threads = Path(f"/proc/{process}/task").glob("*/children")
-    found = [int(child) for thread in threads for child in thread.read_text().split()]
+    found = [int(child) for thread in threads for child in thread.read_text().split() if not is_zygote(int(child))]
     return found + [grandchild for child in found for grandchild in descendants(child)]
 
 

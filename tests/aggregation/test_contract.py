@@ -122,6 +122,7 @@ def test_a_rule_is_its_slow_twin(tmp_path_factory, name, seed):
     np.testing.assert_allclose(ours, TWINS[name](updates, weights), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "multi_krum+neighbours"])
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 30))

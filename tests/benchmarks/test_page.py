@@ -70,6 +70,7 @@ def test_numbers_are_read_as_they_are_written():
     assert [number_of(cell) for cell in cells] == [4.6, 1000.0, 1e-6, 2.5e-8, 1000.0, None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_plot_shows_the_rows_of_the_page(name, tmp_path):
     rows = [row for row in ROWS if PLOTS[name][0](row)]

@@ -84,6 +84,7 @@ def descended(weights, gradient, steps=STEPS, lr=LR):
     return weights
 
 
+@pytest.mark.slow
 def test_feddyn_with_partial_participation(tmp_path):
     alpha, clients = 0.1, 6
     run, cohorts, sites = run_of(
@@ -115,6 +116,7 @@ def test_feddyn_with_partial_participation(tmp_path):
     assert_same(run.model(), x)
 
 
+@pytest.mark.slow
 def test_fedexp(tmp_path):
     run, cohorts, sites = run_of(
         "fedexp",
@@ -134,6 +136,7 @@ def test_fedexp(tmp_path):
     assert_same(run.model(), x)
 
 
+@pytest.mark.slow
 def test_fedcm(tmp_path):
     alpha = 0.1
     run, cohorts, sites = run_of("fedcm", tmp_path / "run")
@@ -158,6 +161,7 @@ def test_fedcm(tmp_path):
     assert_same(run.model(), x)
 
 
+@pytest.mark.slow
 def test_mime_lite(tmp_path):
     beta = 0.9
     run, cohorts, sites = run_of("mime", tmp_path / "run")
@@ -184,6 +188,7 @@ def personal(run, site, tasks_sites):
     return {name.removeprefix("state/"): array for name, array in arrays.items()}
 
 
+@pytest.mark.slow
 def test_ditto(tmp_path):
     weight = 0.5
     run, cohorts, sites = run_of("ditto", tmp_path / "run")
@@ -204,6 +209,7 @@ def test_ditto(tmp_path):
         assert_same(personal(run, site, list(sites)), own[site])
 
 
+@pytest.mark.slow
 def test_pfedme(tmp_path):
     weight, inner, rate, lr = 15.0, 5, 0.05, 0.02
     run, cohorts, sites = run_of("pfedme", tmp_path / "run", **{"local.lr": lr, "optimizer.lr": 0.9})
@@ -230,6 +236,7 @@ def features(weights, inputs):
     return hidden @ weights["body.2.weight"].T + weights["body.2.bias"]
 
 
+@pytest.mark.slow
 def test_moon(tmp_path):
     temperature, weight = 0.5, 1.0
     run, cohorts, sites = run_of("moon", tmp_path / "run")
@@ -263,6 +270,7 @@ def test_moon(tmp_path):
     assert_same(run.model(), x)
 
 
+@pytest.mark.slow
 def test_ifca(tmp_path):
     run, cohorts, sites = run_of("ifca", tmp_path / "run", **{"aggregation.partial": True})
     x = exact(run.model(0))

@@ -33,6 +33,7 @@ def close_to(found: Any, wanted: Any) -> bool:
     return found.keys() == wanted.keys() and all(found[key] == pytest.approx(wanted[key], rel=1e-6) for key in wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 def test_each_number_is_there_once_however_often_a_run_is_exported(tool: str, tmp_path: Path, place_of: Places) -> None:
     run, place = a_run(tmp_path / "run", 2), place_of(tool)

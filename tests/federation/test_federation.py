@@ -15,6 +15,7 @@ def model(it, version):
     return read(it.state / "runs" / "trouble-1" / "versions" / f"{version:06d}.safetensors")["w"]
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_federation_of_three_finishes_and_every_process_ends_by_itself(tmp_path):
     with federation(tmp_path) as it:
         it.coordinator(round__cohort_size=3, rounds=3)
@@ -167,6 +168,7 @@ def peak_memory_of_coordinator(folder, num_elements):
         return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
 
 
+@pytest.mark.usefixtures("cold_start")
 @pytest.mark.long
 def test_coordinators_memory_does_not_grow_with_the_model_beyond_its_buffers(tmp_path):
     small = peak_memory_of_coordinator(tmp_path / "small", 8_000_000)  # 32 MB: more than every buffer

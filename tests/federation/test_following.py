@@ -99,7 +99,7 @@ def test_a_follower_elsewhere_goes_on_after_its_last_entry_when_the_coordinator_
         assert ended == list(range(1, ROUNDS + 1))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_follower_ends_with_a_signal_and_one_line(tmp_path, number):
     with federation(tmp_path) as it:
         coordinator = it.coordinator()

@@ -153,6 +153,7 @@ def alone(tmp_path_factory):
     return run_all(tmp_path_factory.mktemp("alone") / "0", 0, list(RUNS))
 
 
+@pytest.mark.usefixtures("cold_start")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_ranks", "names"),

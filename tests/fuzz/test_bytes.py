@@ -9,6 +9,7 @@ from tests.fuzz.targets import TARGETS
 from tests.fuzz.test_text import OF_TEXT, SEED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TARGETS if name not in OF_TEXT])
 def test_only_documented_errors_in_bounded_memory(name: str) -> None:
     with bounded_memory():

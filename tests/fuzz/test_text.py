@@ -11,6 +11,7 @@ SEED = 7
 OF_TEXT = [name for name in TARGETS if name.startswith(("TOML", "join code", "name", "HTTPS", "checkpoint"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_TEXT)
 def test_only_documented_errors_in_bounded_memory(name: str) -> None:
     with bounded_memory():

@@ -16,6 +16,7 @@ def without_time(rows):
     return [{key: value for key, value in row.items() if key != "real_s"} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_task_compared_is_what_the_command_prints(tmp_path, capfd):
     options = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
     result = invoke("compare", TASK, "--rounds", 2, *options, "--target", 0.5, "--out", tmp_path / "command", "--json")

@@ -44,7 +44,7 @@ def connected(it, by):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["state", "address"])
+@pytest.mark.parametrize("by", ["state", pytest.param("address", marks=pytest.mark.long)])
 def test_a_run_is_watched_continued_and_read_as_by_the_command_line(it, by, capfd):
     async def cell():
         watched(connected(it, by), it)

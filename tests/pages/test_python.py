@@ -88,6 +88,7 @@ def public_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in BLOCKS if page not in ON_RANKS])
 def test_the_blocks_of_a_page_run(page: str) -> None:
     try:

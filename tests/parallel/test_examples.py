@@ -62,6 +62,7 @@ def test_digits_are_learned_centrally() -> None:
     assert train_centrally(digits.task, epochs=6, seed=0) > 0.95
 
 
+@pytest.mark.slow
 def test_iris_is_learned_by_federated_averaging_without_torch() -> None:
     task = iris_sklearn.task
     assert isinstance(task, ArrayTask)

@@ -272,6 +272,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(mutant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("manifest", "parse"), [(VERSION, parse_version), (UPDATE, parse_update)])
 def test_mutated_bytes_are_refused_or_are_a_manifest_with_those_bytes(manifest: Any, parse: Any) -> None:
     rng = random.Random(1)

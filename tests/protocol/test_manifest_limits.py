@@ -29,6 +29,7 @@ def update_of(version, codec):
     ).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec", ["", *(pytest.param(name, marks=pytest.mark.long) for name in ("topk:0.01", "qsgd8"))]
 )
@@ -44,6 +45,7 @@ def test_what_is_admitted_can_be_sent_and_read_and_little_more_could(codec):
         check_model_travels(model(fits + 1), codec)
 
 
+@pytest.mark.slow
 def test_the_fault_names_the_tensors_their_bytes_and_what_is_allowed():
     fault = r"^the model has 30000 tensors in 30000 pieces, and the list of them in a version takes \d+ bytes; "
     fault += r"allowed: 3932160 bytes, which is about 2\d{4} tensors with such names: keep several small tensors as one"

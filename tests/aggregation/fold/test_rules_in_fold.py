@@ -89,6 +89,7 @@ def test_integers_follow_their_weighted_mean(tmp_path, rule):
     assert versions[0]["steps"] == np.round(np.sum(weights * (100 + np.arange(7))) / weights.sum())
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(name=st.sampled_from(sorted(RULES)), tile=st.integers(1, 50), threads=st.integers(1, 3))
 def test_the_bits_depend_neither_on_tiles_nor_on_threads(tmp_path_factory, name, tile, threads):

@@ -114,6 +114,7 @@ def compare(folder: Path, rng, step, size, num_updates, omits=(), share=None, **
         whole_base = folder / f"whole.{turn}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("rule", RULES)
 def test_ranks_make_the_bits_of_one(tmp_path, rule, size):
@@ -125,6 +126,7 @@ def test_ranks_draw_the_model_towards_an_older_version_as_one_does(tmp_path, rul
     compare(tmp_path, np.random.default_rng(7), Step(rule=RULES[rule]), 3, num_updates=5, share=0.3)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),

@@ -85,12 +85,14 @@ def compare(folder, rng, step, size, num_updates, *, codec="", omits=(), executi
         assert sum((shard.slots[slot] for shard in shards), ()) == pieces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["", "bf16", "fp16"])
 @pytest.mark.parametrize("rule", RULES)
 def test_spread_parts_make_the_bits_of_whole_updates(tmp_path, rule, codec):
     compare(tmp_path, np.random.default_rng(1), Step(FedAdam(lr=0.1), rule=RULES[rule]), 2, 7, codec=codec)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),

@@ -85,6 +85,7 @@ def test_rounds_over_files_are_rounds_over_arrays(tmp_path, name):
             np.testing.assert_allclose(values[key], state[slot][key], rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     name=st.sampled_from(sorted(OPTIMIZERS)),

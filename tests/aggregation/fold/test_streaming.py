@@ -57,6 +57,7 @@ def test_fold_gives_the_same_bits_in_any_order(tmp_path_factory, seed, num_updat
     assert bits(fold_in(folder, base, shuffled)) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),

@@ -59,6 +59,7 @@ def combined(rule, readers, *, centre=None, cuts=(0, SIZE), threads=1):
     return np.concatenate(list(parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @settings(max_examples=25, deadline=None)
 @given(

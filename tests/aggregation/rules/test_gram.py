@@ -55,6 +55,7 @@ def test_gram_is_the_product_of_all_float_tensors_of_all_pairs(tmp_path, dtype, 
     assert np.array_equal(gram, gram.T)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1 << 30), threads=st.integers(2, 4), values=st.integers(1, 300))
 def test_gram_has_the_same_bits_for_any_threads_and_boxes(tmp_path_factory, seed, threads, values):

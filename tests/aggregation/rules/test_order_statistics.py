@@ -36,6 +36,7 @@ def by(way, rows, first, stop):
     return out
 
 
+@pytest.mark.slow
 @needs_compiler
 @settings(deadline=None, max_examples=300)
 @given(case=cases())
@@ -46,6 +47,7 @@ def test_the_network_and_the_sort_give_the_same_bits_and_leave_the_rows(case):
     assert rows.tobytes() == before
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("num_rows", [1, 2, 16, 50, 101, 600])
 def test_the_network_gives_the_bits_of_the_sort_for_any_tiles_and_memory_order(monkeypatch, num_rows):

@@ -29,6 +29,7 @@ def strided(matrix):
 HELD = [np.asarray, apart, strided]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("passes_of", KINDS)
 def test_magnitudes_are_the_largest_of_each_row_in_these_columns(passes_of, held):

@@ -132,6 +132,7 @@ def test_damage_on_the_way_is_a_wrong_digest_whatever_it_decodes_to(tmp_path):
     assert set(found.malformed) == {"w"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
 def test_inspection_of_a_few_bytes_that_decode_to_many_takes_little_memory(tmp_path):
     n = 200 * CHUNK_ELEMENTS

@@ -13,6 +13,7 @@ SMALL = ["--clients", 4, "--rounds", 3, "--set", "round.cohort_size=4", "--set",
 FAST = ["--set", "train.log_every=5", "--set", "simulation.engine=sequential", "--set", "local.lr=0.3"]
 
 
+@pytest.mark.slow
 def test_both_trainings_stand_beside_each_other_and_go_on_where_they_were(tmp_path: Path) -> None:
     out = tmp_path / "both"
     asked = ["compare", TASK, *SMALL, *FAST, "--out", out, "--target", 0.3]

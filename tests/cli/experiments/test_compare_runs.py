@@ -37,6 +37,7 @@ def test_runs_that_differ_in_the_seed_are_one_row_and_modes_are_compared_by_upda
     assert second["values"]["updates_to_target"]["mean"] == 16
 
 
+@pytest.mark.slow
 def test_a_person_gets_a_table_and_plots(folders: list[str], tmp_path: Path) -> None:
     result = invoke("compare", *folders, "--by", "bytes")
     assert result.exit_code == 0

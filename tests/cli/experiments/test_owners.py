@@ -61,6 +61,7 @@ def test_the_setting_in_a_toml_does_the_same(folder: Path) -> None:
     assert numbers(folder / "set") == numbers(folder / "option")
 
 
+@pytest.mark.slow
 def test_a_comparison_leaves_them_out_on_both_sides(folder: Path) -> None:
     shared = [*SHORT, "--set", "train.log_every=5", "--no-plot", "--json"]
     dropped = invoke("compare", TASK, "--drop-empty", *shared, "--out", folder / "dropped")

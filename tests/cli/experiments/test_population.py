@@ -39,6 +39,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     assert more == "and 28 more: --rows 30, or --json"
 
 
+@pytest.mark.slow
 def test_settings_come_from_a_run_s_toml_which_may_have_the_task(tmp_path: Path) -> None:
     toml = tmp_path / "run.toml"
     toml.write_text(f"task = '{DIGITS}'\nseed = 5\n[population]\nkind = 'iid'\nclients = 4\n")
@@ -50,12 +51,14 @@ def test_settings_come_from_a_run_s_toml_which_may_have_the_task(tmp_path: Path)
     assert shown("population", toml, "--set", "seed=6") != shown("population", toml)
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     text = said("population", DIGITS, *SHARDS, "--plot", tmp_path / "who.png")
     assert text.endswith(f"drawn in {tmp_path}/who.png\n")
     assert (tmp_path / "who.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_mistakes_are_refused_one_a_line(tmp_path: Path) -> None:
     kind, client = refused("population", DIGITS, "--set", "population.kind=shard", "--set", "population.client=3")
     kinds = '"natural" | "iid" | "dirichlet" | "shards" | "quantity" | "feature" | module:function'

@@ -46,6 +46,7 @@ def test_a_run_is_listed_approved_rejected_and_forgotten(state: Path) -> None:
     assert shown("list") == []
 
 
+@pytest.mark.slow
 def test_terms_that_changed_between_the_look_and_the_word_are_not_approved(state: Path) -> None:
     def listed() -> dict[str, str]:
         [row] = json.loads(invoke("site", "list", "--state", state, "--json").stdout)

@@ -68,6 +68,7 @@ def test_a_gap_is_noted_beside_the_output(state: Path) -> None:
     assert result.stdout.startswith("r is running, version 3 of 9")
 
 
+@pytest.mark.slow
 def test_a_round_that_has_ended_is_explained_as_ever(state: Path) -> None:
     for number in ("2", "4"):
         sentences = shown("round", "show", number, "--state", state)["sentences"]

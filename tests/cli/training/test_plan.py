@@ -9,6 +9,7 @@ from tests.cli.invoking import refused, said, shown
 TINY = "layers=4,hidden=64,heads=4,vocab=128,sequence=32"
 
 
+@pytest.mark.slow
 def test_the_plans_are_shown_with_their_costs_and_reasons() -> None:
     text = said("plan", "gpt3", "--cluster", "h200-141,nodes=8", "--batch", 512)
     head, *rest = text.split("\n\n")
@@ -56,6 +57,7 @@ def test_a_script_gets_everything() -> None:
     assert found["training"] == {"batch": 8, "precision": "bf16", "optimizer": "adamw", "counted": "engine"}
 
 
+@pytest.mark.slow
 def test_a_toml_may_hold_it_all_and_options_win(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text(

@@ -189,6 +189,7 @@ class Ledger(RuleBasedStateMachine):
             assert self.made == self.sent + sum(values(self.it))
 
 
+@pytest.mark.slow
 def test_no_value_is_lost_or_counted_twice_over_any_answers_and_restarts(tmp_path, folder):
     Ledger.folder = tmp_path
     run_state_machine_as_test(Ledger, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))

@@ -24,6 +24,7 @@ def ranks_of(it, site):
     return found
 
 
+@pytest.mark.usefixtures("cold_start")
 @pytest.mark.parametrize("mesh", ["dp_shard=2", pytest.param("auto", marks=pytest.mark.long)])
 def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
     """A rank is killed in round 1, the agent in round 2; the model is that of three plain clients, to the bit."""

@@ -25,6 +25,7 @@ def test_the_parts_are_those_that_ranks_send(tmp_path):
     assert [each.own for each in needs] == sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["dp=2", "dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2", "pp=2", "pp=2,tp=2"])
 def test_each_byte_is_sent_once_and_the_memory_is_the_sum(mesh):
     plan = given_plan(mesh, {})
@@ -39,6 +40,7 @@ def test_each_byte_is_sent_once_and_the_memory_is_the_sum(mesh):
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_mesh_that_divides_holds_its_fraction():
     (whole, _), shards = (
         needs_of_ranks(tasks.task, tasks.task.local, plan_of(options))

@@ -63,6 +63,7 @@ def test_batches_are_those_of_the_order_in_every_epoch(how: dict[str, int]) -> N
             assert batch.targets.tolist() == [10 * index for index in indices(step)]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 40),

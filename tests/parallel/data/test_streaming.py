@@ -134,6 +134,7 @@ def test_a_stream_comes_once_in_an_epoch_in_equal_steps(
         assert buffer_size > 1 or seen == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.integers(8, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 20), st.sampled_from(["uneven", "drop"])

@@ -39,6 +39,7 @@ def test_effective_steps_are_the_norm_and_with_a_proximal_term_the_steps() -> No
     assert after(5, lr=0.1, prox_mu=1.0).effective_steps == 5.0
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(1, 30),

@@ -34,6 +34,7 @@ def command(monkeypatch: pytest.MonkeyPatch, options: str) -> None:
     batch_size.main()
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_sweep_and_ends_with_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_the_command_measures_a_sweep_and_ends_with_json(
         assert heading in printed
 
 
+@pytest.mark.slow
 def test_a_rule_takes_every_rate_from_the_base_batch_s(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +107,7 @@ def test_a_batch_that_no_rate_brings_to_the_target_has_no_steps(monkeypatch: pyt
     assert batch_size.best(batch_size.load(), QUICK, 32, QUICK.grid) == Row(32, None, None, None, None)
 
 
+@pytest.mark.slow
 def test_every_optimizer_can_be_swept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert LIKELY.keys() == OPTIONS.keys()
     command(monkeypatch, "--batches 128 --target 0.6 --max-steps 100 --optimizer lars --json")

@@ -27,11 +27,13 @@ def test_every_mesh_of_a_world_is_tried_once() -> None:
     assert {mesh.size for mesh in found} == {64}
 
 
+@pytest.mark.slow
 def test_what_fits_on_one_device_is_copied() -> None:
     assert best(MODELS["gpt2-xl"], CLUSTERS["a100-80"], 64) == Mesh(dp_replicate=8)
     assert best(MODELS["llama-1b"], H100, 64) == Mesh(dp_replicate=8)
 
 
+@pytest.mark.slow
 def test_what_does_not_is_shared_out() -> None:
     found = search(MODELS["turing-nlg"], replace(H100, nodes=2), Wanted(batch=128))
     plan = found.ranked[0].candidate.plan
@@ -41,6 +43,7 @@ def test_what_does_not_is_shared_out() -> None:
     assert any("more memory than the 72 GB" in kind for kind in refused)
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_stays_inside_a_node() -> None:
     found = search(MODELS["gpt3"], replace(CLUSTERS["h200-141"], nodes=8), Wanted(batch=512))
     assert max(one.candidate.mesh.tp for one in found.ranked) <= 8
@@ -86,6 +89,7 @@ def test_a_mesh_of_another_size_than_the_cluster_is_refused() -> None:
         search(SMALL, H100, Wanted(batch=8), only=Mesh(pp=4))
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([1, 2, 4]),
     st.sampled_from([8, 16, 24, 64]),

@@ -83,6 +83,7 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path: Path) 
     assert any(scales[0])
 
 
+@pytest.mark.slow
 def test_what_has_finished_is_not_trained_again_and_may_be_trained_on(tmp_path: Path) -> None:
     first = run(tmp_path)
     again = run(tmp_path)

@@ -105,6 +105,7 @@ def test_the_longest_event_is_a_line_that_can_be_read():
 # ---------------------------------------------------------------- what was done to it
 
 
+@pytest.mark.slow
 def test_ten_thousand_mutations_are_all_found():
     """Change a log that ends with a checkpoint: one bit, one line deleted or repeated, or two lines swapped."""
     random_ = random.Random(5)

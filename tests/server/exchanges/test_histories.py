@@ -22,6 +22,7 @@ def test_a_history_without_faults_keeps_every_rule() -> None:
         assert not faults_of(world), f"seed {seed}: {faults_of(world)}"
 
 
+@pytest.mark.slow
 def test_a_history_with_faults_keeps_every_rule() -> None:
     worlds = [World(seed, faults=1.0, make=ExchangeMachine, steps=6).run() for seed in SEEDS]
     for world in worlds:
@@ -104,6 +105,7 @@ class _TakesLateReplies(ExchangeMachine):
 PLANTED = [_LosesAReply, _RepeatsAReply, _AnswersInOrderOfArrival, _LooksAgain, _DeliversAtOnce, _TakesLateReplies]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_fault_is_found(planted: type[ExchangeMachine]) -> None:
     def is_found(seed: int) -> bool:

@@ -57,6 +57,7 @@ async def code_of(stream):
     return None
 
 
+@pytest.mark.usefixtures("cold_start")
 @live
 async def test_a_run_is_followed_live_and_from_where_a_broken_call_stopped(tmp_path):
     async with running(tmp_path / "state", rounds=2) as it, it.admin() as admin:

@@ -112,6 +112,7 @@ def test_the_process_ends_with_the_coordinator() -> None:
     run(main())
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_text_goes_as_utf_8_wherever_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     code = (

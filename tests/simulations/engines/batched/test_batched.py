@@ -68,6 +68,7 @@ def check(case: Case, training: Training) -> None:
         assert found.report == expected.report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BATCHABLE, ids=lambda case: case.name)
 def test_it_agrees_with_a_deployed_client(case: Case) -> None:
     check(case, case.training())
@@ -213,6 +214,7 @@ MORE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "kind"), MORE, ids=lambda value: getattr(value, "name", value))
 def test_other_models_and_losses_agree_too(case: Case, kind: str) -> None:
     case = replace(case, model=seeded(case.model))
@@ -221,6 +223,7 @@ def test_other_models_and_losses_agree_too(case: Case, kind: str) -> None:
     check(case, training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_a_transformer_is_taken_with_adam(optimizer: str) -> None:
     """All but the keys' bias must agree: its gradient is rounding alone, of which Adam makes whole steps."""
@@ -505,6 +508,7 @@ def test_a_task_with_a_training_of_its_own_is_refused() -> None:
         Batched(training)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=9),
@@ -559,6 +563,7 @@ def in_doubles(training: Training, version: Arrays, job: Job) -> dict[str, np.nd
     return {name: (weights.detach() - start[name]).numpy() for name, weights in model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "small",
     [

@@ -239,6 +239,7 @@ NEW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "kind"), NEW, ids=lambda value: getattr(value, "name", value))
 def test_a_layer_agrees_with_a_deployed_client(case: Case, kind: str) -> None:
     case = replace(case, model=seeded(case.model))
@@ -280,6 +281,7 @@ KINDS: list[tuple[Callable[[], nn.Module], Any]] = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     sizes=st.lists(st.integers(2, 20), min_size=1, max_size=6),
