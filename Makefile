@@ -69,7 +69,7 @@ test-flower: setup # the room of Flower apps with every minor version of flwr th
 	  PYTHONPATH="$$folder" $(BIN)/python -m pytest -q -n 2 --show-capture=no tests/parallel/flower || exit 1; done
 
 test-cuda: setup # what needs a GPU
-	$(BIN)/python -m pytest -q tests/aggregation/fold/test_device.py tests/parallel/engine/test_cuda.py tests/parallel/planner/test_cuda.py tests/simulations/engines/test_cuda.py
+	$(BIN)/python -m pytest -q -n 4 tests/aggregation/fold/test_device.py $$(find tests -name test_cuda.py)
 
 check: setup
 	$(BIN)/ruff format --check .
