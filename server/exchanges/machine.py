@@ -100,6 +100,10 @@ class Ledger:
         exchange = self.exchanges.get(self.of_message.get(number, 0))
         return None if exchange is None else exchange.sent[number - exchange.numbers[0]]
 
+    def place(self, number: RoundId) -> int:
+        """Return the place of a message in the call that sent it, from 0."""
+        return number - self.exchanges[self.of_message[number]].numbers[0]
+
 
 class ExchangeMachine:
     """The machine of one run of messages; the module's docstring has the diagram."""

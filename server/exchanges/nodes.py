@@ -2,13 +2,9 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.rounds.events import ClientJoined
-
-Standing = Literal["present", "expected", "lost"]
-"""The standing of a node: connected or within its lease; not seen since the coordinator has restarted; lost."""
 
 
 @dataclass(slots=True)
@@ -17,7 +13,8 @@ class Node:
 
     session: str | None = None
     """The name of its open control stream."""
-    standing: Standing = "present"
+    is_lost: bool = False
+    """Its lease has expired, or it has left; otherwise it is connected, or may reconnect within its lease."""
     software: str = ""
     counted: RoundId = RoundId(0)  # noqa: RUF009
     """Its newest message with an accepted reply: what the node keeps since then is current."""
@@ -34,7 +31,7 @@ class Nodes:
     def joined(self, event: ClientJoined) -> Node:
         """Note a control stream, which replaces an older one of the client, and return its node."""
         node = self.members.setdefault(event.client_id, Node())
-        node.session, node.standing, node.software = event.session, "present", event.software
+        node.session, node.is_lost, node.software = event.session, False, event.software
         return node
 
     def disconnected(self, client_id: ClientId, session: str) -> None:
@@ -46,23 +43,26 @@ class Nodes:
     def lost(self, client_id: ClientId) -> None:
         """Note the loss of a client, which may join again."""
         if (node := self.members.get(client_id)) is not None:
-            node.session, node.standing = None, "lost"
+            node.session, node.is_lost = None, True
 
     def everyone_disconnected(self) -> None:
-        """Note that the coordinator has restarted: no client is connected, and none has a lease."""
+        """Note that the coordinator has restarted: no client is connected, and each has a fresh lease.
+
+        So the program finds the nodes of before: had it to wait for their connections, a restart would change which
+        of them it asks.
+        """
         for node in self.members.values():
             node.session = None
-            node.standing = "expected" if node.standing == "present" else node.standing
 
     @property
     def present(self) -> tuple[ClientId, ...]:
         """The clients that are connected or within their lease, sorted."""
-        return tuple(sorted(client_id for client_id, node in self.members.items() if node.standing == "present"))
+        return tuple(sorted(client_id for client_id, node in self.members.items() if not node.is_lost))
 
     def takes(self, client_id: ClientId) -> bool:
         """Return whether a message to a client can reach it: it has joined, and is not lost."""
         node = self.members.get(client_id)
-        return node is not None and node.standing != "lost"
+        return node is not None and not node.is_lost
 
     def has_declined(self, client_id: ClientId) -> bool:
         """Return False: a refused message is an error reply, and the next one is delivered all the same."""

@@ -136,7 +136,9 @@ class Attendance:
         return [run_id for run_id in ended if run_id in working_on or run_id in last]
 
     def introduce_everyone(self, run: HostedRun) -> None:
-        """Tell a run that starts, or resumes, which clients are connected."""
+        """Tell a run that starts, or resumes, which clients are connected; its members of before get a fresh lease."""
+        for client_id in run.machine.ledger.membership.members:
+            self.heard(client_id)
         for connection in self.hub:
             if may_join(connection, run):
                 run.post(_joined(connection))

@@ -1,21 +1,16 @@
-"""The asyncio shell around one run of messages: its program's process, its timers, the write-ahead journal, effects.
+"""The driver of a run of messages: its program's process, and what the effects of its machine do.
 
-As in `run_driver`, every event enters through `post`, and its effects leave once the event is on disk. The answer to a
-call of the program is such an effect: whatever the program knows, the journal has.
+The answer to a call of the program is an effect, which leaves once its event is on disk: all that the program knows is
+in the journal.
 """
 
-import asyncio
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.task.task import task_name
-from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import Invite, ServerMessage
-from atoll.protocol.durable import DiskFull
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
@@ -35,33 +30,24 @@ from atoll.server.exchanges.events import (
     RepliesPulled,
     StartProgram,
 )
-from atoll.server.exchanges.exchange import ANSWERED, Sent
+from atoll.server.exchanges.exchange import Sent
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.hosting import messages
+from atoll.server.hosting.journaled_driver import Decision, JournaledDriver
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.codec import decode_meta, encode_event
-from atoll.server.journal.journal import Batch, Entry, RunChange, UpdateRow
+from atoll.server.journal.journal import Entry, RunChange, UpdateRow
+from atoll.server.programs.answers import reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
-from atoll.server.rounds.events import Accept, EndRun, Release, ResumeRequested, RunStarted, TimePassed
+from atoll.server.rounds.events import Accept, EndRun, Release, ResumeRequested, RunStarted
 from atoll.server.views.message_lines import lines_of
 
 logger = logging.getLogger(__name__)
 
-DISK_RETRY_S = 1.0
 
-
-@dataclass(slots=True)
-class _Posted:
-    """An event that the machine has decided and that is not yet on disk."""
-
-    effects: Effects
-    lines: tuple[str, ...]
-    done: "asyncio.Future[Effects]"
-
-
-class MessageDriver:
+class MessageDriver(JournaledDriver[Event, Effect]):
     """The driver of one run of messages.
 
     Args:
@@ -84,22 +70,12 @@ class MessageDriver:
         contents: Contents,
         shared: SharedParts,
     ) -> None:
-        self.run_id, self.config, self.machine = run_id, config, machine
+        super().__init__(run_id, machine, seq, shared)
+        self.config, self.machine = config, machine
         self.store, self.contents, self.task = store, contents, task_name(config.task)
         self.versions = contents
-        self.ended = asyncio.Event()
-        self.listeners: list[Callable[[Effects], None]] = []
-        self._seq, self._shared, self._clock = seq, shared, shared.clock
         self._local = json.dumps(config.given, sort_keys=True)
-        self._posted: list[_Posted] = []
         self._looking: list[int] = []
-        self._rows = Batch()
-        self._wake = asyncio.Event()
-        self._last: asyncio.Future[Effects] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.get_running_loop()
-        self._is_broken = False
         order = {"program": config.program.main, "seed": config.seed, "options": config.options}
         self.program = ProgramProcess(
             order, contents.folder / "program", contents.folder / "program.log", self._called, self._program_ended
@@ -107,34 +83,7 @@ class MessageDriver:
 
     # ------------------------------------------------------------ events in
 
-    def post(self, event: Event, kept: KeptUpdate | None = None) -> "asyncio.Future[Effects]":
-        """Let the machine decide about an event, and return its effects as soon as they are on disk and carried out.
-
-        Args:
-            event: the event.
-            kept: the durable reply that the event received; its row is written with the event that accepts it.
-        """
-        try:
-            return self._post(event, kept)
-        except BaseException as error:  # the machine may be ahead of the journal: nothing more is written
-            self._is_broken = True
-            self._shared.crash(error)
-            raise
-
-    def _post(self, event: Event, kept: KeptUpdate | None) -> "asyncio.Future[Effects]":
-        if self._is_broken:
-            raise RuntimeError(f"run {self.run_id} is broken until a restart replays its journal")
-        now = self._clock.now()
-        effects = self.machine.receive(event, now)
-        self._seq += 1
-        done = self._last = self._loop.create_future()
-        self._add_rows(event, effects, now, kept)
-        self._posted.append(_Posted(effects, tuple(lines_of(self.machine, event, effects)), done))
-        self._wake.set()
-        self._arm_timer()
-        return asyncio.shield(done)
-
-    def _add_rows(self, event: Event, effects: Effects, now: float, kept: KeptUpdate | None) -> None:
+    def _decided(self, event: Event, effects: Effects, now: float, kept: KeptUpdate | None) -> Decision:
         rows, ledger = self._rows, self.machine.ledger
         rows.entries.append(Entry(self.run_id, self._seq, now, *encode_event(event)))
         for effect in effects:
@@ -143,6 +92,7 @@ class MessageDriver:
         is_over = any(isinstance(effect, EndRun) for effect in effects)
         if is_over or isinstance(event, RunStarted | ResumeRequested):
             rows.changes.append(RunChange(self.run_id, ledger.state, ledger.cause, now if is_over else None))
+        return Decision(tuple(lines_of(self.machine, event, effects)))
 
     @property
     def where(self) -> str:
@@ -153,68 +103,13 @@ class MessageDriver:
         """Return whether a client's failure to answer a message changes anything."""
         return self.machine.waits_for(client_id, number)
 
-    async def on_disk(self) -> None:
-        """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""
-        if self._last is not None and not self._last.done():
-            await asyncio.shield(self._last)
-
-    def start(self) -> None:
-        """Start the task that writes and acts."""
-        self._spawn(self._write_and_act())
-
     async def stop(self) -> None:
-        """End the program's process and all tasks, as a crash would: the next process goes on from the journal."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """End all tasks and the program's process, as a crash would: the next process goes on from the journal."""
+        await super().stop()
         await self.program.stop()
 
-    def _arm_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if (deadline := self.machine.deadline) is not None:
-            self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._time_passed)
-
-    def _time_passed(self) -> None:
-        deadline = self.machine.deadline
-        if deadline is None or self._clock.now() < deadline:
-            self._arm_timer()  # the deadline moved, or the loop's timer fired a little early
-            return
-        self.post(TimePassed())
-
-    # ------------------------------------------------------------ onto the disk
-
-    async def _write_and_act(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            posted, self._posted = self._posted, []
-            rows, self._rows = self._rows, Batch()
-            if not posted:
-                continue
-            crash_points.reached("journal.before_write")
-            await self._commit(rows)
-            crash_points.reached("journal.after_write")
-            for one in posted:
-                for line in one.lines:
-                    logger.info("%s: %s", self.run_id, line)
-                for effect in one.effects:
-                    self._act(effect)
-                one.done.set_result(one.effects)
-                for listener in self.listeners:
-                    listener(one.effects)
-            self._look()
-
-    async def _commit(self, rows: Batch) -> None:
-        while True:
-            try:
-                await self._loop.run_in_executor(self._shared.journal_thread, self._shared.journal.commit, rows)
-                return
-            except DiskFull as error:
-                logger.error("the journal cannot be written, the run waits for space: %s", error)
-                await asyncio.sleep(DISK_RETRY_S)
+    def _acted(self) -> None:
+        self._look()
 
     # ------------------------------------------------------------ effects out
 
@@ -269,13 +164,11 @@ class MessageDriver:
         self.program.answer(call, replies=[self._reply(sent, pieces) for sent in found])
 
     def _reply(self, sent: Sent, pieces: dict[Digest, tuple[Piece, ...]]) -> Json:
-        message = sent.message
-        row: Json = {"number": sent.number, "node": message.client_id, "kind": message.kind, "group": message.group}
+        place = self.machine.ledger.place(sent.number)
         if sent.reply is None:
-            late = "it did not answer in time"
-            return row | {"error": f"{sent.reason}: {sent.detail}" if sent.fate in ANSWERED else late}
-        tensors = [[piece.tensor, piece.num_bytes] for piece in pieces[sent.reply]]
-        return row | {"error": "", "path": str(self.store.update_path(sent.reply)), "tensors": tensors}
+            return reply_row(sent, place)
+        tensors = [(piece.tensor, piece.num_bytes) for piece in pieces[sent.reply]]
+        return reply_row(sent, place, self.store.update_path(sent.reply), tensors)
 
     async def _start_program(self) -> None:
         if not self.machine.ledger.is_open:
@@ -334,17 +227,3 @@ class MessageDriver:
 
     def _program_ended(self, error: str, is_dead: bool) -> None:
         self.post(ProgramEnded(error, is_dead))
-
-    # ------------------------------------------------------------ tasks
-
-    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: "asyncio.Task[None]") -> None:
-        """End the process after a mistake of ours: the next process recovers by replay."""
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("run %s ends this process after a mistake of ours", self.run_id, exc_info=error)
-            self._shared.crash(error)

@@ -1,15 +1,9 @@
-"""The asyncio shell around one run's machine: timers, write-ahead journal, effects.
-
-Every event enters through `post`. The machine decides at once, in memory; the next group commit writes the event and
-all rows that follow from it; only then are its effects carried out and its future is done. So no effect leaves the
-process before its cause is on disk, and replay recovers from a crash at any instant.
-"""
+"""The driver of a run of rounds: what its machine's events add to a group commit, and what its effects do."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from atoll.parallel.task.metrics import finite, why_refused
@@ -25,6 +19,7 @@ from atoll.server.folding.evaluator import EvaluationFailed, Evaluator, detail_o
 from atoll.server.hosting import messages
 from atoll.server.hosting.app_conclusion import conclude
 from atoll.server.hosting.event_rows import Decided, add_rows
+from atoll.server.hosting.journaled_driver import DISK_RETRY_S, Decision, JournaledDriver
 from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.offered_codec import OfferedCodec
 from atoll.server.hosting.retention import Retention
@@ -52,9 +47,7 @@ from atoll.server.rounds.events import (
     ResumeRequested,
     RoundDue,
     SamplerFailed,
-    TimePassed,
     UpdateReceived,
-    UploadBegun,
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.relevance import is_failure_news
@@ -64,26 +57,12 @@ from atoll.server.views.narration import Narrator
 
 logger = logging.getLogger(__name__)
 
-DISK_RETRY_S = 1.0
-UNHURRIED_S = 0.05
-"""The time that an event without a waiting caller may wait for others of the same group commit [s]."""
-
 SAMPLER_TIMEOUT_S = 60.0
 EVALUATIONS_WAITING_MAX = 16
 """The number of versions that may wait for the evaluation on the server's data; each stays on disk until then."""
 
 
-@dataclass(slots=True)
-class _Posted:
-    """An event that the machine has decided and that is not yet on disk."""
-
-    effects: Effects
-    lines: tuple[str, ...]
-    keep: Keep | None  # None unless the event ended a round or the run
-    done: "asyncio.Future[Effects]"
-
-
-class RunDriver:
+class RunDriver(JournaledDriver[Event, Effect]):
     """The driver of one run: it feeds the machine with events, journals them and carries out the effects.
 
     Args:
@@ -92,9 +71,9 @@ class RunDriver:
     """
 
     def __init__(self, parts: RunParts, shared: SharedParts) -> None:
-        self.run_id, self.config, self.task, self.machine = parts.run_id, parts.config, parts.task, parts.machine
+        super().__init__(parts.run_id, parts.machine, parts.seq, shared)
+        self.config, self.task, self.machine = parts.config, parts.task, parts.machine
         self.reducer = self.versions = parts.reducer
-        self.ended = asyncio.Event()
         self.retention = Retention(
             parts.run_id,
             parts.reducer,
@@ -104,69 +83,29 @@ class RunDriver:
             is_in_flight=partial(shared.is_in_flight, parts.run_id),
             spawn=self._spawn,
         )
-        self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out
-        self._seq, self._evaluator, self._sampler = parts.seq, parts.evaluator, parts.sampler
-        self._journal, self._journal_thread = shared.journal, shared.journal_thread
-        self._hub, self._clock, self._crash = shared.hub, shared.clock, shared.crash
-        self._assign_rank, self._announce_end = shared.assign_rank, shared.announce_end
+        self._evaluator, self._sampler = parts.evaluator, parts.sampler
         self._offered = OfferedCodec(parts.run_id, shared.hub.codecs_of, shared.codecs_of_rank)
         self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config)
-        self._posted: list[_Posted] = []
-        self._rows = Batch()  # those of the events in `_posted`
-        self._wake = asyncio.Event()
-        self._is_broken = False
         self._narrator = Narrator()
-        self._last: asyncio.Future[Effects] | None = None  # that of the newest event
-        self._timer: asyncio.TimerHandle | None = None
         self._next_round: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._measuring: set[asyncio.Task[None]] = set()  # tasks that compute metrics from their sums
         self._evaluations: asyncio.Queue[Version] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------ events in
 
-    def post(self, event: Event, kept: KeptUpdate | None = None) -> "asyncio.Future[Effects]":
-        """Let the machine decide about an event.
-
-        Args:
-            event: the event.
-            kept: the durable update that the event received; its row is written with the event that accepts it.
-
-        Returns:
-            The event's effects, as soon as they are on disk and carried out.
-        """
-        try:
-            return self._post(event, kept)
-        except BaseException as error:  # the machine may be ahead of the journal: nothing more is written
-            self._is_broken = True
-            self._crash(error)
-            raise
-
-    def _post(self, event: Event, kept: KeptUpdate | None) -> "asyncio.Future[Effects]":
-        if self._is_broken:
-            raise RuntimeError(f"run {self.run_id} is broken until a restart replays its journal")
-        now = self._clock.now()
-        effects = self.machine.receive(event, now)
-        self._seq += 1
-        done = self._last = self._loop.create_future()
-        lines = self._narrator.lines(self.machine, event, effects)  # of the state of now, logged once on disk
+    def _decided(self, event: Event, effects: Effects, now: float, kept: KeptUpdate | None) -> Decision:
+        lines = self._narrator.lines(self.machine, event, effects)
         if isinstance(event, UpdateReceived):
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
         add_rows(self._rows, decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
-        has_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
-        keep = Keep.after(self._seq, self.machine, self.config.round) if has_end else None
         if isinstance(event, ResumeRequested) and event.rules is not None:
             following = self.machine.ledger.next_round
             self._rows.settings.append(SettingsChange(self.run_id, self.config, self._seq, now, following))
-        self._posted.append(_Posted(effects, lines, keep, done))
-        if isinstance(event, UploadBegun):  # no caller waits for it: it may be written with the next event
-            self._loop.call_later(UNHURRIED_S, self._wake.set)
-        else:
-            self._wake.set()
-        self._arm_timer()
-        return asyncio.shield(done)  # the caller may be cancelled
+        if not any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects):
+            return Decision(lines)
+        keep = Keep.after(self._seq, self.machine, self.config.round)
+        return Decision(lines, lambda: self.retention.round_ended(keep))
 
     @property
     def where(self) -> str:
@@ -179,12 +118,6 @@ class RunDriver:
     def is_news(self, client_id: ClientId, round_id: RoundId) -> bool:
         """Return whether a client's failure in a round changes anything."""
         return is_failure_news(self.machine, client_id, round_id)
-
-    async def on_disk(self) -> None:
-        """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""
-        if self._last is not None and not self._last.done():
-            self._wake.set()
-            await asyncio.shield(self._last)
 
     def reconfigure(self, config: RunConfig, sampler: Sampler | Oort, evaluator: Evaluator | None) -> None:
         """Follow other settings from the resume on that the caller posts next.
@@ -203,75 +136,18 @@ class RunDriver:
 
     def start(self) -> None:
         """Start the tasks that write, act and evaluate."""
-        self._spawn(self._write_and_act())
+        super().start()
         self._spawn(self._evaluate())
 
     async def stop(self) -> None:
-        """Cancel all tasks.
-
-        Posted events that are not yet written are lost, as in a crash: no effect of them has left.
-        """
-        if self._timer is not None:
-            self._timer.cancel()
+        """Cancel all tasks, as the base does, and end the worker."""
         self.reducer.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().stop()
         self._evaluator.close()
 
-    def _arm_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if (deadline := self.machine.deadline) is not None:
-            self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._time_passed)
-
-    def _time_passed(self) -> None:
-        deadline = self.machine.deadline
-        if deadline is None or self._clock.now() < deadline:
-            self._arm_timer()  # the deadline moved, or the loop's timer fired a little early
-            return
-        self.post(TimePassed())
-
-    # ------------------------------------------------------------ onto the disk
-
-    async def _write_and_act(self) -> None:
-        """Run group commits without end: each writes all events that were posted during the one before, then acts."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            posted, self._posted = self._posted, []
-            rows, self._rows = self._rows, Batch()
-            if not posted:
-                continue
-            crash_points.reached("journal.before_write")
-            await self._commit(rows)
-            crash_points.reached("journal.after_write")
-            if rows.evaluations:
-                self._measuring.add(self._spawn(self._add_values(rows.evaluations)))
-            for p in posted:
-                for line in p.lines:
-                    logger.info("%s: %s", self.run_id, line)
-                for effect in p.effects:
-                    self._act(effect)
-                p.done.set_result(p.effects)
-                if p.keep is not None:
-                    self.retention.round_ended(p.keep)
-                for listener in self.listeners:
-                    listener(p.effects)
-
-    async def _commit(self, rows: Batch) -> None:
-        """Write a batch. While the disk is full, retry: nothing is acknowledged, and nothing is lost."""
-        if rows.snapshots:
-            crash_points.reached("snapshot.before")
-        while True:
-            try:
-                await self._loop.run_in_executor(self._journal_thread, self._journal.commit, rows)
-                break
-            except DiskFull as error:
-                logger.error("the journal cannot be written, the run waits for space: %s", error)
-                await asyncio.sleep(DISK_RETRY_S)
-        if rows.snapshots:
-            crash_points.reached("snapshot.after")
+    def _written(self, rows: Batch) -> None:
+        if rows.evaluations:
+            self._measure(self._add_values(rows.evaluations))
 
     # ------------------------------------------------------------ effects out
 
@@ -279,11 +155,11 @@ class RunDriver:
         """Carry out one effect without waiting. Accept and Reject answer the poster; records are on disk already."""
         match effect:
             case Invite(client_id):
-                self._hub.send(client_id, self._invitation(effect))
+                self._shared.hub.send(client_id, self._invitation(effect))
             case Release(client_id):
-                self._hub.send(client_id, messages.release(effect, run_id=self.run_id))
+                self._shared.hub.send(client_id, messages.release(effect, run_id=self.run_id))
             case AskEvaluation(client_id):
-                self._hub.send(client_id, self._evaluation_request(effect))
+                self._shared.hub.send(client_id, self._evaluation_request(effect))
             case OpenNextRound(not_before):
                 self._schedule_next_round(not_before)
             case Commit(version=version):
@@ -304,7 +180,7 @@ class RunDriver:
             case EvaluateModel(version):
                 self._evaluations.put_nowait(version)
             case ComputeMetrics():
-                self._measuring.add(self._spawn(self._compute(effect)))
+                self._measure(self._compute(effect))
 
     def _schedule_next_round(self, not_before: float) -> None:
         """Schedule the next round after `pause` [s]; a schedule from before a stop and a resume is cancelled.
@@ -324,9 +200,9 @@ class RunDriver:
         version = self.reducer.version(effect.base_version)
         model = messages.OfferedModel(version.digest, version.manifest_bytes, version.small_data)
         seed = messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
-        rank = self._assign_rank()
+        rank = self._shared.assign_rank()
         codec = self._offered.of(self.config.aggregation.codec_name, effect.client_id, rank)
-        spreads = self._offered.may_spread(codec) and self._hub.spreads_parts(effect.client_id)
+        spreads = self._offered.may_spread(codec) and self._shared.hub.spreads_parts(effect.client_id)
         client = messages.ClientTerms(seed, codec, rank, spreads)
         return messages.invitation(effect, self._terms, model, client, now=self._clock.now())
 
@@ -336,7 +212,7 @@ class RunDriver:
         return messages.evaluation_request(effect, self._terms, model, now=self._clock.now())
 
     def _end(self, state: RunState, cause: str) -> None:
-        self._announce_end(self.run_id, self.machine.ledger.membership.members, state, cause)
+        self._shared.announce_end(self.run_id, self.machine.ledger.membership.members, state, cause)
         self._spawn(self._finish())
 
     async def _finish(self) -> None:
@@ -352,24 +228,15 @@ class RunDriver:
     async def conclude(self) -> None:
         """Let the `main()` of a Flower app go on after the last round, unless it has."""
         if self.machine.ledger.state is RunState.FINISHED and self._evaluator.has_main:
-            rows = await on_thread(self._journal_thread, self._journal.evaluations, self.run_id)
+            rows = await on_thread(self._shared.journal_thread, self._shared.journal.evaluations, self.run_id)
             await conclude(self.run_id, self._evaluator, await self.reducer.whole(self.machine.ledger.version), rows)
 
     # ------------------------------------------------------------ long work
 
-    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: "asyncio.Task[None]") -> None:
-        """End the process after a mistake of ours: the next process recovers by replay."""
-        self._tasks.discard(task)
-        self._measuring.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("run %s ends this process after a mistake of ours", self.run_id, exc_info=error)
-            self._crash(error)
+    def _measure(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = self._spawn(work)
+        self._measuring.add(task)
+        task.add_done_callback(self._measuring.discard)
 
     async def _draw(self, effect: DrawCohort) -> None:
         """Draw a cohort. A sampler of the user's own runs on a thread, and an exception of it costs the round."""

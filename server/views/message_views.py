@@ -30,7 +30,7 @@ def details(history: History, row: RunRow) -> Document:
         "pausing": "",
         "waiting": _wait(history, machine),
         "name_conflicts": [],
-        "exchanges": [_exchange(exchange) for exchange in machine.ledger.exchanges.values()],
+        "exchanges": [exchange_document(exchange) for exchange in machine.ledger.exchanges.values()],
     }
 
 
@@ -69,7 +69,8 @@ def clients(history: History, row: RunRow) -> list[Document]:
     return rows
 
 
-def _exchange(exchange: Exchange) -> Document:
+def exchange_document(exchange: Exchange) -> Document:
+    """Return an exchange with its messages, in JSON types."""
     return {
         "exchange": exchange.number,
         "opened_at": exchange.opened_at,

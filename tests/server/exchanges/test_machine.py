@@ -6,6 +6,7 @@ from atoll.protocol.vocabulary import (
     ClientId,
     Digest,
     FailureReason,
+    LossReason,
     RejectReason,
     ReleaseReason,
     RoundId,
@@ -32,6 +33,7 @@ from atoll.server.rounds.events import (
     Accept,
     ClientFailed,
     ClientJoined,
+    ClientLost,
     CoordinatorStarted,
     EndRun,
     Reject,
@@ -171,6 +173,20 @@ def test_a_new_process_is_answered_from_the_journal_and_goes_on() -> None:
     assert run.post(asked(message(), call=2)) == (AnswerMessages(2, (RoundId(1),)),)
     assert run.post(NodesAsked(3)) == (AnswerNodes(3, (ClientId("east"), NORTH, SOUTH)),)
     assert [e.number for e in run.post(asked(message(content="new"), call=4)) if isinstance(e, Deliver)] == [2]
+
+
+def test_a_restart_of_the_coordinator_changes_no_answer_before_a_lease_expires() -> None:
+    run = Run()
+    run.post(asked(message()))
+    run.reply(NORTH, 1)
+    run.post(CoordinatorStarted(down_since=run.now), after=5.0)
+    run.post(ProgramStarted())
+    run.post(asked(message()))
+    assert run.post(NodesAsked(2)) == (AnswerNodes(2, (NORTH, SOUTH)),), "nobody has reconnected yet"
+    assert not any(isinstance(e, Deliver) for e in run.post(asked(message(content="next"), call=3)))
+    assert [e.number for e in run.post(ClientJoined(NORTH, "2")) if isinstance(e, Deliver)] == [2]
+    run.post(ClientLost(SOUTH, LossReason.LEASE_EXPIRED))
+    assert run.post(NodesAsked(4)) == (AnswerNodes(4, (NORTH,)),)
 
 
 def test_an_open_exchange_goes_on_without_the_program() -> None:
