@@ -72,7 +72,7 @@ flower-table: setup # Flower's strategies, wrappers and workflows over our grid,
 	@$(BIN)/python -m tests.messages.strategies
 
 test-cuda: setup # what needs a GPU
-	$(BIN)/python -m pytest -q tests/aggregation/fold/test_device.py tests/parallel/engine/test_cuda.py tests/parallel/planner/test_cuda.py tests/simulations/engines/test_cuda.py
+	$(BIN)/python -m pytest -q -n 4 tests/aggregation/fold/test_device.py $$(find tests -name test_cuda.py)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -13,7 +13,8 @@ class Execution:
     threads: int = 1
     """The number of tiles that are computed at the same time; the caller's thread exchanges and writes meanwhile."""
     tile_elements: int | None = None
-    """The number of elements that one thread finishes at once, the same at each rank; None: `TILE_ELEMENTS`."""
+    """The number of elements that one thread finishes at once, the same at each rank; None: `TILE_ELEMENTS`
+    of the fold, or of the device."""
     between: Callable[[], None] | None = None
     """The function that is called before each tile is written; its exception ends the fold, and no file appears."""
     device: Device | None = None

@@ -36,6 +36,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.fold import device
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.fedasync import drawn
 from atoll.aggregation.fold.means import ExactMean, IntegerMean, Term, Total, Weighted, totals_of
@@ -114,7 +115,7 @@ def fold(
         step = prepared(step, layout, partial(_gram_of, terms, execution.threads))
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=pieces))
         mean_of = _drawn(step.anchor, _mean_by(step, layout, terms, slots, execution), layout, masters, stack)
-        tiles = _tiles(layout, masters, terms, slots, mean_of, step, execution.tile_elements or TILE_ELEMENTS)
+        tiles = _tiles(layout, masters, terms, slots, mean_of, step, _tile_elements(step, execution))
         finished = computed_ahead(tiles, threads=execution.threads)
         stack.enter_context(closing(finished))  # last, so that its jobs end before a file is closed
         return written(finished, writer, slots, execution.between, durable=durable)
@@ -180,6 +181,11 @@ def _tiles(
 
 _MeanOf = Callable[[Tensor, Total, list[Term]], Mean]
 """(a float tensor, the total of its updates, the updates that carry it) -> their mean."""
+
+
+def _tile_elements(step: Step, execution: Execution) -> int:
+    is_on_device = execution.device is not None and step.rule is None
+    return execution.tile_elements or (device.TILE_ELEMENTS if is_on_device else TILE_ELEMENTS)
 
 
 def _mean_by(step: Step, layout: Layout, terms: list[Term], slots: list[Slot], execution: Execution) -> _MeanOf:

@@ -177,8 +177,10 @@ def _joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
     ours, theirs = list(tensors_of(one)), list(tensors_of(other))
     if [(t.dtype, t.shape) for t in ours] != [(t.dtype, t.shape) for t in theirs]:
         return other
-    before = iter(ours)
-    joined: tuple[Any, Any] = tree_map_only(torch.Tensor, lambda tensor: torch.cat([next(before), tensor]), other)
+    before = iter(ours)  # perhaps of a training on another device
+    joined: tuple[Any, Any] = tree_map_only(
+        torch.Tensor, lambda tensor: torch.cat([next(before).to(tensor.device), tensor]), other
+    )
     return joined
 
 

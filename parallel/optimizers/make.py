@@ -15,6 +15,9 @@ from atoll.parallel.optimizers.novograd import NovoGrad
 from atoll.parallel.optimizers.options import OptimizerConfig
 
 LAYERWISE: dict[str, Any] = {"lars": LARS, "larc": LARC, "lamb": LAMB, "novograd": NovoGrad}
+FUSED_ON_SHARDS = ("adam", "adamw")
+"""Torch's methods whose fused step also takes DTensors: that of SGD does not."""
+
 ELEMENTWISE: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -23,8 +26,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of one model, or of one part of it, without frozen parameters.
 
-    Torch's own methods are fused on CUDA and process all tensors at once elsewhere, if the parameters are alike (all
-    plain, or all on one mesh); a mixture is stepped one by one.
+    Torch's own methods are fused on CUDA, where torch can, and process all tensors at once elsewhere, if the parameters
+    are alike (all plain, or all on one mesh); a mixture is stepped one by one.
 
     Args:
         config: the method.
@@ -46,8 +49,10 @@ def make_optimizer(
         return made
     meshes = {parameter.device_mesh if is_dtensor(parameter) else None for parameter in parameters}
     are_alike = len(meshes) == 1
-    on_cuda = all(parameter.is_cuda for parameter in parameters)
-    how = {"fused": are_alike and on_cuda, "foreach": are_alike and not on_cuda}
+    can_fuse = all(parameter.is_cuda for parameter in parameters) and (
+        meshes == {None} or config.name in FUSED_ON_SHARDS
+    )
+    how = {"fused": are_alike and can_fuse, "foreach": are_alike and not can_fuse}
     made = ELEMENTWISE[config.name](_groups(config, parameters), config.lr, **config.options, **how)
     return made
 

@@ -5,6 +5,7 @@ what a task draws depends on the run's seed alone, and not on the process, on it
 A training leaves the generators where it ends: its process belongs to it.
 """
 
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -46,12 +47,33 @@ def _has_accelerator() -> bool:
     return torch.accelerator.is_available()
 
 
+def repeat_on(device: str) -> None:
+    """Let torch choose operations that give the same bits each time, in all of this process; on a CPU it always does.
+
+    On a GPU the gradients of convolutions and of embeddings differ from run to run otherwise. Torch warns once of an
+    operation that it cannot replace; with `torch.use_deterministic_algorithms(True)` in a task's file, which stays, it
+    replaces more (attention in float32), and refuses the others.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if not torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Set all generators back at the end (torch's: that of the CPU)."""
+    """Set all generators back at the end (torch's: those of the CPU, and of this process's GPU once it is in use)."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")
     of_torch = torch.get_rng_state() if torch else None
+    of_gpu = torch.cuda.get_rng_state() if torch and torch.cuda.is_initialized() else None
     try:
         yield
     finally:
@@ -59,6 +81,8 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(of_numpy)
         if torch:
             torch.set_rng_state(of_torch)
+        if torch and of_gpu is not None:
+            torch.cuda.set_rng_state(of_gpu)
 
 
 @contextmanager

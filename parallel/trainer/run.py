@@ -17,7 +17,7 @@ from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.loader import Loader
-from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.assemble import assemble, begin_again
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
@@ -192,11 +192,22 @@ class _Builder:
         must_hold = job.plan.divides or job.config.noise_every is not None
         return UnitCheck(job.task.loss, units_of(job.task), must_hold=must_hold)
 
+    @cached_property
+    def _optimization(self) -> Optimization:
+        return Optimization(
+            loss=self._unit_check,
+            make_optimizer=lambda named: make_optimizer(self.recipe.optimizer, named),
+            lr=self.recipe.schedule,
+            clip_norm=self.recipe.clip_norm,
+        )
+
     def train(self, data: Any, tests: Any) -> Result:
         job, here, config = self.job, self.here, self.job.config
         built = self.built
         engine = self._engine()
         give_values(built, job, engine.parts, self.axes, self.device)
+        if built.blank is not None and job.plan.is_sharded:
+            begin_again(engine, self._optimization)  # with the optimizer for the device that the shards now lie on
         seed_generators(config.seed, 0, 0 if self.axes is None else self.axes.draw)
         loader = Loader(
             data,
@@ -252,12 +263,7 @@ class _Builder:
         return assemble(
             self.built.model,
             plan,
-            Optimization(
-                loss=self._unit_check,
-                make_optimizer=lambda named: make_optimizer(self.recipe.optimizer, named),
-                lr=self.recipe.schedule,
-                clip_norm=self.recipe.clip_norm,
-            ),
+            self._optimization,
             axes=self.axes,
             device=self.device,
             borrowed=self._agreed(self.borrowed),

@@ -43,6 +43,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metrics, Statistics
+from atoll.parallel.task.randomness import repeat_on
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Json, Measures, Outcome, Received
 from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
@@ -58,6 +59,7 @@ class ModelBench:
             torch.set_num_threads(request["threads"])
         self._here = SiteTask(task, request)
         self._device = device_of(request)
+        repeat_on(self._device)
         self._bases = Path(request["bases"]) if request.get("bases") else None
         self._model: torch.nn.Module | None = None
         self._new: tuple[Task, int, torch.nn.Module] | None = None

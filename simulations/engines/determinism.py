@@ -23,7 +23,8 @@ STEPS = 3
 TRAINED_TWICE = (
     "two trainings of client {} with the same seed differ in {}. Look for a generator that the seed "
     "does not set, for state that one training leaves to the next, and for operations that "
-    "torch.use_deterministic_algorithms warns of"
+    "torch.use_deterministic_algorithms warns of; on a GPU, torch.use_deterministic_algorithms(True) in the task's "
+    "file replaces those that torch can replace"
 )
 READ_TWICE = (
     "the update of client {} changes when its data are read again: it differs in {}. "

@@ -18,7 +18,7 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import Context, context_of, depends_on_context, within
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.metrics import Statistics, add, of_batch
-from atoll.parallel.task.randomness import seed_everything
+from atoll.parallel.task.randomness import repeat_on, seed_everything
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
@@ -41,6 +41,7 @@ class Loop:
     def __init__(self, training: Training) -> None:
         assert isinstance(training.task, Task)
         self._task = training.task
+        repeat_on(training.device)
         self.examples = ExamplesOf(training.task, training.device)
         self.model = build_model(training.task, training.model_seed).to(training.device).train()
         speed_up_pooling(self.model)

@@ -128,8 +128,8 @@ def check_place(request: Request) -> None:
     elif device_of(request) == "cuda" and torch.cuda.device_count() < (request.nproc or 1):
         num_ranks = request.nproc or 1
         faults.append(
-            f"--device: {count_of(num_ranks, 'rank needs', 'ranks need')} as many GPUs, and this "
-            f"machine has {torch.cuda.device_count()}"
+            f"--device: {count_of(num_ranks, 'rank needs', 'ranks need')} as many GPUs, and this machine has "
+            f"{torch.cuda.device_count()}; allowed: fewer ranks, or --device cpu"
         )
     if request.is_fresh and request.folder.exists() and any(path.name != LOCK for path in request.folder.iterdir()):
         faults.append(f"--fresh: {request.folder} is not empty; delete it, or choose another folder with --out")

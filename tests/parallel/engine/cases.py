@@ -138,6 +138,9 @@ class Case:
 def train(case: Case, device: str = "cpu") -> Trace:
     """The case on this rank; every rank returns the losses, norms and parameters that it has."""
     plan = case.plan
+    if device != "cpu":
+        torch.cuda.set_device(device)
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # or the mesh would take the GPU of the rank's number
     axes = Axes(plan.mesh, torch.device(device).type) if plan.mesh.size > 1 or plan.is_sharded else None
     engine = assemble(
         case.model(),

@@ -1,4 +1,7 @@
-"""The cases on a GPU: one rank over NCCL, and several ranks of one GPU over gloo. `make test-cuda` runs this."""
+"""The cases on a GPU: one rank over NCCL, and DDP's ranks of one GPU over gloo. `make test-cuda` runs this.
+
+Gloo gathers and scatters no tensors of a GPU, and NCCL takes one rank for each GPU: other axes need several of them.
+"""
 
 import pytest
 import torch
@@ -11,12 +14,7 @@ from tests.parallel.engine.cases import CASES, Case, compare, train, train_by_na
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-cuda")
 
 ALONE = [case for case in CASES if case.ranks == 1 and "compiled" not in case.name]
-SHARED = [
-    case
-    for case in CASES
-    if case.name
-    in ("ddp 2", "ddp accumulate 2", "zero-1 accumulate 2", "zero-3 2", "zero-3 2 bf16", "hsdp 2x2", "tp+sp 2")
-]
+SHARED = [case for case in CASES if case.name in ("ddp 2", "ddp accumulate 2")]
 
 
 def expected(case: Case) -> reference.Trace:

@@ -28,6 +28,7 @@ def run(
     plan: Plan | None = None,
     stop_after: int | None = None,
     stopping_rank: int = 0,
+    device: str = "cpu",
 ) -> Result:
     """Train; after `stop_after` steps one rank is asked to stop. A step takes at least half a second of this clock."""
     world = read_world()
@@ -47,7 +48,7 @@ def run(
     write: Callable[[Event], None] = json_log(folder / "log.jsonl")
     here = Surroundings(
         world=world,
-        device="cpu",
+        device=device,
         folder=folder,
         clock=count(step=0.5).__next__,
         is_told_to_stop=is_told,

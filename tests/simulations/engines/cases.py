@@ -66,11 +66,11 @@ WEIGHTS = torch.tensor([0.25, 2.5, 0.125])
 
 
 def class_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, weight=WEIGHTS)
+    return nn.functional.cross_entropy(outputs, targets, weight=WEIGHTS.to(outputs.device))
 
 
 def class_weight(targets: torch.Tensor) -> torch.Tensor:
-    return WEIGHTS[targets].sum()
+    return WEIGHTS.to(targets.device)[targets].sum()
 
 
 def summed_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
