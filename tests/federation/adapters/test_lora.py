@@ -41,8 +41,7 @@ def test_adapters_travel_another_base_is_refused_and_peft_loads_the_export(tmp_p
             it.agent(site, threads=1, exit_when_done=site != "south", **special)
         assert it.wait_for_end() == 0, it.log("coordinator")
         refused, by_ranks = it.log("south"), it.log("mesh")
-        assert [len(record.clients) for record in it.rounds()] == [3, 3]
-        fates = [record.clients["mesh"].fate for record in it.rounds()]
+        fates = [record.clients["mesh"].fate for record in it.history().rounds("adapters-1")]
         digest = it.history().run("adapters-1").config.model.frozen
         sizes = {path.name: path.stat().st_size for path in it.state.glob("**/versions/*.safetensors")}
         exported(it, "--peft", tmp_path / "peft")
