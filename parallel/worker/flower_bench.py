@@ -142,10 +142,10 @@ class ClientBench(_AppBench):
         """Return local - global, in the dtype in which each array travels."""
         local = {name: array.numpy() for name, array in record.items()}
         check_like(travelling(local), layout_of(version))
-        update = {
-            name: np.asarray(array - in_app(version[name], self._terms.casts.get(name)), dtype=version[name].dtype)
-            for name, array in local.items()
-        }
+        update = {}
+        for name in [*local]:  # one array after the other is let go
+            begun = in_app(version[name], self._terms.casts.get(name))
+            update[name] = np.asarray(local.pop(name) - begun, dtype=version[name].dtype)
         check_finite(update, "update")
         return update
 
