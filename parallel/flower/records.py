@@ -84,7 +84,15 @@ def arrays_of(record: ArrayRecord) -> Arrays:
     Raises:
         TaskBroken: an array has a dtype that no model of Atoll has; the message lists all of them.
     """
-    arrays = {key: array.numpy() for key, array in record.items()}
+    return travelling({key: array.numpy() for key, array in record.items()})
+
+
+def travelling(arrays: Arrays) -> Arrays:
+    """Return an app's arrays as they travel: those in `CAST` as float32, the others themselves where contiguous.
+
+    Raises:
+        TaskBroken: as `arrays_of`.
+    """
     faults = [
         f"{key} is {array.dtype}: only float16, float32, float64, int8 to int64 and uint8 are averaged natively"
         for key, array in arrays.items()
@@ -95,7 +103,7 @@ def arrays_of(record: ArrayRecord) -> Arrays:
     if faults:
         raise TaskBroken("; ".join(faults))
     return {
-        key: np.ascontiguousarray(a.astype(CAST.get(a.dtype, a.dtype))).reshape(a.shape) for key, a in arrays.items()
+        key: np.ascontiguousarray(a, dtype=CAST.get(a.dtype, a.dtype)).reshape(a.shape) for key, a in arrays.items()
     }
 
 
@@ -107,4 +115,9 @@ def casts_of(record: ArrayRecord) -> dict[str, str]:
 
 def record_of(arrays: Mapping[str, np.ndarray[Any, Any]], order: list[str], casts: Mapping[str, str]) -> ArrayRecord:
     """Return a record of its own copies of arrays, in the app's order and with the app's dtypes."""
-    return ArrayRecord({key: Array(np.array(arrays[key], dtype=casts.get(key, arrays[key].dtype))) for key in order})
+    return ArrayRecord({key: Array(in_app(arrays[key], casts.get(key))) for key in order})
+
+
+def in_app(array: "np.ndarray[Any, Any]", dtype: str | None) -> "np.ndarray[Any, Any]":
+    """Return an array that has travelled in the app's dtype; None: it is its own."""
+    return array if dtype is None else np.asarray(array, dtype=dtype)

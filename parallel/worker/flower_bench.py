@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from atoll.parallel.flower.client_host import ClientHost, config_record
-from atoll.parallel.flower.records import arrays_of, from_content, record_of, to_content
+from atoll.parallel.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
 from atoll.parallel.flower.server_host import NotNative, ServerHost
 from atoll.parallel.flower.strategies import Native, native
 from atoll.parallel.flower.terms import Terms
@@ -140,12 +140,12 @@ class ClientBench(_AppBench):
 
     def _update(self, record: ArrayRecord, version: Arrays) -> Arrays:
         """Return local - global, in the dtype in which each array travels."""
-        check_like(arrays_of(record), layout_of(version))
-        begun = self._record(version)  # the values from which the app began
-        update = {
-            name: np.asarray(array.numpy() - begun[name].numpy(), dtype=version[name].dtype)
-            for name, array in record.items()
-        }
+        local = {name: array.numpy() for name, array in record.items()}
+        check_like(travelling(local), layout_of(version))
+        update = {}
+        for name in [*local]:  # one array after the other is let go
+            begun = in_app(version[name], self._terms.casts.get(name))
+            update[name] = np.asarray(local.pop(name) - begun, dtype=version[name].dtype)
         check_finite(update, "update")
         return update
 
