@@ -128,6 +128,7 @@ def test_a_task_of_a_cell_trains_in_this_process_and_says_so_elsewhere():
     assert done.stderr == ""
 
 
+@pytest.mark.real
 def test_the_import_is_without_torch_grpc_and_pandas():
     code = "import sys, atoll; print(sorted({'torch', 'grpc', 'pandas', 'pydantic'} & sys.modules.keys()))"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"

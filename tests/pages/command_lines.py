@@ -5,14 +5,12 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 from click.exceptions import ClickException, Exit
-from typer.main import get_command
 
-from atoll.cli.commands import app
 from atoll.cli.faults import CommandError
 from atoll.cli.sections import Section, described
+from tests.cli.invoking import COMMAND
 
 SUBSTITUTED = re.compile(r"\$\([^()]*\)|\$\w+|`[^`]*`")
 ENDS = re.compile(r"\s(?:&&?|\|\|?|;|>{1,2}|2>&1|#)(?:\s|$)|;(?:\s|$)")
@@ -37,8 +35,7 @@ def fault_of(words: list[str]) -> str:
     """
     if words[:1] in (["--install-completion"], ["--show-completion"]):
         return ""
-    command: Any = get_command(app)
-    context, name, rest = None, "atoll", list(words)
+    command, context, name, rest = COMMAND, None, "atoll", [*words]
     try:
         while True:
             context = command.make_context(name, rest, parent=context)

@@ -163,3 +163,14 @@ def test_a_command_of_atoll_is_recognised() -> None:
     flags = ["-P", "-X", "faulthandler"]
     command = [sys.executable, *flags, "-m", "atoll.parallel.worker.main"]
     assert program_of(command) == Program(flags, "-m", "atoll.parallel.worker.main", [])
+
+
+def test_a_zygote_outlives_the_thread_that_started_it() -> None:
+    program = (
+        "import os, subprocess, sys, threading, time; from tests.warm import start; start.install();"
+        "run = lambda: subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL);"
+        "thread = threading.Thread(target=run); thread.start(); thread.join(); time.sleep(0.1); run()"
+    )
+    command = [sys.executable, "-c", program, *PROBE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S)
+    assert (done.returncode, done.stderr) == (0, "")

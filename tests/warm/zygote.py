@@ -50,7 +50,6 @@ PR_SET_PDEATHSIG = 1
 def serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork for each order; return in the forked process, with the order and its descriptors."""
     Path("/proc/self/comm").write_text(NAME)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     while True:
         order, fds, _, _ = socket.recv_fds(connection, 1 << 20, 250)
         if not order:
@@ -90,6 +89,7 @@ def next_command(connection: socket.socket) -> tuple[dict[str, Any], list[int], 
         if os.fork():
             connection.close()
             return order, fds, ours
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with the command's main thread, which has forked it
         for fd in (ours.detach(), *fds):
             os.close(fd)
 

@@ -158,6 +158,7 @@ def test_a_tracking_server_that_does_not_answer_is_one_sentence(
     assert "secret" not in result.stderr
 
 
+@pytest.mark.real
 def test_a_simulation_and_a_training_are_exported_as_they_go_on(tmp_path: Path) -> None:
     task = "tests.odd_tasks.tasks.base:plain"
     options = ("--rounds", 2, "--engine", "sequential", "--set", "round.cohort_size=2")

@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
-from atoll.cli.commands import app
 from atoll.protocol.identity.certificates import Issuer, make_request, new_key, to_pem
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.server.identity.authority_server import LOG
+from tests.cli.invoking import COMMAND
 
 
 def atoll(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(COMMAND, [str(argument) for argument in arguments])
 
 
 def test_a_coordinator_elsewhere_gets_a_certificate_and_its_key_never_leaves_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.parallel.crew.clients import on_a_mesh, plan_of, write_version
 BYTES = sum(4 * parameter.numel() for parameter in model_on_meta(tasks.task).parameters())
 
 
+@pytest.mark.real
 def test_the_parts_are_those_that_ranks_send(tmp_path):
     options = {"dp_shard": 2}
     write_version(tmp_path)

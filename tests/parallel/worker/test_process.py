@@ -153,6 +153,7 @@ def test_worker_quits_and_comes_back(make: Make, version: Path) -> None:
     assert worker.pid not in (None, first)
 
 
+@pytest.mark.usefixtures("cold_start")
 @pytest.mark.parametrize(
     ("do", "exit_code", "words"),
     [

@@ -64,6 +64,7 @@ def independent_loop(start):
     return version
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("engine", ["sequential", "processes", "batched"])
 def test_an_independent_loop_with_torchs_schedulers_ends_at_the_same_model(tmp_path, engine):
     result, _ = simulate(tmp_path, *NO_EPOCHS, f"simulation.engine={engine}", task=TASK)
@@ -88,6 +89,7 @@ def test_more_local_epochs_take_more_virtual_time(tmp_path):
     assert lengths[3] / lengths[2] == pytest.approx(1.5, rel=0.2)
 
 
+@pytest.mark.real
 def test_an_asynchronous_run_schedules_by_the_version_that_an_update_is_from(tmp_path):
     """The value of a client's round follows from its base: mixing the versions up would give another model."""
     buffered = ("round.mode=fedbuff", "round.concurrency=2", "round.buffer_size=1", "rounds=6")
@@ -97,6 +99,7 @@ def test_an_asynchronous_run_schedules_by_the_version_that_an_update_is_from(tmp
     assert one["model_digest"] == two["model_digest"]
 
 
+@pytest.mark.real
 def test_a_loss_that_reads_its_site_is_not_batched_and_says_so(tmp_path):
     """The batched engine has no site for a loss of many clients at once: another engine trains them."""
     told = []
