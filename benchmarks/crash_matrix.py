@@ -101,8 +101,6 @@ QUICK = (
     "aggregate.mid_fold:2",
     "agent.uploading:2",
     "upload.part_kept:2" + IN_PARTS,
-    "crew.mid_step:4 1" + IN_A_MESH,
-    "agent.training:1" + IN_A_MESH,
 )
 HEAL_MAX_S = 5.0
 NUM_KILLS, NUM_KILLS_QUICK = 200, 6
