@@ -86,7 +86,7 @@ MESHED = {
 }
 """The visits that are tested with a client that is a mesh, beside the steps of its ranks."""
 
-RANKS_MESHED = {"crew.mid_step": (1, 4, 20), "crew.stepped": (2, 16), "crew.saving": (1, 3), "crew.saved": (1, 6)}
+RANKS_MESHED = {"crew.mid_step": (1, 4, 20), "crew.stepped": (2, 16), "crew.saving": (1, 3), "crew.saved": (1, 4)}
 """The visits of some steps of a rank that are tested; every other step is tested at its first and second visit."""
 
 HANGS = ("crew.mid_step:4 1 stop", "crew.saved:2 0 stop")
