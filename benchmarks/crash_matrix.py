@@ -86,7 +86,7 @@ MESHED = {
 }
 """The visits that are tested with a client that is a mesh, beside the steps of its ranks."""
 
-RANKS_MESHED = {"crew.mid_step": (1, 4, 20), "crew.stepped": (2, 16), "crew.saving": (1, 3), "crew.saved": (1, 6)}
+RANKS_MESHED = {"crew.mid_step": (1, 4, 20), "crew.stepped": (2, 16), "crew.saving": (1, 3), "crew.saved": (1, 4)}
 """The visits of some steps of a rank that are tested; every other step is tested at its first and second visit."""
 
 HANGS = ("crew.mid_step:4 1 stop", "crew.saved:2 0 stop")
@@ -101,8 +101,6 @@ QUICK = (
     "aggregate.mid_fold:2",
     "agent.uploading:2",
     "upload.part_kept:2" + IN_PARTS,
-    "crew.mid_step:4 1" + IN_A_MESH,
-    "agent.training:1" + IN_A_MESH,
 )
 HEAL_MAX_S = 5.0
 NUM_KILLS, NUM_KILLS_QUICK = 200, 6

@@ -42,3 +42,24 @@ task = Task(
     sites=SITES,
     local=Local(batch_size=BATCH, epochs=EPOCHS, lr=0.01, optimizer="adamw"),
 )
+
+
+class Table(nn.Module):
+    """One table of `ATOLL_BENCH_ELEMENTS` numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(int(os.environ.get("ATOLL_BENCH_ELEMENTS", "64000")) // 64, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the sum of some rows."""
+        return self.rows(tokens).sum(dim=(1, 2))
+
+
+table = Task(
+    model=Table,
+    data=lambda site, split: TensorDataset(torch.arange(16).reshape(8, 2), torch.ones(8)) if split == "train" else None,
+    loss=lambda outputs, targets: (outputs * targets).mean(),
+    sites=SITES,
+    local=Local(batch_size=8, lr=0.1),
+)

@@ -31,6 +31,7 @@ STEPS = (
 """All steps, each with the state of the rank there."""
 
 _NAMES = frozenset(name for name, _ in STEPS)
+_FILE = os.environ.get(VARIABLE, "")
 _visits: Counter[tuple[str, str]] = Counter()
 
 
@@ -70,14 +71,14 @@ def reached(step: str) -> None:
         ValueError: the environment's file plans no end.
     """
     assert step in _NAMES, f"step {step!r} is not in STEPS"
-    if not (file := os.environ.get(VARIABLE)):
+    if not _FILE:
         return
     with suppress(FileNotFoundError):
-        text = Path(file).read_text("utf-8")
+        text = Path(_FILE).read_text("utf-8")
         planned = PlannedEnd.parse(text)
         if (planned.step, planned.rank) != (step, int(os.environ.get("RANK", "0"))):
             return
         _visits[step, text] += 1
         if _visits[step, text] == planned.visit:
-            os.replace(file, f"{file}.done")
+            os.replace(_FILE, f"{_FILE}.done")
             os.kill(os.getpid(), signal.SIGSTOP if planned.is_stop else signal.SIGKILL)
