@@ -46,7 +46,7 @@ class Machine(Protocol[In, Out]):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a driver adds to a decision of its machine, beside the rows of the group commit."""
+    """The part that a driver adds to a decision of its machine, beside the rows of the group commit."""
 
     lines: tuple[str, ...]
     """The lines of the log, about the state after the event; they are printed once it is on disk."""
