@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client
 
-.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower test-cuda check format constraints proto docs notebooks bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
+.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table test-cuda check format constraints proto docs notebooks bench soak pages odd-tasks chaos-hour fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -67,6 +67,9 @@ test-flower: setup # the room of Flower apps with every minor version of flwr th
 	@for version in 1.38.0 1.39.0 1.40.0 1.41.0 1.42.0; do echo "flwr $$version"; folder="$(CURDIR)/.flower/$$version"; \
 	  test -d "$$folder/flwr" || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$$folder" "flwr==$$version" || exit 1; \
 	  PYTHONPATH="$$folder" $(BIN)/python -m pytest -q -n 2 --show-capture=no tests/parallel/flower || exit 1; done
+
+flower-table: setup # Flower's strategies, wrappers and workflows over our grid, with real agents, as a table; two minutes
+	@$(BIN)/python -m tests.messages.strategies
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q tests/aggregation/fold/test_device.py tests/parallel/engine/test_cuda.py tests/parallel/planner/test_cuda.py tests/simulations/engines/test_cuda.py

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.engine.plan import Plan, given_plan
+from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
 from atoll.protocol.settings import STRICT, Folder, Plain
 
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
@@ -24,7 +24,8 @@ class CrewConfig(BaseModel):
 
     mesh: str = Field(default="", max_length=200)
     """Degrees of the axes pp, dp_replicate, dp_shard and tp, as in "dp_shard=4,tp=2"; dp is dp_replicate, or dp_shard
-    with ZeRO. Empty: no crew. Short form: `--mesh`."""
+    with ZeRO. auto: the planner's choice for the task, the memory of the ranks and the optimizer; needs `nproc`. Empty:
+    no crew. Short form: `--mesh`."""
 
     nproc: int = Field(default=0, ge=0, le=1024)
     """Ranks on each machine; 0: those of the mesh, divided by `nodes`. Short form: `--nproc`."""
@@ -62,7 +63,7 @@ class CrewConfig(BaseModel):
     @property
     def num_ranks(self) -> int:
         """The number of ranks on all machines."""
-        return self.parallel.mesh.size
+        return self.nproc * self.nodes if self.is_auto else self.parallel.mesh.size
 
     @property
     def num_here(self) -> int:
@@ -70,8 +71,13 @@ class CrewConfig(BaseModel):
         return self.nproc or self.num_ranks // self.nodes
 
     @property
+    def is_auto(self) -> bool:
+        """The answer whether the planner chooses the mesh."""
+        return self.mesh == AUTO
+
+    @property
     def parallel(self) -> Plan:
-        """The plan of the ranks."""
+        """The plan of the ranks, unless the planner chooses it."""
         return given_plan(self.mesh, self.plan)
 
     @model_validator(mode="after")
@@ -82,12 +88,15 @@ class CrewConfig(BaseModel):
                 raise ValueError(f"{', '.join(given)}: settings of a crew without its mesh: add mesh, such as dp=2")
             return self
         faults = list(self._faults_of_launch())
+        if self.is_auto and not self.nproc:
+            faults.append('mesh = "auto" without nproc: give the number of ranks on each machine')
         try:
-            plan = self.parallel
+            if self.is_auto:
+                possible_plans(max(self.num_ranks, 1), self.plan)
+            else:
+                faults += self._faults_of_numbers(self.parallel.mesh.size)
         except ValueError as error:
             faults += str(error).split("; ")
-        else:
-            faults += self._faults_of_numbers(plan.mesh.size)
         if faults:
             raise ValueError("; ".join(faults))
         return self

@@ -76,6 +76,14 @@ def read_world(environ: Mapping[str, str] = os.environ) -> World:
     return World()
 
 
+def ranks_here(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of ranks on this machine, as `torchrun` or `mpirun` tells it; else all of the run."""
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        if name in environ:
+            return int(environ[name])
+    return read_world(environ).size
+
+
 @contextmanager
 def process_group(
     world: World, device: str = "cpu", *, store: Any = None, timeout_s: float = TIMEOUT_S

@@ -30,7 +30,7 @@ from atoll.protocol.secrets import without_password
 Model = TypeVar("Model", bound=BaseModel)
 Built = TypeVar("Built")
 
-STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 """Configuration of every settings model: frozen, no unknown keys, no conversion between types."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-VARIANT = ConfigDict(extra="forbid", frozen=True)
+VARIANT = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+"""Validators are built at their first use: a command that shows a run picks no variant."""
 
 
 class Variant(BaseModel):
@@ -37,7 +38,9 @@ class Choice(Generic[Kind]):
 
     def __init__(self, union: Any, tag: str) -> None:
         self._tag = tag
-        self._adapter: TypeAdapter[Kind] = TypeAdapter(Annotated[union, Field(discriminator=tag)])
+        self._adapter: TypeAdapter[Kind] = TypeAdapter(
+            Annotated[union, Field(discriminator=tag)], config=ConfigDict(defer_build=True)
+        )
         variants: tuple[type[Kind], ...] = get_args(union)
         self.variants: Mapping[str, type[Kind]] = {
             name: variant for variant in variants for name in get_args(variant.model_fields[tag].annotation)

@@ -15,7 +15,6 @@ from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.loading import loading
 from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
-from atoll.parallel.worker.flower_task import NODES, FlowerTask
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load, load_text, quoted
@@ -100,13 +99,15 @@ def load_app(
 
     Raises:
         ConfigError: mistakes in the overrides.
-        CommandError: a simulated app cannot run natively; with all reasons.
+        CommandError: the app's description or a value of its run config is wrong, or its code raises.
     """
+    from atoll.parallel.worker.flower_task import NODES
+
     is_simulated = "simulation" in kind.model_fields
     app = app_of(reference)
     number = nodes or app.num_supernodes or (NODES if is_simulated else None)
     options = options_among(reference, overrides)
-    text = run_of_app(reference, options, nodes=number, must_be_native=is_simulated)
+    text = run_of_app(reference, options, nodes=number)
     if is_simulated:
         text += '\n[simulation]\nengine = "sequential"\n'
     return load_text(kind, text, overrides, name=""), app
@@ -305,6 +306,8 @@ def load_user_task(reference: str) -> "Task | ArrayTask":
             from atoll.parallel.task.task import load_task
 
             if is_app(reference):
+                from atoll.parallel.worker.flower_task import NODES, FlowerTask
+
                 app = app_of(reference)
                 return FlowerTask(app, app.num_supernodes or NODES)
             return load_task(reference)

@@ -95,15 +95,13 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     )
 
 
-def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None, must_be_native: bool) -> str:
+def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> str:
     """Return the TOML of an app's native run; or of the run of messages of an app that has none.
 
     Raises:
-        CommandError: as `plan_of`, or the app must run natively and cannot; with all reasons.
+        CommandError: as `plan_of`.
     """
     plan = plan_of(reference, options, nodes=nodes)
-    if plan.reasons and must_be_native:
-        raise CommandError(*(f"{reference}: cannot be simulated, only run: {reason}" for reason in plan.reasons))
     for reason in plan.reasons:
         note(f"{plan.app.task} runs hosted, over messages: {reason}")
     return tomli_w.dumps({"name": run_name(plan.app.name), "task": reference, **plan.settings_of(reference, nodes)})

@@ -84,7 +84,7 @@ def terms_of(config: CrewConfig, folder: Path, log: Path, device: str, load_time
         device: "auto", "cpu" or "cuda".
         load_timeout: seconds in which the ranks must have started and loaded the task.
     """
-    plan = dataclasses.asdict(config.parallel)
+    plan = {"mesh": config.mesh, **config.plan} if config.is_auto else dataclasses.asdict(config.parallel)
     name = log.name.removesuffix(".log")
     place = log.parent if config.launch == "local" else folder
     return CrewTerms(

@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
+from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.amendments import correct, pull
 from atoll.parallel.crew.building import MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
 from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
+from atoll.parallel.crew.faults import outline_of
 from atoll.parallel.crew.in_round import checkpoints
 from atoll.parallel.crew.kept_optimizer import give_state
 from atoll.parallel.crew.peak import PeakMemory
@@ -33,19 +35,20 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.batches import batch_sizes
+from atoll.parallel.local_training.frozen import Unchanged
+from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.parameters import forms_of
 from atoll.parallel.local_training.training import Work
 from atoll.parallel.task.context import within
 from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import only_finite
 from atoll.parallel.task.randomness import seed_everything, seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
-from atoll.parallel.trainer.job import model_on_meta
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
 from atoll.parallel.worker.bench import Json
 from atoll.parallel.worker.operations import layout_fields
@@ -83,13 +86,16 @@ class MeshBench:
         if request.get("threads"):
             torch.set_num_threads(request["threads"])
         self._here, self._plan = SiteTask(task, request), plan
+        self._bases = Path(request["bases"]) if request.get("bases") else None
         self._outlined: tuple[Task, nn.Module] | None = None
+        self._fitting: tuple[Task, Local, str] | None = None
         self._check(self._here.local, self._here.algorithm)
         self._device = world.device(device_of(request))
         needs_axes = plan.mesh.size > 1 or plan.is_sharded
         self._axes = Axes(plan.mesh, self._device.type) if needs_axes else None
         self._ranks, self._clock = Ranks(), clock or count(step=INTERVAL_S).__next__
-        self._built_for: tuple[Task, int, int | None] | None = None
+        self._is_first_here = world.local_rank == 0
+        self._built_for: tuple[Task, int, int | None, str | None] | None = None
         self._model: MeshModel | None = None
 
     @property
@@ -145,7 +151,10 @@ class MeshBench:
                     after_step=after_step,
                 )
                 begun_at, began = model.engine.steps, self._clock()
+                unchanged = Unchanged(lambda: model.frozen.here())
                 work, is_stopped = training.run()
+                together(self._ranks, unchanged.check)
+                model.engine.flush()
                 rate = (work.steps - begun_at) / (self._clock() - began)
         files = Files(model, local, algorithm, request, self._ranks)
         parts = files.write()
@@ -175,10 +184,10 @@ class MeshBench:
         if why_not := together(self._ranks, lambda: self._here.why_not(where, local)):
             return {"statistics": None, "reason": why_not}
         model, data, mesh = self._the_model(request, local), self._here.dataset(where), self._plan.mesh
+        self._load(model, local, request)
         rows = self._rows_of(local)
         size = EVALUATED_AT_ONCE if rows is None else rows * mesh.dp
         rank = 0 if self._axes is None else self._axes.dp_rank
-        together(self._ranks, partial(model.load, Path(request["model"])))
         context = self._here.context(request, site=None if where == "server" else self._here.site)
         with within(context), seeded(model_seed(request)):
             batches = loader_in_order(data, batch_size=size, num_ranks=mesh.dp, rank=rank, device=self._device)
@@ -199,8 +208,11 @@ class MeshBench:
 
     def _check(self, local: Local, algorithm: str) -> None:
         check_training(self._here.task, algorithm, local)
+        if self._fitting == (self._here.task, local, algorithm):
+            return
         if faults := faults_of_mesh(self._here.task, local, algorithm, self._plan):
             raise TaskBroken("; ".join(faults))
+        self._fitting = self._here.task, local, algorithm
 
     def _training_data(self) -> Any:
         dataset = self._here.training_data()
@@ -211,24 +223,62 @@ class MeshBench:
     def _outline(self) -> nn.Module:
         """Return the model without memory."""
         if self._outlined is None or self._outlined[0] is not self._here.task:
-            self._outlined = self._here.task, model_on_meta(self._here.task)
+            self._outlined = self._here.task, outline_of(self._here.task)
         return self._outlined[1]
 
     def _layout(self) -> Layout:
         model = self._outline()
+        stays = names_that_stay(model, self._here.local.keep)
         tensors = [Tensor(name, dtype, shape) for name, (shape, dtype) in forms_of(model).items()]
         if self._here.algorithm == "scaffold":
-            tensors += [Tensor(CONTROL + name, "F32", shape) for name, shape in Outline.of(model).trained]
-        return in_order(tensors)
+            trained = Outline.of(model).trained
+            tensors += [Tensor(CONTROL + name, "F32", shape) for name, shape in trained if name not in stays]
+        return in_order(tensor for tensor in tensors if tensor.name not in stays)
 
     def _the_model(self, request: Json, local: Local) -> MeshModel:
-        """Return the run's model, built unless it is there."""
+        """Return the run's model, built unless it is there.
+
+        Raises:
+            TaskMismatch: the tensors that do not travel are others than the coordinator's.
+        """
         task, seed, rows = self._here.task, model_seed(request), self._rows_of(local)
-        if self._model is None or self._built_for != (task, seed, rows):
+        key, begins = (task, seed, rows, local.keep), local.keep is not None and self._own_of(request, local) is None
+        if self._model is None or self._built_for != key or (begins and not self._model.is_new):
             self._model = None
-            self._model = build(task, self._plan, self._axes, self._device, self._ranks, seed=seed, rows=rows)
-            self._built_for = (task, seed, rows)
+            fills = local.keep is not None
+            self._model = build(
+                task, self._plan, self._axes, self._device, self._ranks, seed=seed, rows=rows, is_filled=fills
+            )
+            self._built_for = key
+        frozen = self._model.frozen
+        self._here.check_frozen(request, lambda: frozen.digest(self._ranks, self._is_first_here, self._bases))
         return self._model
+
+    def _own_of(self, request: Json, local: Local) -> Path | None:
+        """Return the file of the layers that stay at the site; None: it has none yet."""
+        own = Path(request["own"]) if request.get("own") else None
+        if local.keep is None or own is None:
+            return None
+        stays = names_that_stay(self._outline(), local.keep)
+        return own if any(tensor.name in stays for tensor in parse_header(own)[0]) else None
+
+    def _load(self, model: MeshModel, local: Local, request: Json) -> None:
+        """Give the model the values of a version, and those of the layers that stay at the site.
+
+        Raises:
+            TaskMismatch, OSError: as `MeshModel.load`; on all ranks.
+        """
+        version = Path(request["model"])
+
+        def load() -> None:
+            stays = names_that_stay(self._outline(), local.keep)
+            if travelled := sorted(stays & {tensor.name for tensor in parse_header(version)[0]}):
+                raise TaskMismatch(
+                    f"local.keep keeps {', '.join(travelled)} at the site, but the global model has them"
+                )
+            model.load(version, stays, self._own_of(request, local))
+
+        together(self._ranks, load)
 
     def _rows_of(self, local: Local) -> int | None:
         """Return the examples of a rank's largest batch in a pipeline, whose stages exchange one shape; else None."""
@@ -241,14 +291,15 @@ class MeshBench:
     def _begin(self, model: MeshModel, local: Local, algorithm: str, request: Json) -> None:
         """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients."""
         version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
-        together(self._ranks, partial(model.load, version))
+        self._load(model, local, request)
+        model.is_new = False
         make = optimizer_of(local)
         begin_again(model.engine, Optimization(loss=model.tally, make_optimizer=make, clip_norm=local.clip_norm))
         model.tally.begin()
         if local.prox_mu:
             model.engine.amend = pull(model.shards(), local.prox_mu)
         if algorithm == "scaffold":
-            shards = model.shards()
+            shards = [shard for shard in model.shards() if shard.share.name not in model.stays]
             corrections = together(self._ranks, partial(corrections_of, shards, version, own))
             model.engine.amend = correct(shards, corrections)
         if local.keep_optimizer and own is not None:

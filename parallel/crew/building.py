@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from atoll.parallel.adapters.loading import Matched
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.state import first_names, local_state
 from atoll.parallel.crew.faults import is_divided
+from atoll.parallel.crew.frozen import FrozenTensors, base_of, drawn_of, read_base
 from atoll.parallel.crew.tally import Tally
 from atoll.parallel.crew.together import together
 from atoll.parallel.engine.assemble import assemble
@@ -24,7 +26,8 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import Blank, blank_of, fill
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
-from atoll.parallel.local_training.parameters import build_model, forms_of
+from atoll.parallel.local_training.frozen import frozen_of
+from atoll.parallel.local_training.parameters import bare_model, build_model, forms_of
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.optimizers.norms import local
 from atoll.parallel.task.task import Task
@@ -51,14 +54,16 @@ class Shard:
 class Outline:
     """The names of a whole model's tensors."""
 
-    names: list[str]
-    """All that travel."""
+    forms: dict[str, tuple[tuple[int, ...], str]]
+    """Shape and dtype of all that travel, or stay at the site."""
     trained: list[tuple[str, tuple[int, ...]]]
     """The parameters that an optimizer moves, with their shapes."""
     buffers: list[str]
     """The float tensors that are no parameters, as `parameters.buffers_of`."""
     tied: list[list[str]]
     """The names of each tied weight."""
+    frozen: frozenset[str]
+    """All names of the tensors that training leaves as they are (`local_training.frozen`)."""
 
     @classmethod
     def of(cls, model: nn.Module) -> "Outline":
@@ -66,11 +71,17 @@ class Outline:
         parameters, state, forms = dict(model.named_parameters()), model.state_dict(), forms_of(model)
         every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         return cls(
-            names=sorted(forms),
+            forms=forms,
             trained=[(name, tuple(p.shape)) for name, p in parameters.items() if p.requires_grad and name in forms],
             buffers=[name for name in forms if state[name].is_floating_point() and name not in every],
             tied=tied_names(model),
+            frozen=frozen_of(model),
         )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors that are not frozen, in order."""
+        return sorted(self.forms)
 
 
 class MeshModel:
@@ -80,30 +91,53 @@ class MeshModel:
         engine: of the model.
         outline: of the whole model.
         tally: the loss of the engine.
+        base: the files of its frozen tensors; None: it has no base.
     """
 
-    def __init__(self, engine: Engine, outline: "Outline", tally: Tally) -> None:
+    def __init__(self, engine: Engine, outline: "Outline", tally: Tally, base: Matched | None) -> None:
         self.engine, self.outline, self.tally = engine, outline, tally
+        self.frozen = FrozenTensors(engine, outline.frozen, outline.tied, base)
+        self.stays: frozenset[str] = frozenset()
+        """The names of the tensors that stay at the site (`Local.keep`)."""
+        self.is_new = True
+        """These have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
 
     def shares(self) -> list[Share]:
-        """Return the boxes that this rank holds now; a model's code may replace a buffer."""
-        return shares_of(self.engine.parts, self.engine.axes, self.outline.tied)
+        """Return the boxes that this rank holds now, without frozen ones; a model's code may replace a buffer."""
+        every = shares_of(self.engine.parts, self.engine.axes, self.outline.tied)
+        return [share for share in every if share.name in self.outline.forms]
 
     def owned(self) -> list[Share]:
         """Return the boxes that this rank sends."""
+        return [share for share in self._owned() if share.name not in self.stays]
+
+    def owned_here(self) -> list[Share]:
+        """Return the boxes of layers that stay at the site which this rank stores."""
+        return [share for share in self._owned() if share.name in self.stays]
+
+    def _owned(self) -> list[Share]:
         return owned(self.shares(), self.outline.names)
 
-    def load(self, version: Path) -> None:
+    def load(self, version: Path, stays: frozenset[str] = frozenset(), own: Path | None = None) -> None:
         """Give the model the values of a version, and its state that does not travel that of its construction.
 
+        Args:
+            version: file of the tensors that travel.
+            stays: the names of those that stay at the site.
+            own: file of these; None: they are as they are.
+
         Raises:
-            TaskMismatch: the version is of another model.
-            OSError: it cannot be read.
+            TaskMismatch: a file is of another model.
+            OSError: one cannot be read.
         """
         for passing in self._passing:
             passing.restore()
-        load_shares(self.shares(), version)
+        self.stays, shares = stays, self.shares()
+        load_shares([share for share in shares if share.name not in stays], version)
+        if own is not None:
+            self.is_new = False
+            load_shares([share for share in shares if share.name in stays], own)
 
     def shards(self) -> list[Shard]:
         """Return the boxes of the trained parameters; of a tied weight on two stages each copy."""
@@ -119,12 +153,20 @@ class MeshModel:
 
 
 def build(
-    task: Task, plan: Plan, axes: Axes | None, device: torch.device, ranks: Ranks, *, seed: int, rows: int | None = None
+    task: Task,
+    plan: Plan,
+    axes: Axes | None,
+    device: torch.device,
+    ranks: Ranks,
+    *,
+    seed: int,
+    rows: int | None = None,
+    is_filled: bool = False,
 ) -> MeshModel:
     """Build the model of a task; every rank calls it.
 
     Where the mesh divides the model, no rank ever holds more than its shares and one parameter, unless the model's own
-    code needs the values of its parameters. The values are undefined until `MeshModel.load`.
+    code needs the values of its parameters. The values of tensors that travel are undefined until `MeshModel.load`.
 
     Args:
         task: of the model.
@@ -134,23 +176,27 @@ def build(
         ranks: of the mesh.
         seed: of the run's model.
         rows: examples of this rank's largest batch, for a pipeline.
+        is_filled: all tensors have the values with which the model is built.
 
     Raises:
+        BaseRefused: the files of the base do not fit; on all ranks.
         Exception: the model cannot be built; on all ranks.
     """
-    make = partial(build_model, task, seed)
+    make = partial(bare_model, task, seed)
     blank = together(ranks, lambda: _blank(make)) if is_divided(plan) else None
-    model = together(ranks, make) if blank is None else blank.model
+    model = together(ranks, partial(build_model, task, seed)) if blank is None else blank.model
+    base = together(ranks, lambda: base_of(task, model, seed))
     outline, tally = Outline.of(model), Tally(task, plan, axes, ranks)
     engine = assemble(
         model, plan, Optimization(loss=tally, make_optimizer=no_optimizer), axes=axes, device=device, rows=rows
     )
     if blank is not None:
         give_memory(engine.parts, "cpu" if plan.offload else device)
-        if _draws_tables(blank.model, partial(build_model, task, seed + 1)):
-            shares = shares_of(engine.parts, axes, outline.tied)
+        shares = shares_of(engine.parts, axes, outline.tied)
+        if is_filled or _is_drawn(blank.model, outline, base, partial(bare_model, task, seed + 1)):
             together(ranks, lambda: fill(shares, engine.parts, blank, make))
-    return MeshModel(engine, outline, tally)
+        together(ranks, lambda: read_base(base, shares, outline.frozen))
+    return MeshModel(engine, outline, tally, base)
 
 
 def _blank(make: Callable[[], nn.Module]) -> Blank | None:
@@ -161,8 +207,12 @@ def _blank(make: Callable[[], nn.Module]) -> Blank | None:
         return None
 
 
-def _draws_tables(model: nn.Module, make_other: Callable[[], nn.Module]) -> bool:
-    """Return whether buffers that do not travel depend on the seed: then they need the draws of a real construction."""
+def _is_drawn(model: nn.Module, outline: Outline, base: Matched | None, make_other: Callable[[], nn.Module]) -> bool:
+    """Return whether tensors that do not travel need the draws of a real construction: frozen ones that are in no
+    file, or buffers that depend on the seed.
+    """
+    if drawn_of(outline.frozen, outline.tied, base):
+        return True
     tables = _tables(model)
     if not tables:
         return False

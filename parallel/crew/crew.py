@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.adapters.kept_lines import BASES
 from atoll.parallel.crew.round_folder import prepare
 from atoll.parallel.crew.terms import Terms
 from atoll.parallel.launch.line import Json, Line, Listener
@@ -66,7 +67,7 @@ class CrewTerms:
     """Folder that the agent and all ranks share."""
     ranks: Terms
     plan: Json
-    """The fields of `Plan`."""
+    """The fields of `Plan`; or of them those that are set, and "auto" as the mesh."""
     num_ranks: int
     listen: str = ""
     """`HOST:PORT` for ranks on other machines; empty: this machine."""
@@ -133,6 +134,7 @@ class Crew:
             **{"task": task, "site": site, "settings": dict(settings or {}), "plan": terms.plan},
             **asdict(RunTerms()),
             "device": terms.ranks.device,
+            "bases": str(terms.ranks.log_of(0).absolute().with_name(BASES)),
         }
         self._calls = threading.Lock()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -271,7 +273,10 @@ class Crew:
         self._launch()
         try:
             self._line = self._dialled(lambda: until)
-            return self._asked({"op": "load", **self._load}, lambda: until)
+            loaded = self._asked({"op": "load", **self._load}, lambda: until)
+            if loaded.get("why"):
+                logger.info("mesh auto for %s is %s", self._task, loaded["why"])
+            return loaded
         except WorkerHung as error:
             raise WorkerHung(
                 f"the task {self._task} was not loaded on {self._terms.num_ranks} ranks within "

@@ -1,14 +1,19 @@
 """The reasons why a mesh cannot do the local training of a task, before anything runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from atoll.parallel.adapters.peft_models import adapter_faults
+from atoll.parallel.crew.frozen import base_of
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.frozen import keep_frozen
+from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.task.base import TRAINED
+from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.job import model_on_meta
@@ -26,16 +31,38 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
         algorithm: of the run.
         plan: the parallelism of the site.
     """
-    faults = [*_faults_of_task(task, local), *_faults_of_plan(local, algorithm, plan)]
+    faults = [*_faults_of_task(task), *_faults_of_plan(local, algorithm, plan)]
     try:
-        model = model_on_meta(task)
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
-        faults += [*travel_faults(model), *_faults_of_norms(model, plan)]
-        check_model(model, plan, batch_size=local.batch_size)
+        model = outline_of(task)
     except ValueError as error:
-        faults.append(str(error))
+        return [*faults, str(error)]
+    of_tensors = [*travel_faults(model), *adapter_faults(model)]
+    checks: list[Callable[[], object]] = [
+        lambda: None if of_tensors else names_that_stay(model, local.keep),
+        lambda: base_of(task, model, 0),
+        lambda: check_model(model, plan, batch_size=local.batch_size),
+    ]
+    faults += [*of_tensors, *_faults_of_norms(model, plan)]
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            faults.append(str(error))
     return faults
+
+
+def outline_of(task: Task) -> nn.Module:
+    """Return the model of a task without memory, with the mark of its frozen tensors.
+
+    Raises:
+        TaskBroken: it is no module, or only trained tensors travel, and there are none.
+    """
+    model = model_on_meta(task)
+    if not isinstance(model, nn.Module):
+        raise TaskBroken(f"task.model() must return a torch.nn.Module, got {type(model).__name__}")
+    if task.travels == TRAINED:
+        keep_frozen(model)
+    return model
 
 
 def is_divided(plan: Plan) -> bool:
@@ -43,7 +70,7 @@ def is_divided(plan: Plan) -> bool:
     return plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1
 
 
-def _faults_of_task(task: Task, local: Local) -> Iterator[str]:
+def _faults_of_task(task: Task) -> Iterator[str]:
     if task.fit is not None:
         yield "task.fit: the task's own loop cannot be divided over ranks; leave it out, or train in one process"
     if task.algorithm is not None:
@@ -51,13 +78,6 @@ def _faults_of_task(task: Task, local: Local) -> Iterator[str]:
             f"task.algorithm: the hooks of {type(task.algorithm).__name__} need whole tensors, and a rank has boxes of "
             "them; leave it out, or train in one process"
         )
-    if task.travels == TRAINED:
-        yield (
-            f"task.travels: a mesh exchanges the whole model, got {task.travels!r}, of which frozen tensors stay; "
-            "train in one process"
-        )
-    if local.keep is not None:
-        yield f"local.keep: layers that stay at a site are for one process alone, got {local.keep!r}; allowed: none"
 
 
 def _faults_of_plan(local: Local, algorithm: str, plan: Plan) -> Iterator[str]:

@@ -47,6 +47,7 @@ def checkpoints(request: Json, model: MeshModel, num_steps: int) -> Iterator[Cal
         replica=engine.axes.coordinates["dp_replicate"] if has_copies and engine.axes is not None else 0,
         seed=request["seed"],
     ) as checkpointer:
+        checkpointer.without = model.outline.frozen
         saver = Saver(checkpointer, {}, engine, {"tally": model.tally}, request["seed"])
         saver.restore()
 

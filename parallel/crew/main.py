@@ -7,7 +7,7 @@
 A rank has no key and no connection to the coordinator, and does not import gRPC. Requests and answers are those of
 `worker/main`, but that an update is a folder of parts:
 
-    load        task, site?, local?, algorithm?, settings?, plan   -> (none)
+    load        task, site?, local?, algorithm?, settings?, plan   -> mesh, and why it was chosen ("auto")
     describe                                                       -> num_examples, layout, settings
     train       as there, and checkpoint, checkpoint_every         -> as there, and parts in place of pieces
     evaluate, statistics                                           as there
@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.crew.choice import plan_for
 from atoll.parallel.crew.orders import Orders
 from atoll.parallel.crew.shared_folder import check_shared
 from atoll.parallel.crew.terms import Terms
@@ -190,8 +191,9 @@ class _Member:
             task = load_task(request["task"])
             if not isinstance(task, Task):
                 raise TaskMismatch(f"{request['task']} is an ArrayTask, which trains with its own code, not on a mesh")
-            self._bench = self._make_bench(task, request, plan_of(request["plan"]), self._world)
-            return {}
+            choice = plan_for(task, request)
+            self._bench = self._make_bench(task, request, choice.plan, self._world)
+            return {"mesh": str(choice.plan.mesh), "why": choice.why}
         assert self._bench is not None, "load comes first"
         if op == "train":
             return self._bench.train(request, deadline.passed)
@@ -213,13 +215,6 @@ class _Member:
             step=0 if self._bench is None else self._bench.steps,
             is_lost_peer=is_lost_peer(error),
         )
-
-
-def plan_of(fields: Mapping[str, Any]) -> Plan:
-    """Return the plan of a `load` request: the fields of `Plan`, with `mesh` as its degrees."""
-    from atoll.parallel.engine.mesh import Mesh
-
-    return Plan(**{**fields, "mesh": Mesh(**fields["mesh"])})
 
 
 def _answer(job: Job, result: Json, faults: list[RankFault]) -> Json:

@@ -21,18 +21,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from atoll.parallel.crew.building import Outline, no_optimizer
-from atoll.parallel.crew.faults import is_divided
+from atoll.parallel.crew.faults import is_divided, outline_of
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.exchange.shares import owned, shares_of
-from atoll.parallel.local_training.frozen import keep_frozen
-from atoll.parallel.task.base import TRAINED
+from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
-from atoll.parallel.trainer.job import model_on_meta
 
 STEP_BYTES = 4
 """The count of steps that adam and adamw keep for each parameter [bytes]."""
@@ -83,10 +81,8 @@ def needs_of_ranks(task: Task, local: Local, plan: Plan) -> list[RankNeeds]:
 def _needs(task: Task, local: Local, plan: Plan, rank: int) -> RankNeeds:
     dist.init_process_group("fake", rank=rank, world_size=plan.mesh.size)
     try:
-        model, axes = model_on_meta(task), Axes(plan.mesh, "cpu")
-        if task.travels == TRAINED:
-            keep_frozen(model)
-        outline = Outline.of(model)
+        model, axes = outline_of(task), Axes(plan.mesh, "cpu")
+        outline, stays = Outline.of(model), names_that_stay(model, local.keep)
         parts = _parts(model, plan, axes)
         with FakeTensorMode(allow_non_fake_inputs=True):
             give_memory(parts, "cpu")
@@ -94,7 +90,8 @@ def _needs(task: Task, local: Local, plan: Plan, rank: int) -> RankNeeds:
     finally:
         dist.destroy_process_group()
     trained = {name for name, _ in outline.trained}
-    mine = owned(shares, outline.names)
+    mine = owned((share for share in shares if share.name in outline.forms), outline.names)
+    mine = [share for share in mine if share.name not in stays]
     boxes = [share for share in shares if share.name in trained]
     gradients, moments = _bytes(box.local for box in boxes), moments_of(local)
     counts = STEP_BYTES * len(boxes) if moments == 2 else 0

@@ -75,7 +75,6 @@ class LocalTraining:
             self.after_step()
         if engine.steps == 0:
             raise OutOfTime(f"no time for the first of {count_of(order.steps, 'step')}")
-        engine.flush()
         return self._work(normalizer), is_stopped
 
     def _batches(self, first: int) -> Iterator[Batch]:

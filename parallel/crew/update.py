@@ -16,6 +16,7 @@ from atoll.aggregation.tensors.shared_file import make_shared
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.control import ControlBoxes
+from atoll.parallel.crew.kept_layers import store_layers
 from atoll.parallel.crew.kept_optimizer import store_state
 from atoll.parallel.crew.together import together
 from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
@@ -65,10 +66,13 @@ class Files:
     @property
     def kept(self) -> tuple[Tensor, ...]:
         """The tensors of the client's state; empty: it has none."""
-        trained = self.model.outline.trained
+        outline, stays = self.model.outline, self.model.stays
+        kept = [Tensor(name, dtype, shape) for name, (shape, dtype) in outline.forms.items() if name in stays]
         if self.algorithm == "scaffold":
-            return tuple(Tensor(CONTROL + name, "F32", shape) for name, shape in trained)
-        return layout_of_optimizer(self.local, trained) if self.local.keep_optimizer else ()
+            kept += [Tensor(CONTROL + name, "F32", shape) for name, shape in outline.trained if name not in stays]
+        if self.local.keep_optimizer:
+            kept += layout_of_optimizer(self.local, outline.trained)
+        return tuple(kept)
 
     def write(self) -> list[Part]:
         """Write this rank's part of the update, and its boxes of the client's state.
@@ -91,6 +95,11 @@ class Files:
                     make_residual(Path(self.request["residual"]), self._encoded, self._owed)
 
         def write() -> Part:
+            store_layers(self.model.owned_here(), self.own_out)
+            if self.local.keep_optimizer:
+                names = {share.name for share in (*mine, *self.model.owned_here())}
+                shards = [shard for shard in self.model.shards() if shard.share.name in names]
+                store_state([shard for shard in shards if not shard.share.is_further], self.local, self.own_out)
             if not mine:
                 return []
             part = owners.index(self.ranks.rank)
@@ -98,10 +107,6 @@ class Files:
             with self._beside() as beside, self._feedback(mine) as feedback:
                 encoding = replace(encoding, feedback=feedback)
                 pieces = write_part(mine, self.version, out / part_name(part), encoding, beside)
-            if self.local.keep_optimizer:
-                names = {share.name for share in mine}
-                owned = [shard for shard in self.model.shards() if shard.share.name in names]
-                store_state([shard for shard in owned if not shard.share.is_further], self.local, self.own_out)
             return piece_fields(pieces)
 
         together(self.ranks, make)

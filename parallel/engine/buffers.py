@@ -1,6 +1,6 @@
 """Buffers, such as a batch norm's running statistics, which differ between ranks because their data does."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,20 +12,28 @@ from atoll.parallel.engine.axes import Axes
 
 
 @torch.no_grad()
-def average_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> None:
+def average_buffers(parts: Sequence[nn.Module], axes: Axes | None, fixed: Collection[torch.Tensor] = ()) -> None:
     """Make the saved buffers of all ranks with different data equal: floats become their mean, integers the first
     rank's.
 
     It is called before an evaluation, a checkpoint and an export. Parameters are not touched.
+
+    Args:
+        parts: of this rank.
+        axes: of the mesh; None: this rank is alone.
+        fixed: buffers that no training changes: the mean of three equal floats may be another one.
     """
     if axes is None:
         return
+    stay = {id(buffer) for buffer in fixed}
     for axis in ("dp_replicate", "dp_shard"):
         if axes.mesh.degrees[axis] == 1:
             continue
         group = axes.group(axis)
         for part in parts:
             for _, _, buffer in saved_buffers(part):
+                if id(buffer) in stay:
+                    continue
                 value = buffer.to_local() if isinstance(buffer, DTensor) else buffer
                 if value.is_floating_point():
                     dist.all_reduce(value, group=group)

@@ -9,7 +9,7 @@ Ranks are numbered with `tp` fastest, so that the ranks of one tensor-parallel g
 `pp` slowest: stages communicate least.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
@@ -52,6 +52,11 @@ class Mesh:
         """The number of ranks with different data: dp_replicate x dp_shard."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def text(self) -> str:
+        """The mesh as `parse_mesh` reads it."""
+        return ",".join(f"{name}={degree}" for name, degree in self.degrees.items())
+
     def check_world(self, world_size: int) -> None:
         """Check that the mesh has exactly one place for each rank.
 
@@ -91,3 +96,16 @@ def parse_mesh(text: str, *, replicate: bool = False) -> Mesh:
     if faults:
         raise ValueError("; ".join(faults))
     return Mesh(**degrees)
+
+
+def meshes(world: int) -> Iterator[Mesh]:
+    """Yield every mesh of `world` ranks."""
+    for pp in divisors(world):
+        for tp in divisors(world // pp):
+            for dp_shard in divisors(world // pp // tp):
+                yield Mesh(pp=pp, dp_replicate=world // pp // tp // dp_shard, dp_shard=dp_shard, tp=tp)
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors, ascending."""
+    return [k for k in range(1, number + 1) if number % k == 0]

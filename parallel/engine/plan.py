@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.parallel.communication.compression import parse_compression
 from atoll.parallel.communication.outer_config import parse_outer
-from atoll.parallel.engine.mesh import Mesh, parse_mesh
+from atoll.parallel.engine.mesh import Mesh, meshes, parse_mesh
 from atoll.parallel.task.overrides import overridden
 
 SCHEDULES = {
@@ -30,6 +30,9 @@ weights."""
 
 FULL = ("1f1b", "dualpipe-v")
 """Schedules that need at least one micro-batch for each stage."""
+
+AUTO = "auto"
+"""The mesh that `planner/choice` chooses."""
 
 PRECISIONS = ("fp32", "bf16")
 RECOMPUTE = ("none", "selective", "full")
@@ -163,6 +166,29 @@ def given_plan(mesh: str, settings: Mapping[str, Any]) -> Plan:
     """
     are_copies = str(settings.get("zero", "none")) in ("none", "0")
     return overridden(Plan(mesh=parse_mesh(mesh, replicate=are_copies)), "plan", settings, hidden=("mesh",))
+
+
+def possible_plans(num_ranks: int, settings: Mapping[str, Any]) -> list[Plan]:
+    """Return the plans of all meshes of a number of ranks, without pipelines, with every stage of ZeRO.
+
+    Args:
+        num_ranks: of the mesh (>= 1).
+        settings: as of `given_plan`; with `zero` that stage alone.
+
+    Raises:
+        ValueError: no mesh has these settings; with the faults of the first, separated by "; ".
+    """
+    found, faults = [], []
+    for mesh in (mesh for mesh in meshes(num_ranks) if mesh.pp == 1):
+        stages = ("none",) if mesh.dp_shard == 1 or "zero" in settings else ("1", "2", "3")
+        for zero in stages:
+            try:
+                found.append(overridden(Plan(mesh=mesh), "plan", {"zero": zero, **settings}, hidden=("mesh",)))
+            except ValueError as error:
+                faults.append(str(error))
+    if not found:
+        raise ValueError(faults[0])
+    return found
 
 
 def _faults(plan: Plan) -> Iterator[str]:

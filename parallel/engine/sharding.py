@@ -65,7 +65,7 @@ def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None
         )
     tied = tied_names(part)
     frozen = [name for name, parameter in part.named_parameters(remove_duplicate=False) if not parameter.requires_grad]
-    found = _matching(part, declared(plan.sequence_parallel, plan.loss_parallel))
+    found = matching(part, declared(plan.sequence_parallel, plan.loss_parallel))
     for name, style in found.items():
         parallelize_module(part.get_submodule(name) if name else part, mesh, style)
     for module in list(part.modules()):
@@ -77,7 +77,7 @@ def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None
         part.get_parameter(name).requires_grad_(False)
 
 
-def _matching(part: nn.Module, styles: Styles) -> Styles:
+def matching(part: nn.Module, styles: Styles) -> Styles:
     """Return the styles by the full names of existing modules; a module of another stage is an `nn.Identity` here."""
     found: Styles = {}
     for pattern, style in styles.items():
@@ -93,7 +93,7 @@ def _matching(part: nn.Module, styles: Styles) -> Styles:
 
 def unmatched(model: nn.Module, styles: Styles) -> list[str]:
     """Return the patterns of a whole model's styles that match no module."""
-    return [pattern for pattern, style in styles.items() if not _matching(model, {pattern: style})]
+    return [pattern for pattern, style in styles.items() if not matching(model, {pattern: style})]
 
 
 def _tie(part: nn.Module, names: list[str]) -> None:

@@ -114,6 +114,8 @@ class Engine:
         self.compression = compression
         self._executor, self._ties, self._sequence = local.executor, local.ties, local.sequence
         self._agreements = local.agreements
+        self.fixed: Sequence[torch.Tensor] = ()
+        """The buffers that no training changes, of which the ranks take no mean."""
         self.begin(local.optimizers, optimization, outer)
         self.parameters = dict(pair for part in self.parts for pair in trained(part))
         """The trained parameters on this rank, by their names in the whole model."""
@@ -184,7 +186,7 @@ class Engine:
         self._check_copies()
         if self.outer is not None:
             self.outer.flush(self.parameters)
-        average_buffers(self.parts, self.axes)
+        average_buffers(self.parts, self.axes, self.fixed)
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets, in eval mode; on the ranks of the last stage, once for each tp group.

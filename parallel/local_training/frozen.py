@@ -9,7 +9,7 @@ A tensor of the state_dict is *trained*, and travels, if it is
 All others are *frozen*. Every site must have the same values of them, from the seed of the run or from a `Base`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -106,12 +106,12 @@ class Unchanged:
     """The frozen tensors of a model, which no training may change: the change would travel to no other site.
 
     Args:
-        model: the model, on its device.
+        tensors: () -> the frozen tensors as they are now, with their names.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self._seen = [(name, tensor, tensor._version) for name, tensor in _frozen(model)]
+    def __init__(self, tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
+        self._tensors = tensors
+        self._seen = [(name, tensor, tensor._version) for name, tensor in tensors()]
 
     def check(self) -> None:
         """Check that none has changed.
@@ -119,7 +119,7 @@ class Unchanged:
         Raises:
             TaskBroken: with the names of those that were written or replaced.
         """
-        now = dict(_frozen(self._model)) if self._seen else {}
+        now = dict(self._tensors()) if self._seen else {}
         changed = [name for name, one, seen in self._seen if now.get(name) is not one or one._version != seen]
         if changed:
             raise TaskBroken(
@@ -129,6 +129,7 @@ class Unchanged:
             )
 
 
-def _frozen(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def frozen_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the frozen tensors of a model, each under all of its names."""
     frozen = frozen_of(model)
     return ((name, tensor) for name, tensor in model.state_dict(keep_vars=True).items() if name in frozen)

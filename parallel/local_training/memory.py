@@ -40,9 +40,13 @@ def groups_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[str, int, int]:
-    """Return the device, and the first byte and the one after the last byte that a tensor uses."""
+    """Return the memory, and the first byte and the one after the last byte that a tensor uses."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+    place, begin = str(tensor.device), tensor.data_ptr()
+    if tensor.is_meta:  # without an address: the identity of what would be its memory
+        place = f"meta {tensor.untyped_storage()._cdata}"
+        begin = int(tensor.storage_offset()) * tensor.element_size()
+    return place, begin, begin + (reach + 1) * tensor.element_size()
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

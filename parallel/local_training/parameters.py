@@ -37,7 +37,8 @@ _WIDER: dict[np.dtype[Any], tuple[Any, ...]] = {
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the model's tensors that travel: its state_dict without frozen ones, each piece of memory once.
+    """Return the model's tensors that travel: its state_dict without frozen ones, each piece of memory once; on meta,
+    too.
 
     Raises:
         TaskBroken: a tensor has a dtype that may not travel, or an entry is no tensor; all of them are listed.
@@ -63,7 +64,8 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    address = (tensor.untyped_storage()._cdata, tensor.storage_offset()) if tensor.is_meta else tensor.data_ptr()
+    return address, tensor.shape, tensor.stride(), tensor.dtype
 
 
 def aliases_of(model: torch.nn.Module) -> dict[str, list[str]]:
@@ -196,6 +198,14 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
         TaskBroken: it is no module, or only trained tensors travel, and there are none.
         BaseRefused: the files of its base do not fit.
     """
+    model = bare_model(task, seed)
+    if task.base is not None:
+        load_base(model, task.base, context_of(task, seed=seed))
+    return model
+
+
+def bare_model(task: "Task", seed: int) -> torch.nn.Module:
+    """Return the task's model as its code makes it, without the values of its base; errors as in `build_model`."""
     with seeded(seed), within(Context(seed=seed, options=task.options)):
         model = task.model()
     if not isinstance(model, torch.nn.Module):
@@ -206,8 +216,6 @@ def build_model(task: "Task", seed: int) -> torch.nn.Module:
                 module._buffers[name] = buffer.contiguous()
     if task.travels == TRAINED:
         keep_frozen(model)
-    if task.base is not None:
-        load_base(model, task.base, context_of(task, seed=seed))
     return model
 
 

@@ -23,7 +23,7 @@ stores (34 s b h) / t: Korthikanti et al., "Reducing Activation Recomputation in
 the results of products and attention and is counted as none.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from atoll.parallel.engine.plan import SPLIT
 from atoll.parallel.planner import accounting
@@ -78,16 +78,24 @@ def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: s
     """
     if counted != "engine":
         return _by_convention(model, candidate, counted)
-    part = share(model, candidate, rank)
-    moments = MOMENTS[candidate.optimizer]
     at = coordinates(candidate.mesh, rank)
+    known = without_activations(share(model, candidate, rank), candidate)
+    return replace(
+        known,
+        transient=known.transient + _buffers(model, candidate, at["pp"]),
+        activations=_activations(model, candidate, at["pp"]),
+        work=max(_logits(model, candidate, at["pp"]), _block_gradients(model, candidate)),
+    )
+
+
+def without_activations(part: Share, candidate: Candidate) -> Memory:
+    """Return the memory of a rank with this part of a model, of which only the tensors are known."""
+    moments = MOMENTS[candidate.optimizer]
     return Memory(
         parameters=FP32 * part.local,
         gradients=FP32 * part.local,
         optimizer=FP32 * moments * part.local + (FP32 * part.num_tensors if moments > 1 else 0),
-        transient=_transient(part, candidate) + _buffers(model, candidate, at["pp"]),
-        activations=_activations(model, candidate, at["pp"]),
-        work=max(_logits(model, candidate, at["pp"]), _block_gradients(model, candidate)),
+        transient=_transient(part, candidate),
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.engine.mesh import AXES, Mesh
+from atoll.parallel.engine.mesh import AXES, Mesh, divisors, meshes
 from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.planner.accounting import ACCOUNTINGS
 from atoll.parallel.planner.candidate import ITEM_BYTES, MOMENTS, Candidate, crosses
@@ -90,19 +90,6 @@ def search(model: ModelShape, cluster: Cluster, wanted: Wanted, *, only: Mesh | 
             examples.setdefault(reason.kind, reason.text)
     refused = tuple((kind, count, examples[kind]) for kind, count in counts.most_common())
     return Found(tuple(ranked(best)), refused)
-
-
-def meshes(world: int) -> Iterator[Mesh]:
-    """Yield every mesh of `world` ranks."""
-    for pp in divisors(world):
-        for tp in divisors(world // pp):
-            for dp_shard in divisors(world // pp // tp):
-                yield Mesh(pp=pp, dp_replicate=world // pp // tp // dp_shard, dp_shard=dp_shard, tp=tp)
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors, ascending."""
-    return [k for k in range(1, number + 1) if number % k == 0]
 
 
 def ranked(predictions: list[Prediction]) -> list[Prediction]:

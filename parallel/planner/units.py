@@ -5,6 +5,7 @@ weight along its axis; data sharding then shards the rest along axis 0, into pie
 last may be smaller or empty (torch's `fully_shard`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -51,10 +52,16 @@ def _share(
     model: ModelShape, num_stages: int, local_stages: tuple[int, ...], tp: int, shards: int, index: int
 ) -> Share:
     cut = stages(model, num_stages)
-    block = _unit(model.block(), tp, shards, index)
+    block = unit(model.block(), tp, shards, index)
     num_blocks = sum(cut[stage].num_blocks for stage in local_stages)
-    rest = [_unit(cut[stage].ends, tp, shards, index) for stage in local_stages if cut[stage].ends]
-    found = [*[block] * num_blocks, *rest]
+    rest = [unit(cut[stage].ends, tp, shards, index) for stage in local_stages if cut[stage].ends]
+    return joined([block] * num_blocks, rest)
+
+
+def joined(blocks: Sequence[Share], rest: Sequence[Share]) -> Share:
+    """Return the part of a rank whose units are these: blocks, which are gathered in turn, and the rest beside them."""
+    found = [*blocks, *rest]
+    in_turn = sum(sorted((block.gathered for block in blocks), reverse=True)[:2])
     return Share(
         local=sum(unit.local for unit in found),
         gathered=sum(unit.gathered for unit in found),
@@ -62,11 +69,19 @@ def _share(
         num_tensors=sum(unit.num_tensors for unit in found),
         num_units=len(found),
         largest=max((unit.gathered for unit in found), default=0),
-        in_turn=min(2, num_blocks) * block.gathered + sum(unit.gathered for unit in rest),
+        in_turn=in_turn + sum(unit.gathered for unit in rest),
     )
 
 
-def _unit(weights: tuple[Weight, ...], tp: int, shards: int, index: int) -> Share:
+def unit(weights: Sequence[Weight], tp: int, shards: int, index: int) -> Share:
+    """Return the part of a rank in one unit.
+
+    Args:
+        weights: of the unit.
+        tp: the degree of tensor parallelism.
+        shards: the degree of data sharding.
+        index: of the rank among the shards.
+    """
     local = whole = gathered = 0
     for weight in weights:
         rows, *rest = (n // tp if axis == weight.cut else n for axis, n in enumerate(weight.shape))

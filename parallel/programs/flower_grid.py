@@ -7,6 +7,7 @@ shape than most of them have, or a value that is not finite) becomes an error of
 the run, or average the value into the model.
 """
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -60,6 +61,7 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         self._grid, self._run = grid, Run.create_empty(RUN_ID)
         self._sites: dict[int, str] = {}
         self._pushed: dict[str, Message] = {}
+        self._names = itertools.count(1)
 
     def set_run(self, run: Any) -> None:
         """Take what Flower knows of the run."""
@@ -85,21 +87,24 @@ class FlowerGrid(_Base):  # type: ignore[misc]
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages, and return the replies that are in by the last one or the timeout, in their order."""
         sent = list(messages)
-        return self._messages(sent, self._grid.send(self._outgoing(sent), timeout))
+        for message in sent:
+            _name(message, f"sent-{next(self._names)}")
+        replies = self._grid.send(self._outgoing(sent), timeout)
+        return _messages([sent[reply.place] for reply in replies], replies)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, and return their ids at once."""
         sent = list(messages)
         numbers = [str(number) for number in self._grid.push(self._outgoing(sent))]
         for message, number in zip(sent, numbers, strict=True):
-            message.metadata.__dict__["_message_id"] = number
+            _name(message, number)
             self._pushed[number] = message
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to pushed messages that are in and were not pulled before."""
         replies = self._grid.pull([int(number) for number in message_ids])
-        return self._messages([self._pushed.pop(str(reply.number)) for reply in replies], replies)
+        return _messages([self._pushed.pop(str(reply.number)) for reply in replies], replies)
 
     def _outgoing(self, messages: list[Message]) -> list[Outgoing]:
         contents: dict[int, Content] = {}  # one object for all nodes that get it
@@ -117,26 +122,26 @@ class FlowerGrid(_Base):  # type: ignore[misc]
             for message in messages
         ]
 
-    def _messages(self, sent: list[Message], replies: list[Reply]) -> list[Message]:
-        left, odd = iter(sent), faults_of(replies)
-        found = []
-        for reply in replies:  # a node that did not answer in time has none
-            message = next(m for m in left if self._site(m) == reply.node and m.metadata.message_type == reply.kind)
-            found.append(_reply(message, reply, reply.error or odd.get(reply.number, "")))
-        return found
 
-    def _site(self, message: Message) -> str:
-        return self._sites.get(message.metadata.dst_node_id, f"node {message.metadata.dst_node_id}")
+def _name(message: Message, text: str) -> None:
+    """Give a message its id, to which its reply refers; Flower's own grids set it in this way."""
+    message.metadata.__dict__["_message_id"] = text
+
+
+def _messages(sent: list[Message], replies: list[Reply]) -> list[Message]:
+    """Return the replies as Flower's, each to its message."""
+    odd = faults_of(replies)
+    return [_reply(m, r, r.error or odd.get(r.number, "")) for m, r in zip(sent, replies, strict=True)]
 
 
 def _reply(message: Message, reply: Reply, error: str) -> Message:
-    of, number = message.metadata, str(reply.number)
+    of = message.metadata
     metadata = Metadata(
         run_id=of.run_id,
-        message_id=f"reply-{number}",
+        message_id=f"reply-{reply.number}",
         src_node_id=of.dst_node_id,
         dst_node_id=of.src_node_id,
-        reply_to_message_id=number,
+        reply_to_message_id=of.message_id,
         group_id=of.group_id,
         created_at=of.created_at,  # no clock of ours: the same answers when the program repeats itself
         ttl=of.ttl,
@@ -162,7 +167,8 @@ def faults_of(replies: list[Reply]) -> dict[int, str]:
     """Return why replies to train and evaluate messages do not fit the others of their exchange, by number.
 
     Compared are the names, kinds and keys of their records with those that most have, and the shape of each array with
-    one that more than half of them have; ties go to the earlier message, so that equal sets give equal faults.
+    one that more than half of them have; ties go to the earlier message, so that equal sets give equal faults. A row of
+    bytes, such as the trees of XGBoost, may have any length.
     """
     faults: dict[int, str] = {}
     for reply in replies:
@@ -210,5 +216,16 @@ def _keys(reply: Reply) -> str:
 
 def _shapes(reply: Reply) -> str:
     assert reply.content is not None
-    rows = [[name, sorted(row[:3] for row in rows)] for name, kind, rows in reply.content.plain if kind == "arrays"]
-    return json.dumps(rows)
+    return json.dumps(
+        [
+            [
+                name,
+                sorted(
+                    [key, dtype, "any" if dtype == "uint8" and len(shape) == 1 else shape]
+                    for key, dtype, shape, *_ in rows
+                ),
+            ]
+            for name, kind, rows in reply.content.plain
+            if kind == "arrays"
+        ]
+    )

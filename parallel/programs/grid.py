@@ -65,6 +65,8 @@ class Reply:
     content: Content | None
     error: str = ""
     """The reason why there is no content."""
+    place: int = 0
+    """The place of its message in the call that sent it, from 0."""
 
 
 class Grid:
@@ -142,7 +144,7 @@ def _reply(row: dict[str, Any]) -> Reply:
             content = _content(Path(row["path"]), row["tensors"])
         except (ValueError, OSError) as fault:
             error = f"its reply cannot be read: {fault}"
-    return Reply(row["number"], row["node"], row["kind"], row["group"], content, error)
+    return Reply(row["number"], row["node"], row["kind"], row["group"], content, error, row["place"])
 
 
 def _content(path: Path, tensors: list[list[Any]]) -> Content:

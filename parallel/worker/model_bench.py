@@ -1,6 +1,7 @@
 """The bench of a `Task` and one site; data and model stay warm from one request to the next."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from atoll.parallel.adapters.peft_models import adapter_of, note_of
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
 from atoll.parallel.local_training.draws import drawing
-from atoll.parallel.local_training.frozen import Unchanged, frozen_digest
+from atoll.parallel.local_training.frozen import Unchanged, frozen_digest, frozen_tensors
 from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
@@ -40,16 +41,11 @@ from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.given import Given
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Json, Measures, Outcome, Received
 from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
-
-HOW_THEY_DIFFER = (
-    "give the site the same files of the base, or the same versions of the task and its packages, which draw them"
-)
 
 
 class ModelBench:
@@ -238,25 +234,15 @@ class ModelBench:
             self._model = None  # before a second one takes memory
             self._built_for, self._seed, self._digest = task, seed, ""
             self._model, self._new = self._new_model(seed).to(self._device), None
-            self._passing, self._unchanged = PassingState(self._model), Unchanged(self._model)
-        self._check_frozen(request, self._model)
+            self._passing, self._unchanged = PassingState(self._model), Unchanged(partial(frozen_tensors, self._model))
+        self._here.check_frozen(request, partial(self._digest_of, self._model))
         self._passing.restore()
         return self._model
 
-    def _check_frozen(self, request: Json, model: torch.nn.Module) -> None:
-        """Check that the tensors of the model which do not travel are those of the coordinator.
-
-        Raises:
-            TaskMismatch: they differ; with both digests.
-        """
-        expected = Given.read(request.get("local") or {}).frozen
-        if expected and not self._digest:
-            self._digest = frozen_digest(model, self._bases) or "none"
-        if expected and self._digest != expected:
-            raise TaskMismatch(
-                f"the tensors that do not travel are others than the coordinator's: their digest is {self._digest} at "
-                f"{self._here.site or 'the server'}, and {expected} in the run: {HOW_THEY_DIFFER}"
-            )
+    def _digest_of(self, model: torch.nn.Module) -> str:
+        """Return the digest of the frozen tensors of the run's model; it is made once."""
+        self._digest = self._digest or frozen_digest(model, self._bases)
+        return self._digest
 
     def _merged(
         self, arrays: Received, local: Local, request: Json, model: torch.nn.Module

@@ -1,5 +1,6 @@
 """A `Task` at one site: its data, its options in the present run, and the settings of each round."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,12 +10,16 @@ from atoll.parallel.statistics.of_data import of_task
 from atoll.parallel.statistics.parts import SPLITS, SiteStatistics
 from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Json, Measures, only_declared
+
+HOW_THEY_DIFFER = (
+    "give the site the same files of the base, or the same versions of the task and its packages, which draw them"
+)
 
 
 class SiteTask:
@@ -49,6 +54,23 @@ class SiteTask:
             self.task, self._options = self._loaded.with_options(given.options), given.options
             self._datasets = {}
         return given.local_of(self.local, version + 1)
+
+    def check_frozen(self, request: Json, digest: Callable[[], str]) -> None:
+        """Check that the tensors of the model which do not travel are those of the coordinator.
+
+        Args:
+            request: its run has their digest, or none.
+            digest: () -> that of the model here; empty: all of its tensors travel.
+
+        Raises:
+            TaskMismatch: they differ; with both digests.
+        """
+        expected = Given.read(request.get("local") or {}).frozen
+        if expected and (found := digest() or "none") != expected:
+            raise TaskMismatch(
+                f"the tensors that do not travel are others than the coordinator's: their digest is {found} at "
+                f"{self.site or 'the server'}, and {expected} in the run: {HOW_THEY_DIFFER}"
+            )
 
     def context(self, request: Json, **circumstances: Any) -> Context:
         """Return the context of a request's job."""

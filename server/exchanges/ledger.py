@@ -71,6 +71,10 @@ class Ledger:
         """Return the number of the exchange of a message; 0: there is none."""
         return bisect_right(self.firsts, number) if number <= self.num_messages else 0
 
+    def place(self, number: RoundId) -> int:
+        """Return the place of a message in the call that sent it, from 0."""
+        return number - self.firsts[self.exchange_of(number) - 1]
+
     def sent(self, number: RoundId) -> Sent | None:
         """Return a message of an open exchange by its number; None: there is none."""
         exchange = self.open.get(self.exchange_of(number))

@@ -31,7 +31,7 @@ from atoll.server.exchanges.events import (
     RepliesPulled,
     StartProgram,
 )
-from atoll.server.exchanges.exchange import ANSWERED, Sent
+from atoll.server.exchanges.exchange import Sent
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.hosting import messages
@@ -40,6 +40,7 @@ from atoll.server.hosting.message_retention import MessageRetention
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.codec import decode_meta, encode, encode_event
 from atoll.server.journal.journal import Entry, ExchangeRow, RunChange, Snapshot, UpdateRow
+from atoll.server.programs.answers import reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
 from atoll.server.rounds.events import Accept, EndRun, PauseRun, Release, ResumeRequested, RunStarted, Update
@@ -206,13 +207,11 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.program.answer(call, **answer, is_read=bool(self.retention.keep_replies))
 
     def _reply(self, sent: Sent, pieces: dict[Digest, tuple[Piece, ...]]) -> Json:
-        message = sent.message
-        row: Json = {"number": sent.number, "node": message.client_id, "kind": message.kind, "group": message.group}
+        place = self.machine.ledger.place(sent.number)
         if sent.reply is None:
-            late = "it did not answer in time"
-            return row | {"error": f"{sent.reason}: {sent.detail}" if sent.fate in ANSWERED else late}
-        tensors = [[piece.tensor, piece.num_bytes] for piece in pieces[sent.reply]]
-        return row | {"error": "", "path": str(self.store.update_path(sent.reply)), "tensors": tensors}
+            return reply_row(sent, place)
+        tensors = [(piece.tensor, piece.num_bytes) for piece in pieces[sent.reply]]
+        return reply_row(sent, place, self.store.update_path(sent.reply), tensors)
 
     async def _start_program(self) -> None:
         if not self.machine.ledger.is_open:

@@ -22,6 +22,9 @@ LINE_BYTES_MAX = 256 * 2**20
 
 LOG_BYTES_MAX = 8 << 20
 
+COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.programs.main")
+"""The command of the process; its argument is the descriptor of its socket."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -69,14 +72,14 @@ class ProgramProcess:
         ours, theirs = socket.socketpair()
         with self._log.open("ab") as log, theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.programs.main"),
+                *COMMAND,
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env=os.environ | {"FLWR_TELEMETRY_ENABLED": "0"},
+                env=environment(),
                 start_new_session=True,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
@@ -119,6 +122,11 @@ class ProgramProcess:
         await process.wait()
         _kill(process)  # what it has started
         self._on_end(error, is_dead)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the process: that of this one, without the telemetry of Flower."""
+    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

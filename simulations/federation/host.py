@@ -1,11 +1,13 @@
-"""The interfaces of the federation and of a client that the simulated coordinator uses."""
+"""The interfaces between a simulated coordinator, the federation around it, and the sites with their work."""
 
 from typing import Protocol
 
 from atoll.client.session import events as client
 from atoll.parallel.task.metrics import Metrics, Statistics
-from atoll.protocol.vocabulary import ClientId, Digest, Version
-from atoll.server.rounds.events import Abandon, Aggregate, CloseEvaluation, Commit
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
+from atoll.server.rounds.events import Abandon, Aggregate, CloseEvaluation, Commit, Update
+from atoll.simulations.devices.fleet import Device
+from atoll.simulations.federation.trainings import Training
 
 
 class Host(Protocol):
@@ -56,3 +58,52 @@ class Client(Protocol):
 
     def hear(self, event: client.Event) -> None:
         """Take a message from the coordinator."""
+
+
+class Coordinator(Protocol):
+    """The coordinator of a site: it takes connections, reports and updates."""
+
+    bytes_down: int
+    """Bytes that all sites have downloaded."""
+
+    def joined(self, site: Client, working_on: tuple[RoundId, ...]) -> None:
+        """Register a client that has opened its control stream."""
+
+    def left(self, site: Client) -> None:
+        """Unregister a client whose control stream has ended, and start its lease."""
+
+    def heard(self, site: Client, message: client.Effect) -> None:
+        """Receive a report of a client."""
+
+    def bytes_of(self, digest: Digest) -> int:
+        """Return the size of what a site downloads [bytes]."""
+
+    def upload_begun(self, update: Update) -> client.Answered | None:
+        """Judge an upload by its manifest; None: the bytes are wanted."""
+
+    def update_arrived(self, update: Update) -> client.Answered:
+        """Receive the bytes of an update, and return the verdict."""
+
+
+class Work(Protocol):
+    """The local work of the sites: it takes virtual time by their devices, and is computed when it is wanted."""
+
+    def begin(
+        self, client_id: ClientId, device: Device, invitation: client.Invitation, now: float, budget: float
+    ) -> Training:
+        """Begin what an invitation asks for, which must end within its budget [s]."""
+
+    def forget(self, training: Training) -> None:
+        """Drop work whose outcome is not wanted any more."""
+
+    def update_of(self, training: Training, download_seconds: float) -> Update | client.JobFailed:
+        """Return the update of work that has ended, or its failure."""
+
+    def settle(self, update: Update, *, accepted: bool) -> None:
+        """Keep or drop what a site has stored beside an update, which is answered."""
+
+    def num_evaluated(self, client_id: ClientId) -> int:
+        """Return the number of examples of a client's evaluation."""
+
+    def evaluate(self, client_id: ClientId, request: client.EvaluationRequest) -> Statistics | str:
+        """Return the sums of a client's evaluation, or the reason that there are none."""

@@ -28,16 +28,19 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
 
     Raises:
         ConfigError: all faults, such as an impossible population, an incomplete trace, an attack with more malicious
-            clients than there are, a rule or a sampler that does not load.
+            clients than there are, a rule or a sampler that does not load; or a run of messages.
     """
+    if file.run.is_of_messages:
+        what = f"program.main: got {file.program.main!r}, and a run of messages has no rounds"
+        raise ConfigError([f"{what}; allowed here: none. `atoll simulate` and `atoll flower run --simulate` run it"])
     faults: list[str] = []
     sampler = or_faults(file.cohort.build, faults)
     task = or_faults(lambda: as_given(file, task), faults) or task
     training = or_faults(lambda: training_of(file.simulation, task, file.run), faults)
-    populated = or_faults(lambda: _populated(file, task), faults)
-    if populated is None:
+    found = or_faults(lambda: populated(file, task), faults)
+    if found is None:
         raise ConfigError(list(dict.fromkeys(faults)))  # without clients the other parts cannot be checked
-    populated_task, num_examples, population, notes = populated
+    populated_task, num_examples, population, notes = found
     names = [str(name) for name in num_examples]
     attacked = or_faults(lambda: _attacked(file, populated_task, names), faults)
     fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
@@ -89,7 +92,7 @@ def _read(read: Callable[[], Read]) -> Read:
         raise ConfigError(str(error).split("; ")) from error
 
 
-def _populated(
+def populated(
     file: SimulationFile, task: Task | ArrayTask
 ) -> tuple[Task | ArrayTask, Mapping[ClientId, int], Population | None, tuple[str, ...]]:
     """Return the task with the clients as its sites, the number of examples of each, their population, and its notes.

@@ -33,17 +33,16 @@ from atoll.client.session.events import (
     TimePassed,
     Trained,
     Upload,
-    Work,
 )
+from atoll.client.session.events import Work as WorkOrder
 from atoll.client.session.session import Session, SessionRules, mean_upload_seconds
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.rounds.events import Update
 from atoll.simulations.devices.fleet import Device
-from atoll.simulations.federation.service import Service
+from atoll.simulations.federation.host import Coordinator, Work
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Training
-from atoll.simulations.federation.work import ClientWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +50,9 @@ class Environment:
     """The parts of a federation that all its sites share."""
 
     timeline: Timeline
-    service: Service
+    service: Coordinator
     """The coordinator that the sites connect to."""
-    work: ClientWork
+    work: Work
     session_rules: SessionRules
     num_examples: Mapping[ClientId, int]
     """The number of each client's training examples."""
@@ -130,7 +129,7 @@ class Site:
         self.is_awake = False
         self.life += 1
         if self._training is not None:
-            self.env.work.trainings.forget(self._training)
+            self.env.work.forget(self._training)
         self._forget()
         self.env.service.left(self)
 
@@ -215,9 +214,9 @@ class Site:
                 self._upload(effect.key)
             case Discard():
                 self._settle(effect.key, accepted=effect.accepted)
-            case Work(Invitation() as request, budget):
+            case WorkOrder(Invitation() as request, budget):
                 self._train(request, budget)
-            case Work(EvaluationRequest() as request, budget):
+            case WorkOrder(EvaluationRequest() as request, budget):
                 self._evaluate(request, budget)
             case Extend(budget):
                 self._extend(budget)
@@ -246,21 +245,20 @@ class Site:
     # ------------------------------------------------------------ the worker
 
     def _evaluate(self, request: EvaluationRequest, budget: float) -> None:
-        seconds = self.env.work.evaluations.num_examples(self.client_id) / self.device.examples_per_s  # one pass
+        seconds = self.env.work.num_evaluated(self.client_id) / self.device.examples_per_s  # one pass
         if seconds > budget:
             self._after(budget, self._evaluated, request, "out_of_time: not done by the deadline")
         else:
             self._after(seconds, self._evaluated, request, "")
 
     def _evaluated(self, request: EvaluationRequest, fault: str) -> None:
-        found = fault or self.env.work.evaluations.of_client(self.client_id, request)
+        found = fault or self.env.work.evaluate(self.client_id, request)
         sums, detail = (None, found) if isinstance(found, str) else (found, "")
         self._receive(Evaluated(request.key, sums, detail))
 
     def _train(self, invitation: Invitation, budget: float) -> None:
-        effort = self.env.work.efforts.of(self.client_id, self.device, invitation.base_version)
         now = self.env.timeline.now
-        self._training = self.env.work.trainings.begin(self.client_id, invitation, effort, now, budget)
+        self._training = self.env.work.begin(self.client_id, self.device, invitation, now, budget)
         self._plan_end()
 
     def _plan_end(self) -> None:
@@ -280,7 +278,7 @@ class Site:
         if training is None or training.invitation.key != key:
             return
         if at_once:
-            self.env.work.trainings.forget(training)
+            self.env.work.forget(training)
             self._training = None
             return
         training.stop(self.env.timeline.now)
@@ -292,12 +290,11 @@ class Site:
             return
         self._training, invitation = None, training.invitation
         if training.steps == 0:
-            self.env.work.trainings.forget(training)
-            detail = f"no time for the first of the steps ({training.effort.steps})"
-            self._receive(JobFailed(invitation.key, FailureReason.OUT_OF_TIME, detail))
+            self.env.work.forget(training)
+            self._receive(JobFailed(invitation.key, FailureReason.OUT_OF_TIME, training.fault))
             return
         if not self._is_wanted(training):
-            self.env.work.trainings.forget(training)  # its update would be discarded, so it is not computed
+            self.env.work.forget(training)  # its update would be discarded, so it is not computed
             self._receive(Trained(invitation.key, Digest("")))
             return
         made = self.env.work.update_of(training, self._download_s)

@@ -59,6 +59,11 @@ class Training:
         if self.steps != before:
             self.outcome = None
 
+    @property
+    def fault(self) -> str:
+        """The reason that a training without a step has no update."""
+        return f"no time for the first of the steps ({self.effort.steps})"
+
     def stop(self, now: float) -> None:
         """Stop after the present step."""
         if self.effort.steps is None or not self.effort.seconds:

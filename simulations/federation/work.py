@@ -3,12 +3,13 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from atoll.client.session.events import JobFailed
+from atoll.client.session.events import EvaluationRequest, Invitation, JobFailed
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.task.metrics import Statistics, only_finite
 from atoll.parallel.worker.model_files import write_update
-from atoll.protocol.vocabulary import Digest, FailureReason
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.server.rounds.events import Update
+from atoll.simulations.devices.fleet import Device
 from atoll.simulations.engines.engine import Failed, Trained
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.efforts import Efforts
@@ -34,6 +35,23 @@ class ClientWork:
     """Use of a codec, so that clients have residuals."""
     statistics: dict[Digest, Statistics]
     """Sums measured in the training of each update, by the update's digest."""
+
+    def begin(self, client_id: ClientId, device: Device, invitation: Invitation, now: float, budget: float) -> Training:
+        """Begin a client's training, which must end within its budget [s]."""
+        effort = self.efforts.of(client_id, device, invitation.base_version)
+        return self.trainings.begin(client_id, invitation, effort, now, budget)
+
+    def forget(self, training: Training) -> None:
+        """Drop a training whose outcome is not wanted any more."""
+        self.trainings.forget(training)
+
+    def num_evaluated(self, client_id: ClientId) -> int:
+        """Return the number of examples of a client's evaluation."""
+        return self.evaluations.num_examples(client_id)
+
+    def evaluate(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
+        """Return the sums of a client's evaluation, or the reason that there are none."""
+        return self.evaluations.of_client(client_id, request)
 
     def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
         """Return the update of a finished training, or its failure, and store the client's new state."""

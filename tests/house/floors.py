@@ -67,7 +67,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data/public", "engine"),
         ("exchange",),
         ("launch", "models", "trainer"),
-        ("crew", "planner"),
+        ("planner",),
+        ("crew",),
     ),
     "protocol": (
         (
@@ -126,7 +127,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("engines/processes",),
         ("engines/choice.py",),
         ("federation",),
-        ("experiments",),
+        ("experiments", "messages"),
         ("experiments/tables",),
         ("experiments/tables/papers",),
     ),

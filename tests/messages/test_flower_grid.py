@@ -47,13 +47,13 @@ def test_a_node_whose_replies_do_not_fit_is_left_out_and_the_run_goes_on(tmp_pat
     assert np.isfinite(found["w"]).all()
 
 
-def reply(number, metrics, shape=(2,), value=0.0, kind="train"):
+def reply(number, metrics, shape=(2,), value=0.0, kind="train", dtype=float):
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
     from atoll.parallel.flower.records import to_content
     from atoll.parallel.programs.grid import Reply
 
-    arrays = ArrayRecord({"w": Array(np.full(shape, value))})
+    arrays = ArrayRecord({"w": Array(np.full(shape, value, dtype))})
     records = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
     return Reply(number, f"node-{number}", kind, "1", to_content(records))
 
@@ -78,5 +78,7 @@ def test_replies_that_do_not_fit_most_of_the_others_are_named():
         6: "a value that is not ",
         7: "a value that is not ",
     }
-    assert faults_of([reply(n, {"stat": n}, shape=(n,)) for n in (1, 2, 3)]) == {}, "as of XGBoost's trees"
+    assert faults_of([reply(n, {"stat": n}, shape=(n,)) for n in (1, 2, 3)]) == {}, "no shape is that of most"
+    rows = [reply(n, {"stat": n}, shape=(max(n, 3),), dtype=np.uint8) for n in (1, 2, 3, 4)]
+    assert faults_of(rows) == {}, "XGBoost's trees are rows of bytes, of which some happen to be equally long"
     assert faults_of([reply(1, {"a": 1}, kind="query.s"), reply(2, {"b": 1}, kind="query.s")]) == {}

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import atoll
+from atoll.simulations.messages.run import opened
+from tests.client.work import message_task
 from tests.federation.processes import ATOLL, federation
+from tests.simulations.messages.simulating import digests, exchanges, settings
 
 PROGRAM = str(Path(__file__).with_name("message_program.py"))
 TASK = str(Path(__file__).parents[1] / "client" / "work" / "message_task.py") + ":task"
@@ -21,6 +24,10 @@ def started(it, *, main="main", environment=(), **settings):
 
 def result(it):
     return json.loads((it.state / "runs" / "talk-1" / "program" / "result.json").read_text())
+
+
+def closed(event):
+    return [record for record in event.records if record["ended_at"] is not None]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +47,7 @@ def undisturbed(tmp_path_factory):
             "exchanges": it.show("round", "list"),
             "first": it.show("round", "show", "1"),
             "last": it.show("round", "show"),
+            "documents": [r for e in atoll.connect(it.state).run("talk").follow(after=0) for r in closed(e)],
             "state": it.state,
         }
 
@@ -80,7 +88,7 @@ def test_the_python_interface_and_an_export_have_the_exchanges(tmp_path, undistu
     assert not run.versions
     assert "exchange 13" in run._repr_html_()
     events = list(run.follow(after=0))
-    assert [record["round_id"] for event in events for record in event.records if record["ended_at"]] == [*range(1, 14)]
+    assert [record["round_id"] for event in events for record in closed(event)] == [*range(1, 14)]
     assert events[-1].run["exchanges"] == 13
     assert "the run is finished: main() returned after 13 exchanges" in events[-1].lines
     command = [ATOLL, "export", "jsonl", "talk", "--state", str(undisturbed["state"]), "--to", str(tmp_path)]
@@ -111,6 +119,23 @@ def test_every_command_that_shows_a_run_shows_one_of_messages(command, says, und
         [ATOLL, *command, "--state", str(undisturbed["state"])], capture_output=True, text=True, check=True
     )
     assert says in done.stdout + done.stderr
+
+
+def test_a_simulation_has_the_digests_of_real_agents(tmp_path, undisturbed, monkeypatch):
+    """The program dies on the way, too: the simulator starts it again and repeats its answers."""
+    monkeypatch.setenv("DIES_AT", "step 4")
+    task = message_task.Answering()
+    task.sites = ("north", "south")
+    with opened(settings("name=talk", program=f"{PROGRAM}:main"), task, tmp_path) as federation:
+        assert federation.run()["cause"] == "main() returned after 13 exchanges"
+    assert (tmp_path / "program" / "died").read_text() == "step 4"
+    found = json.loads((tmp_path / "program" / "result.json").read_text())
+    assert [found[key] for key in ("seen", "answers")] == [undisturbed[key] for key in ("seen", "answers")]
+    assert [error.splitlines()[-1] for error in found["errors"]] == [
+        "ValueError: north has no answer",
+        "ValueError: south has no answer",
+    ]
+    assert digests(exchanges(tmp_path))[:10] == digests(undisturbed["documents"])[:10]
 
 
 @pytest.mark.parametrize("place", ["step 4", "threads"])

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -196,6 +196,8 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
 
     end_with_the_sweep()
     file, task = with_task(what, overrides, rounds=request.rounds, clients=request.clients, engine=request.engine)
+    if file.run.is_of_messages:
+        raise typer.Exit(_simulate_messages(file, task, request))
     if request.check:
         with task_failures_in_one_line():
             setting = setting_of(file, task)
@@ -220,6 +222,34 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
     if result["state"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result["state"] == "finished" else 1)
+
+
+def _simulate_messages(file: "SimulationFile", task: "Task | ArrayTask", request: Request) -> int:
+    """Simulate a run of messages, or check its settings; return the exit code.
+
+    Raises:
+        CommandError: options that a run without rounds does not take, or as `run_messages`.
+    """
+    from atoll.cli.experiments.messages import run_messages, say_messages
+    from atoll.cli.task_failures import task_failures_in_one_line
+    from atoll.protocol.settings import effective
+    from atoll.simulations.messages.run import setting_of
+
+    given = {"--rounds": request.rounds is not None, "--export": bool(request.exports), "--sites": request.sites}
+    if of_rounds := [name for name, is_given in given.items() if is_given]:
+        raise CommandError(f"a run of messages (program.main) has no rounds: leave out {', '.join(of_rounds)}")
+    if request.check:
+        with task_failures_in_one_line():
+            setting_of(file, task)
+        say_settings(effective(file), json=request.json)
+        return 0
+    folder = request.out or Path(f"atoll-sim-{file.name}")
+    result = run_messages(file, task, folder, is_fresh=request.fresh, handling=with_signals)
+    if request.json:
+        as_json(result)
+    else:
+        say_messages(result, folder)
+    return {"finished": 0, "interrupted": INTERRUPTED}.get(result["state"], 1)
 
 
 def with_task(
@@ -357,8 +387,15 @@ def _sets_kind(what: str, overrides: list[str]) -> bool:
         return False  # loading the file reports it
 
 
+class Interruptible(Protocol):
+    """A simulated run that a signal ends in order."""
+
+    def interrupt(self) -> None:
+        """Let the run end as soon as it can."""
+
+
 @contextmanager
-def with_signals(federation: "Federation") -> Iterator[None]:
+def with_signals(federation: "Interruptible") -> Iterator[None]:
     """Interrupt the run on SIGINT or SIGTERM; a second signal ends the process at once."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.cli.experiments.messages import run_messages, say_messages
 from atoll.cli.experiments.simulate import run_simulation, with_signals
 from atoll.cli.files import load_app
 from atoll.cli.printing import note, say
+from atoll.cli.stopping import INTERRUPTED
 from atoll.parallel.worker.flower_task import NODES, FlowerTask
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def simulate_app(reference: str, overrides: Sequence[str], *, nodes: int | None,
         out: the folder of the run.
 
     Raises:
-        CommandError: the app cannot run natively, or its code fails.
+        CommandError: the app's code fails.
     """
     from atoll.cli.experiments.simulation_progress import RoundProgress
     from atoll.simulations.federation.config import SimulationFile
@@ -33,6 +35,10 @@ def simulate_app(reference: str, overrides: Sequence[str], *, nodes: int | None,
     file, app = load_app(reference, overrides, SimulationFile, nodes=nodes)
     task = FlowerTask(app, nodes or app.num_supernodes or NODES)
     folder = out or Path(f"atoll-flower-{file.name}-simulated")
+    if file.run.is_of_messages:
+        result = run_messages(file, task, folder, handling=with_signals)
+        say_messages(result, folder)
+        return {"finished": 0, "interrupted": INTERRUPTED}.get(result["state"], 1)
 
     @contextmanager
     def to_the_end_of_main(federation: "Federation") -> Iterator[None]:

@@ -59,7 +59,7 @@ MeshText = Annotated[
     typer.Option(
         "--mesh",
         metavar="AXES",
-        help="Train on a mesh of ranks, as in dp_shard=4,tp=2, instead of in one process; short for crew.mesh.",
+        help="Train on a mesh of ranks, as in dp_shard=4,tp=2 or auto, instead of in one process; short for crew.mesh.",
     ),
 ]
 Nproc = Annotated[
@@ -176,7 +176,7 @@ def _print_effective(settings: "AgentConfig", references: Sequence[str], json: b
         return
     from atoll.cli.serving.crew_check import check_crew, document, note_crew
 
-    needs = check_crew(settings.crew, tasks)
-    say_settings(effective(settings), json=json, **({"ranks": document(needs)} if json else {}))
+    needs = check_crew(settings.crew, tasks, settings.device)
+    say_settings(effective(settings), json=json, **(document(needs) if json else {}))
     if not json:
         note_crew(settings.crew, needs)

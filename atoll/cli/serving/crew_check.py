@@ -1,7 +1,7 @@
 """The crew of an agent, for `atoll agent --check`: what a mesh cannot train, its plan, and the needs of each rank."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.aggregation.printable import count_of, printable_size
@@ -10,54 +10,103 @@ from atoll.cli.printing import note
 if TYPE_CHECKING:
     from atoll.client.crew_config import CrewConfig
     from atoll.parallel.crew.needs import RankNeeds
+    from atoll.parallel.planner.choice import Choice
     from atoll.parallel.task.task import ArrayTask, Task
 
-Needs = Mapping[str, "list[RankNeeds]"]
-"""The needs of all ranks by the reference of a task."""
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The plan of a crew for one task, and the needs of all ranks."""
+
+    choice: "Choice"
+    ranks: "list[RankNeeds]"
 
 
-def check_crew(crew: "CrewConfig", tasks: "Mapping[str, Task | ArrayTask]") -> Needs:
-    """Check that a mesh can train the tasks, with their own settings, and return the needs of its ranks.
+def check_crew(
+    crew: "CrewConfig", tasks: "Mapping[str, Task | ArrayTask]", device: str = "auto"
+) -> Mapping[str, Needs]:
+    """Check that a mesh can train the tasks, with their own settings, and return its plans and needs, by reference.
+
+    Args:
+        crew: the settings.
+        tasks: by reference.
+        device: "auto", "cpu" or "cuda"; with `mesh = "auto"` all ranks have the memory of those on this machine.
 
     Raises:
         ConfigError: with everything that it cannot take.
     """
-    from atoll.parallel.crew.faults import faults_of_mesh
     from atoll.parallel.crew.needs import needs_of_ranks
     from atoll.parallel.task.task import Task
     from atoll.protocol.settings import ConfigError
 
     faults, fitting = [], {}
     for reference, task in tasks.items():
-        if isinstance(task, Task):
-            found = faults_of_mesh(task, task.local, "fedavg", crew.parallel)
-            fitting[reference] = task
-        else:
-            found = ["an ArrayTask trains with its own code, not on a mesh: leave out crew.mesh"]
-        faults += [f"{reference}: {fault}" for fault in found]
+        try:
+            if not isinstance(task, Task):
+                raise ConfigError(["an ArrayTask trains with its own code, not on a mesh: leave out crew.mesh"])
+            fitting[reference] = task, _choice(crew, task, device)
+        except ConfigError as error:
+            faults += [f"{reference}: {fault}" for fault in error.faults]
     if faults:
         raise ConfigError(faults)
-    return {reference: needs_of_ranks(task, task.local, crew.parallel) for reference, task in fitting.items()}
+    return {
+        reference: Needs(choice, needs_of_ranks(task, task.local, choice.plan))
+        for reference, (task, choice) in fitting.items()
+    }
 
 
-def document(needs: Needs) -> dict[str, Any]:
-    """Return the needs for a script."""
-    return {task: [asdict(rank) | {"peak": rank.peak} for rank in ranks] for task, ranks in needs.items()}
+def _choice(crew: "CrewConfig", task: "Task", device: str) -> "Choice":
+    """Return the plan of a crew for a task.
+
+    Raises:
+        ConfigError: a mesh cannot train it, with every reason.
+    """
+    from atoll.parallel.crew.choice import choice_for
+    from atoll.parallel.crew.faults import faults_of_mesh
+    from atoll.parallel.planner.choice import Choice
+    from atoll.parallel.planner.rank_memory import machine_of
+    from atoll.parallel.task.errors import TaskBroken
+    from atoll.parallel.worker.site_task import device_of
+    from atoll.protocol.settings import ConfigError
+
+    if not crew.is_auto:
+        if found := faults_of_mesh(task, task.local, "fedavg", crew.parallel):
+            raise ConfigError(found)
+        return Choice(crew.parallel, "")
+    try:
+        machine = machine_of(device_of({"device": device}), crew.num_here)
+        return choice_for(task, task.local, "fedavg", crew.num_ranks, machine, crew.plan)
+    except (TaskBroken, ValueError) as error:
+        raise ConfigError(str(error).split("; ")) from error
 
 
-def note_crew(crew: "CrewConfig", needs: Needs) -> None:
-    """Print the plan of a crew, and the needs of its ranks, equal ones together."""
-    plan, machines = crew.parallel, count_of(crew.nodes, "machine")
-    note(
-        f"a crew of {count_of(crew.num_ranks, 'rank')} on {machines}: {plan.mesh}, ZeRO {plan.zero_stage}, "
-        f"{plan.precision}"
-    )
-    for task, ranks in needs.items():
+def document(needs: Mapping[str, Needs]) -> dict[str, Any]:
+    """Return the plans and the needs for a script."""
+    return {
+        "plans": {task: asdict(of_task.choice) for task, of_task in needs.items()},
+        "ranks": {
+            task: [asdict(rank) | {"peak": rank.peak} for rank in of_task.ranks] for task, of_task in needs.items()
+        },
+    }
+
+
+def note_crew(crew: "CrewConfig", needs: Mapping[str, Needs]) -> None:
+    """Print the plans of a crew, and the needs of its ranks, equal ones together."""
+    machines = count_of(crew.nodes, "machine")
+    for text in dict.fromkeys(_planned(of_task.choice) for of_task in needs.values()):
+        note(f"a crew of {count_of(crew.num_ranks, 'rank')} on {machines}: {text}")
+    for task, of_task in needs.items():
+        if of_task.choice.why:
+            note(f"{task}: mesh auto is {of_task.choice.why}")
         alike: dict[str, list[int]] = {}
-        for rank in ranks:
+        for rank in of_task.ranks:
             alike.setdefault(_said(rank), []).append(rank.rank)
         for said, numbers in alike.items():
             note(f"{task}: {'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}: {said}")
+
+
+def _planned(choice: "Choice") -> str:
+    return f"{choice.plan.mesh}, ZeRO {choice.plan.zero_stage}, {choice.plan.precision}"
 
 
 def _said(rank: "RankNeeds") -> str:

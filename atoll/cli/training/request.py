@@ -11,15 +11,16 @@ import torch
 from atoll.aggregation.printable import count_of
 from atoll.cli.faults import CommandError
 from atoll.cli.files import load_user_task, missing_file
+from atoll.cli.printing import note
 from atoll.cli.task_failures import failure_of_the_task
 from atoll.cli.training.folder import LOCK
-from atoll.parallel.engine.plan import Plan, given_plan
+from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.trainer.config import TrainConfig
-from atoll.parallel.trainer.job import Job, JobRefused, check_job
-from atoll.parallel.world import read_world
+from atoll.parallel.trainer.job import Job, JobRefused, check_job, model_on_meta
+from atoll.parallel.world import ranks_here, read_world
 
 SECTIONS = ("local", "train", "plan", "task", "sites")
 """The first parts of the keys that --set takes."""
@@ -90,10 +91,11 @@ def job_of(request: Request, task: Task | ArrayTask | None = None) -> Job:
     local = _changed(Local.with_overrides, task.local, given["local"], faults)
     task = _changed(Task.with_options, task, given["task"], faults)
     task = _changed(Task.with_site_settings, task, _by_site(given["sites"]), faults)
-    plan = _plan(request, given["plan"], faults)
-    if not faults and plan is not None:
-        job = Job(name=task_name(request.task), task=replace(task, local=local), config=config, plan=plan)
+    plans = _plans(request, given["plan"], faults)
+    if not faults:
         try:
+            task = replace(task, local=local)
+            job = _job_with(plans, request, Job(name=task_name(request.task), task=task, config=config, plan=plans[0]))
             check_job(job, world_size(request))
             return job
         except JobRefused as error:
@@ -180,11 +182,52 @@ def _by_site(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _plan(request: Request, given: Mapping[str, Any], faults: list[str]) -> Plan | None:
-    """Return the parallel plan, where `dp` is dp_replicate (DDP), or dp_shard with ZeRO; None: it has mistakes."""
-    zero = {} if request.zero is None else {"zero": request.zero}
+def _plans(request: Request, given: Mapping[str, Any], faults: list[str]) -> Sequence[Plan]:
+    """Return the parallel plan, where `dp` is dp_replicate (DDP), or dp_shard with ZeRO; with "auto" all that may be
+    chosen; none: it has mistakes."""
+    settings = {**given, **({} if request.zero is None else {"zero": request.zero})}
     try:
-        return given_plan(request.mesh or f"dp={world_size(request)}", {**given, **zero})
+        if request.mesh == AUTO:
+            return possible_plans(world_size(request), settings)
+        return [given_plan(request.mesh or f"dp={world_size(request)}", settings)]
     except ValueError as error:
         faults += str(error).split("; ")
-    return None
+    return []
+
+
+def _job_with(plans: Sequence[Plan], request: Request, job: Job) -> Job:
+    """Return the job with its plan; with "auto" the planner's choice, which rank 0 tells.
+
+    Raises:
+        JobRefused: none of the plans can train the task on these ranks; with every reason.
+    """
+    if request.mesh != AUTO:
+        return job
+    from atoll.parallel.planner.choice import choose
+    from atoll.parallel.planner.rank_memory import machine_of
+
+    def faults_of(plan: Plan) -> list[str]:
+        try:
+            check_job(replace(job, plan=plan), world_size(request))
+        except JobRefused as error:
+            return str(error).split("; ")
+        return []
+
+    try:
+        machine = machine_of(device_of(request), request.nproc or ranks_here())
+        choice = choose(model_on_meta(job.task), plans, machine, optimizer=_optimizer(job), faults_of=faults_of)
+    except ValueError as error:
+        raise JobRefused(str(error)) from error
+    if read_world().is_first:
+        note(f"mesh auto is {choice.why}")
+    return replace(job, plan=choice.plan)
+
+
+def _optimizer(job: Job) -> str:
+    """Return the planner's name of the training's optimizer; LARS and LARC keep as much as momentum."""
+    from atoll.parallel.planner.candidate import MOMENTS
+
+    local, name = job.task.local, job.config.optimizer or job.task.local.optimizer_name
+    if name == "sgd" and local.momentum and job.config.optimizer is None:
+        return "momentum"
+    return name if name in MOMENTS else "momentum"

@@ -1,5 +1,6 @@
 """`atoll train`: train centrally on the pooled data of all sites, in one process or on a mesh."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +34,8 @@ MeshText = Annotated[
         "--mesh",
         metavar="AXES",
         help="Degrees of the axes pp, dp_replicate, dp_shard and tp, as in dp=2,tp=2; dp is dp_replicate, or dp_shard "
-        "with ZeRO. By default dp is the number of ranks.",
+        "with ZeRO; auto: the planner's choice for the model and the ranks' memory. By default dp is the number "
+        "of ranks.",
     ),
 ]
 Zero = Annotated[int | None, typer.Option("--zero", metavar="STAGE", help="ZeRO stage 1, 2 or 3; short for plan.zero.")]
@@ -87,6 +89,7 @@ def train(
     with loading():
         from atoll.cli.training.request import Request, check_place, job_of
         from atoll.exports.tools import parsed
+        from atoll.parallel.engine.plan import AUTO
 
     from atoll.cli.runs.starts import with_start_file
 
@@ -108,6 +111,8 @@ def train(
     check_place(request)
     parsed(exports)
     job = job_of(request)
+    if mesh == AUTO:  # for the ranks, which then need not choose
+        request = dataclasses.replace(request, mesh=job.plan.mesh.text, zero=job.plan.zero)
     if_stopped("before a step was made; the same command goes on")
     if nproc is not None and nproc > 1:
         from atoll.cli.training.launch import launch

@@ -45,6 +45,11 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--nproc", "4", "--mesh", "pp=4", "--set", "plan.schedule=interleaved-1f1b"], ["pp=4: 3 layers"]),
         (["--mesh", "dp=0,xp=2"], ["mesh: 'dp=0' must be AXIS=DEGREE", "mesh: 'xp=2' must be AXIS=DEGREE"]),
         (["--nproc", "8", "--set", "train.batch_size=4"], ["a global batch of 4 is too small for dp=8 with"]),
+        (
+            ["--nproc", "8", "--mesh", "auto", "--set", "train.batch_size=2"],
+            ["a global batch of 2 is too small for dp=8"],
+        ),
+        (["--mesh", "auto", "--set", "plan.zero=4"], ["plan.zero: must be 0, 1, 2, 3 or none, got 4"]),
         (["--set", "lr=1", "--set", "server.lr=1"], ["--set: got 'lr=1'; allowed", "--set: server.lr: unknown key"]),
         (
             ["--epochs", "0", "--set", "local.lr=-1", "--set", "plan.zero=4"],
@@ -102,6 +107,13 @@ def test_it_trains_says_so_and_goes_on_unless_it_must_be_fresh(tmp_path: Path) -
     assert refused("train", TASK, "--out", out, *EVERY_STEP, "--set", "local.lr=0.5")[0].startswith(
         f"{out} holds a training with other settings: local.lr was 0.2, now 0.5"
     )
+
+
+def test_the_planner_chooses_the_mesh_and_the_ranks_take_its_choice(tmp_path: Path) -> None:
+    result = invoke("train", TASK, "--nproc", 2, "--mesh", "auto", "--out", tmp_path / "out", "--steps", 1, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["mesh"] == "dp_replicate=2"
+    assert result.stderr.count("mesh auto is dp_replicate=2: ") == 1
 
 
 def test_a_loss_that_is_no_number_ends_with_1_and_one_line(tmp_path: Path) -> None:

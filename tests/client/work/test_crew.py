@@ -35,6 +35,8 @@ def settings(*overrides):
         ),
         (["crew.mesh=dp=0"], "'dp=0' must be AXIS=DEGREE"),
         (["crew.mesh=dp=2", 'crew.plan.precision="fp8"'], "plan.precision: must be one of fp32, bf16"),
+        (["crew.mesh=auto"], 'mesh = "auto" without nproc: give the number of ranks on each machine'),
+        (["crew.mesh=auto", "crew.nproc=2", "crew.plan.zero=9"], "plan.zero: must be 0, 1, 2, 3 or none, got 9"),
         (["crew.nproc=2"], "nproc: settings of a crew without its mesh"),
     ],
 )
@@ -57,6 +59,15 @@ def test_dp_means_copies_unless_there_is_zero():
     assert str(settings("crew.mesh=dp=2").parallel.mesh) == "dp_replicate=2"
     assert str(settings("crew.mesh=dp=2", "crew.plan.zero=3").parallel.mesh) == "dp_shard=2"
     assert settings("crew.mesh=dp=2,tp=4").num_here == 8
+
+
+def test_auto_leaves_the_mesh_to_the_ranks(tmp_path):
+    config = settings(
+        *("crew.mesh=auto", "crew.nproc=2", "crew.nodes=4", "crew.launch=external", FOLDER), "crew.plan.zero=2"
+    )
+    assert (config.num_ranks, config.num_here) == (8, 2)
+    terms = terms_of(config, tmp_path, tmp_path / "worker.x.log", "cpu", 60.0)
+    assert (terms.plan, terms.num_ranks) == ({"mesh": "auto", "zero": 2}, 8)
 
 
 def test_a_template_is_filled_with_what_the_ranks_need(tmp_path):
@@ -104,6 +115,6 @@ def test_an_agent_without_a_mesh_has_no_crew():
 
 
 def test_the_settings_as_check_prints_them_are_settings():
-    for overrides in ([], ["crew.mesh=dp=2"]):
+    for overrides in ([], ["crew.mesh=dp=2"], ["crew.mesh=auto", "crew.nproc=2"]):
         before = load(AgentConfig, None, ["site=a", *overrides])
         assert load_text(AgentConfig, effective(before), name="x") == before

@@ -24,12 +24,12 @@ def ranks_of(it, site):
     return found
 
 
-@pytest.mark.parametrize("mesh", ["dp_shard=2", pytest.param("dp=2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mesh", ["dp_shard=2", pytest.param("auto", marks=pytest.mark.long)])
 def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
     """A rank is killed in round 1, the agent in round 2; the model is that of three plain clients, to the bit."""
     slow = tmp_path / "slow"
     slow.touch()
-    crew = {"crew.mesh": mesh, "crew.checkpoint_every": 4, "environment": {SLOWED_BY: str(slow)}}
+    crew = {"crew.mesh": mesh, "crew.nproc": 2, "crew.checkpoint_every": 4, "environment": {SLOWED_BY: str(slow)}}
     with federation(tmp_path, task=TASK) as it:
         it.coordinator(rounds=3, round__cohort_size=3, round__deadline=600, coordinator__lease=300)
         it.agent("a")
@@ -54,5 +54,10 @@ def test_a_mesh_is_one_client_and_its_losses_are_time(tmp_path, mesh):
             assert [client.num_examples for client in record.clients.values()] == [64] * 3
             w = read(it.state / "runs" / "trouble-1" / "versions" / f"{number:06d}.safetensors")["w"]
             np.testing.assert_array_equal(w, number * moved().numpy())
+        if mesh == "auto":
+            said = [line for line in it.log("c").splitlines() if "mesh auto for " in line]
+            assert len(said) >= 2
+            assert len({line.partition("mesh auto for ")[2] for line in said}) == 1, "after each loss the same"
+            assert "is dp_replicate=2: " in said[0]
         logs = sorted(path.name for path in (tmp_path / "c").glob("worker.*.log"))
         assert logs == [f"worker.exact_task.task{rank}.log" for rank in ("", ".rank0", ".rank1")]

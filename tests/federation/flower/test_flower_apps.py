@@ -145,6 +145,12 @@ def test_an_app_with_a_loop_of_its_own_runs_hosted_and_its_state_outlives_a_kill
     assert history[-1]["accuracy"] > 0.9
     told = " ".join(it.log("coordinator").split())
     assert "flower:atoll/own-loop runs hosted, over messages: main() uses the grid itself" in told
+    options = ["--simulate", "--nodes", "2", "--set", "name=loop"]
+    command = [ATOLL, "flower", "run", app, *options, "--out", tmp_path / "sim"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "18 answers by the sequential engine" in done.stdout
+    assert json.loads((tmp_path / "sim" / "program" / "history.json").read_text()) == history, "the same bits"
 
 
 @pytest.mark.long

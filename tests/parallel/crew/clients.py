@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.worker.operations import Operations
 from atoll.parallel.world import read_world
-from tests.parallel.crew import tasks
+from tests.parallel.crew import adapter_tasks, tasks
 
 Arrays = dict[str, NDArray[Any]]
 Json = dict[str, Any]
@@ -41,12 +42,13 @@ def request_of(folder: Path, out: str, **fields: Any) -> Json:
     return {**paths, "seed": SEED, "round_id": 1, "version": 0, "local": {}, "algorithm": "fedavg", **fields}
 
 
-def write_version(folder: Path, task: str = "task", **load: Any) -> None:
-    """Write version 0, with values that no seed draws."""
+def write_version(folder: Path, task: str = "task", *, seed: int = 3, **load: Any) -> str:
+    """Write version 0, with values of another seed than that of the training; return the digest of frozen tensors."""
     operations = Operations()
     assert "error" not in operations.answer(_load(task, **load), Deadline.never())
-    answer = operations.answer({"op": "initial", "seed": 3, "out": str(folder / "version")}, Deadline.never())
+    answer = operations.answer({"op": "initial", "seed": seed, "out": str(folder / "version")}, Deadline.never())
     assert "error" not in answer, answer
+    return str(answer["frozen"])
 
 
 def in_one_process(folder: Path, *, name: str = "task", load: Json | None = None, **fields: Any) -> tuple[Json, Arrays]:
@@ -55,7 +57,7 @@ def in_one_process(folder: Path, *, name: str = "task", load: Json | None = None
     assert "error" not in operations.answer(_load(name, **(load or {})), Deadline.never())
     answer = operations.answer({"op": "train", **request_of(folder, "one", **fields)}, Deadline.never())
     assert "error" not in answer, answer
-    evaluation = {"op": "evaluate", **request_of(folder, "one", split="test")}
+    evaluation = {"op": "evaluate", **request_of(folder, "one", **fields, split="test")}
     answer["evaluation"] = operations.answer(evaluation, Deadline.never())
     answer["description"] = operations.answer({"op": "describe"}, Deadline.never())
     return answer, safetensors_file.read(folder / "one")
@@ -63,7 +65,7 @@ def in_one_process(folder: Path, *, name: str = "task", load: Json | None = None
 
 def on_a_rank(name: str, options: Json, load: Json, request: Json) -> Json:
     """Train on this rank, evaluate the version, and describe the task."""
-    bench = MeshBench(getattr(tasks, name), _load(name, **load), plan_of(options), read_world())
+    bench = MeshBench(_task(name), _load(name, **load), plan_of(options), read_world())
     answer = bench.train(request, lambda: False)
     answer["evaluation"] = bench.evaluate(request | {"split": "test"})
     answer["description"] = bench.describe()
@@ -91,7 +93,7 @@ def killed_on_a_rank(name: str, options: Json, request: Json, after: int) -> Non
             os._exit(9)
         return False
 
-    MeshBench(getattr(tasks, name), _load(name), plan_of(options), read_world()).train(request, is_told)
+    MeshBench(_task(name), _load(name), plan_of(options), read_world()).train(request, is_told)
 
 
 def told_on_a_rank(name: str, options: Json, request: Json, after: int) -> Json:
@@ -103,7 +105,7 @@ def told_on_a_rank(name: str, options: Json, request: Json, after: int) -> Json:
         asked += 1
         return asked > after and read_world().is_first
 
-    return MeshBench(getattr(tasks, name), _load(name), plan_of(options), read_world()).train(request, is_told)
+    return MeshBench(_task(name), _load(name), plan_of(options), read_world()).train(request, is_told)
 
 
 def update_in(folder: Path, parts: list[list[Any]]) -> Arrays:
@@ -147,4 +149,12 @@ def distance(found: Arrays, expected: Arrays) -> float:
 
 
 def _load(name: str, **fields: Any) -> Json:
-    return {"op": "load", "task": f"tests.parallel.crew.tasks:{name}", "site": "here", **fields}
+    return {"op": "load", "task": f"{_module(name).__name__}:{name}", "site": "here", **fields}
+
+
+def _task(name: str) -> Any:
+    return getattr(_module(name), name)
+
+
+def _module(name: str) -> ModuleType:
+    return next(module for module in (tasks, adapter_tasks) if hasattr(module, name))

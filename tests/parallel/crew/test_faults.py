@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll import Algorithm, Local
+from atoll import Algorithm, Base, Local
 from atoll.parallel.crew.bench import MeshBench, faults_of_mesh
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
@@ -26,13 +26,19 @@ def test_a_task_that_fits_has_no_faults() -> None:
 
 
 def test_all_faults_are_said_at_once() -> None:
-    local = Local(optimizer=adagrad, keep="embed.*", batch_size=1)
+    local = Local(optimizer=adagrad, keep="nothing.*", batch_size=1)
     task = replace(tasks.task, algorithm=Algorithm())
     found = faults_of_mesh(task, local, "fedavg", SHARDS)
-    for word in ("task.algorithm: the hooks of", "local.keep:", "local.optimizer: adagrad", "a global batch of 1"):
+    for word in (
+        "task.algorithm: the hooks of",
+        "local.keep: 'nothing.*' fits",
+        "local.optimizer: adagrad",
+        "a global batch of 1",
+    ):
         assert [fault for fault in found if word in fault], (word, found)
-    (fault,) = faults_of_mesh(replace(tasks.task, travels="trained"), tasks.task.local, "fedavg", SHARDS)
-    assert "task.travels: a mesh exchanges the whole model, got 'trained'" in fault
+    lost = replace(tasks.task, travels="trained", base=Base("/nowhere"))
+    (fault,) = faults_of_mesh(lost, tasks.task.local, "fedavg", SHARDS)
+    assert "base /nowhere: there is no such file or folder" in fault
     assert "task.fit:" in faults_of_mesh(tasks.with_fit, Local(), "fedavg", SHARDS)[0]
 
 

@@ -1,11 +1,8 @@
 """The place of a rank: its device, and its plan."""
 
-from dataclasses import asdict
-
 import pytest
 
-from atoll.parallel.crew.main import _device, plan_of
-from atoll.parallel.engine.plan import given_plan
+from atoll.parallel.crew.main import _device
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.world import World
 
@@ -22,8 +19,3 @@ def test_more_ranks_than_gpus_are_refused(device):
         _device(device, World(0, 0, 8), 2, {"LOCAL_WORLD_SIZE": "8"})
     with pytest.raises(TaskBroken, match="4 ranks on "):
         _device(device, World(3, 3, 8), 2, {})
-
-
-def test_a_plan_arrives_as_it_was_given():
-    plan = given_plan("dp=2,tp=2", {"zero": 3, "precision": "bf16"})
-    assert plan_of(asdict(plan)) == plan

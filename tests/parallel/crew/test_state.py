@@ -13,9 +13,12 @@ LOCALS: dict[str, Json] = {
     "adamw": {"local": {"optimizer": "adamw", "lr": 0.01, "keep_optimizer": True}},
     "momentum": {"local": {"momentum": 0.9, "lr": 0.1, "keep_optimizer": True}},
     "scaffold": {"algorithm": "scaffold", "local": {"lr": 0.1}},
+    "layers": {"local": {"keep": "head.*, layers.1.*"}},
+    "layers, scaffold": {"algorithm": "scaffold", "local": {"lr": 0.1, "keep": "embed.*"}},
+    "layers, momentum": {"local": {"momentum": 0.9, "lr": 0.1, "keep_optimizer": True, "keep": "*norm*"}},
 }
 
-SHORT = ("adamw", "4 to 2")
+SHORT = {("adamw", "4 to 2"), ("layers", "pp to ddp")}
 
 CHANGES: dict[str, list[Json]] = {
     "4 to 2": [{"dp_shard": 4}, {"dp_shard": 2}],
@@ -35,7 +38,7 @@ def second_version(folder: Path, update: Arrays) -> None:
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        pytest.param(kind, change, marks=[] if (kind, change) == SHORT else [pytest.mark.long])
+        pytest.param(kind, change, marks=[] if (kind, change) in SHORT else [pytest.mark.long])
         for kind in LOCALS
         for change in CHANGES
     ],

@@ -9,7 +9,14 @@ from torch import nn
 
 from atoll import Deadline, Task
 from atoll.parallel.adapters.digests import digest_of, line_of
-from atoll.parallel.local_training.frozen import Unchanged, frozen_digest, frozen_of, keep_frozen, trained_names
+from atoll.parallel.local_training.frozen import (
+    Unchanged,
+    frozen_digest,
+    frozen_of,
+    frozen_tensors,
+    keep_frozen,
+    trained_names,
+)
 from atoll.parallel.local_training.parameters import build_model, initial_parameters
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.worker.bench import Outcome, Received
@@ -123,7 +130,7 @@ def test_a_frozen_buffer_that_training_changes_is_refused_by_name() -> None:
 
 def test_a_frozen_parameter_that_training_replaces_is_refused_by_name() -> None:
     model = build_model(task_of(partly_frozen), 0)
-    unchanged = Unchanged(model)
+    unchanged = Unchanged(lambda: frozen_tensors(model))
     unchanged.check()
     model[0].weight = nn.Parameter(model[0].weight.detach().clone(), requires_grad=False)  # type: ignore[operator,assignment]
     with pytest.raises(TaskBroken, match=r"^0\.weight: training"):

@@ -1,0 +1,1 @@
+"""A Flower app with a NumPyClient of scikit-learn."""

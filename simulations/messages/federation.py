@@ -1,0 +1,357 @@
+"""A simulated run of messages: the machine of exchanges, the clients' sessions, and the server program in its process.
+
+    with MessageFederation(setting, folder) as federation:
+        result = federation.run()
+
+Virtual time goes on only while the program waits for replies: its own work takes none. Its calls are answered as by a
+coordinator; a pull waits until one of its replies is in, and looks at the nodes in a row take virtual time where
+devices sleep, so that a program that polls waits for the clients and not for the clock.
+"""
+
+import json
+import queue
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from atoll.aggregation.printable import count_of
+from atoll.aggregation.tensors.layout import Piece
+from atoll.client.session.session import SessionRules
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.json_text import to_json
+from atoll.parallel.task.task import task_name
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState
+from atoll.server.config.run import RunConfig
+from atoll.server.exchanges.events import (
+    AnswerMessages,
+    AnswerNodes,
+    ExchangeAsked,
+    Message,
+    NodesAsked,
+    ProgramEnded,
+    ProgramStarted,
+    RepliesPulled,
+)
+from atoll.server.exchanges.exchange import Exchange, Sent
+from atoll.server.files.run_store import RunStore
+from atoll.server.programs.answers import reply_row
+from atoll.server.programs.contents import Contents
+from atoll.server.rounds.events import RunStarted
+from atoll.server.views.exchange_sentences import exchange_document
+from atoll.server.views.message_lines import sentence
+from atoll.simulations.devices.fleet import Fleet
+from atoll.simulations.federation.client_states import ClientStates
+from atoll.simulations.federation.config import SimulationConfig
+from atoll.simulations.federation.report import RESULT, Json
+from atoll.simulations.federation.site import Environment, Site
+from atoll.simulations.federation.timeline import Timeline
+from atoll.simulations.messages.answering import Benches, Pool, Sequential
+from atoll.simulations.messages.program import Lines, Program
+from atoll.simulations.messages.service import MessageService
+from atoll.simulations.messages.work import MessageWork
+
+EXCHANGES = "exchanges.jsonl"
+TEMPORARY = ("contents", "replies", "clients", "updates", "incoming", "versions")
+"""Folders that a run needs until its end."""
+
+THREADS_S = 0.05
+"""Real time in which further threads of a program make their calls, before virtual time goes on [s]."""
+
+LOOK_S, LOOK_MAX_S = 1.0, 600.0
+"""Virtual time of a second look at the nodes in a row, which doubles with each further one, and its maximum [s]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageSetting:
+    """The parts of which a simulated run of messages is built."""
+
+    config: RunConfig
+    task: ArrayTask
+    num_examples: Mapping[ClientId, int]
+    """The number of each client's examples, in the order of the clients; 1 where the task does not say."""
+    fleet: Fleet
+    simulation: SimulationConfig
+    lease: float = 30.0
+
+
+class MessageFederation:
+    """A simulated run of messages, as the module describes.
+
+    Args:
+        setting: its parts.
+        folder: the folder of the run, without files of an earlier one.
+        on_exchange: a callback for the line of each exchange that has closed.
+        clock: the real time [s].
+
+    Raises:
+        WorkerDied: a process of the engine could not start.
+    """
+
+    def __init__(
+        self,
+        setting: MessageSetting,
+        folder: Path,
+        *,
+        on_exchange: Callable[[Json], None] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config, simulation = setting.config, setting.simulation
+        folder = folder.absolute()  # the program has a current folder of its own
+        self.setting, self._folder, self._on_exchange, self._clock = setting, folder, on_exchange, clock
+        self._began = clock()
+        benches = Benches(setting.task, config.given, simulation.threads)
+        is_pooled = simulation.engine == "processes"
+        self.engine = Pool(benches, simulation.workers) if is_pooled else Sequential(benches)
+        self.timeline = Timeline()
+        self.contents = Contents(folder, RunStore(folder, has_files_only=True, is_durable=False))
+        states = ClientStates(folder / "clients", {name: n for n, name in enumerate(setting.num_examples)})
+        self.work = MessageWork(self.engine, self.contents, states, setting.num_examples, folder / "replies")
+        self.service = MessageService(self, self.timeline, self.contents, config, setting.lease)
+        self.sites = self._sites()
+        self._lines: Lines = queue.SimpleQueue()
+        self._program: Program | None = None
+        self._waiting: dict[int, bool] = {}  # calls that have no answer, and whether other threads may call meanwhile
+        self._closed: dict[int, Exchange] = {}  # a program that dies is answered from them
+        self._pulls: dict[int, tuple[RoundId, ...]] = {}
+        self._first_looks: list[int] = []
+        self._looks_in_a_row, self._is_quiet = 0, False
+        self._is_over = self._is_interrupted = False
+        self._records = (folder / EXCHANGES).open("w", encoding="utf-8")
+
+    def _sites(self) -> dict[ClientId, Site]:
+        setting = self.setting
+        env = Environment(
+            timeline=self.timeline,
+            service=self.service,
+            work=self.work,
+            session_rules=SessionRules(tasks=frozenset({task_name(setting.config.task)}), lease=setting.lease),
+            num_examples=setting.num_examples,
+            may_sleep=not setting.fleet.is_always_awake,
+        )
+        return {name: Site(env, name, setting.fleet[name]) for name in setting.num_examples}
+
+    # ------------------------------------------------------------ life
+
+    def run(self) -> Json:
+        """Run to the end, or to an interruption; return the result, which is also written to the folder."""
+        self.service.post(RunStarted(Digest("")))
+        for name, site in self.sites.items():
+            if self.setting.fleet.is_awake(name, self.timeline.now):
+                site.wake()
+            self._plan_change(site)
+        while not (self._is_over or self._is_interrupted):
+            self._step()
+        result = self._result()
+        (self._folder / RESULT).write_text(to_json(result, indent=2) + "\n", encoding="utf-8")
+        return result
+
+    def interrupt(self) -> None:
+        """Let `run` return as soon as possible; the run cannot be resumed."""
+        self._is_interrupted = True
+        self._lines.put(None)
+
+    def _step(self) -> None:
+        """Take the next call of the program, or let virtual time go on while it waits."""
+        heard = None
+        with suppress(queue.Empty):
+            heard = self._lines.get(timeout=self._patience())
+        if heard is not None:
+            self._is_quiet = False
+            if heard[0] is self._program:
+                self._heard(heard[1])
+        elif not self._is_interrupted:
+            self._is_quiet = True
+            self._pass_time()
+
+    def _patience(self) -> float | None:
+        """Return the time to wait for a call before virtual time goes on [s]; None: the program works."""
+        if not self._waiting:
+            return None
+        return THREADS_S if all(self._waiting.values()) and not self._is_quiet else 0.0
+
+    def _pass_time(self) -> None:
+        if not self.timeline.step():
+            fewest = self.setting.config.round.min_available
+            self._end_program(f"the server program waits for {count_of(fewest, 'client')}, and no more will wake up")
+            return
+        for call, numbers in [*self._pulls.items()]:
+            self._pull(call, numbers)
+        self._look_first()
+
+    def _plan_change(self, site: Site) -> None:
+        change = self.setting.fleet.next_change(site.client_id, self.timeline.now)
+        if change is not None:
+            self.timeline.at(change, self._changed, site)
+
+    def _changed(self, site: Site) -> None:
+        if self.setting.fleet.is_awake(site.client_id, self.timeline.now):
+            site.wake()
+        else:
+            site.sleep()
+        self._plan_change(site)
+
+    # ------------------------------------------------------------ the program
+
+    def start_program(self) -> None:
+        """Start a process of the program, after the end of an older one."""
+        self._stop_program()
+        config = self.setting.config
+        order = {"program": config.program.main, "seed": config.seed, "options": config.options}
+        self._program = Program(order, self._folder / "program", self._folder / "program.log", self._lines)
+        self.service.post(ProgramStarted())
+
+    def _stop_program(self) -> None:
+        if self._program is not None:
+            self._program.stop()
+        self._waiting, self._pulls, self._first_looks, self._looks_in_a_row = {}, {}, [], 0
+
+    def _end_program(self, error: str) -> None:
+        self.service.post(ProgramEnded(error))
+
+    def _heard(self, line: Json | None) -> None:
+        if line is None:
+            self.service.post(ProgramEnded(is_dead=True))
+        elif line["op"] in ("returned", "raised"):
+            self._end_program(line.get("detail", ""))
+        else:
+            self._called(line["call"], line)
+
+    def _called(self, number: int, call: Json) -> None:
+        """Take a call, as `hosting.message_driver` does."""
+        match call["op"]:
+            case "nodes":
+                self._look(number)
+            case "content":
+                pieces = tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in call["pieces"])
+                digest, path = self.contents.offer(pieces, call["piece_bytes"])
+                self._answer(number, digest=digest, path=None if path is None else str(path))
+            case "send":
+                self._looks_in_a_row = 0
+                self._waiting[number] = not call["in_order"]
+                self.service.post(self._asked(number, call))
+            case "pull":
+                self._waiting[number] = False
+                self._pull(number, tuple(map(RoundId, call["numbers"])))
+
+    def _asked(self, number: int, call: Json) -> ExchangeAsked:
+        listed = []
+        for node, kind, digest, group, ttl in call["messages"]:
+            content = self.contents.keep(Digest(digest))
+            listed.append(Message(node, kind, content.digest, content.manifest.num_bytes, group, float(ttl)))
+        return ExchangeAsked(number, tuple(listed), call["timeout"], call["in_order"], call["waits"])
+
+    def _pull(self, call: int, numbers: tuple[RoundId, ...]) -> None:
+        """Let a pull return once a reply is in; at once, if none is to come."""
+        machine, found = self.service.machine, [self.service.machine.ledger.sent(number) for number in numbers]
+        if machine.has_pull_for(numbers):
+            self._pulls.pop(call, None)
+            self.service.post(RepliesPulled(call, numbers))
+        elif any(sent is not None and sent.is_waiting for sent in found):
+            self._pulls[call] = numbers
+        else:
+            self._answer(call, replies=[])
+
+    def _look(self, call: int) -> None:
+        self._waiting[call] = False
+        if self._looks_in_a_row and not self.setting.fleet.is_always_awake:
+            pause = min(LOOK_S * 2.0 ** min(self._looks_in_a_row - 1, 60), LOOK_MAX_S)
+            self._looks_in_a_row += 1
+            self.timeline.after(pause, self._look_now, self._program, call)
+            return
+        self._looks_in_a_row = 1
+        self._first_looks.append(call)
+        self._look_first()
+
+    def _look_first(self) -> None:
+        """Tell the nodes to the calls that ask for them; the first look of a run waits for `round.min_available`."""
+        ledger = self.service.machine.ledger
+        if ledger.looks or len(ledger.membership.present) >= self.setting.config.round.min_available:
+            looking, self._first_looks = self._first_looks, []
+            for call in looking:
+                self.service.post(NodesAsked(call))
+
+    def _look_now(self, program: Program, call: int) -> None:
+        if program is self._program:
+            self.service.post(NodesAsked(call))
+
+    # ------------------------------------------------------------ the coordinator's effects
+
+    def answer_nodes(self, effect: AnswerNodes) -> None:
+        """Let a call return with nodes."""
+        self._answer(effect.call, nodes=effect.nodes)
+
+    def answer_messages(self, effect: AnswerMessages) -> None:
+        """Let a call return with replies, or with the numbers of pushed messages."""
+        if effect.is_pushed:
+            self._answer(effect.call, numbers=effect.numbers)
+            return
+        found = map(self._sent, effect.numbers)
+        self._answer(effect.call, replies=[self._reply(sent) for sent in found if sent is not None])
+
+    def _sent(self, number: RoundId) -> Sent | None:
+        """Return a message, of an exchange that is open or has closed; None: there is none."""
+        ledger = self.service.machine.ledger
+        closed = self._closed.get(ledger.exchange_of(number))
+        return ledger.sent(number) if closed is None else closed.sent[ledger.place(number)]
+
+    def _reply(self, sent: Sent) -> Json:
+        place = self.service.machine.ledger.place(sent.number)
+        if sent.reply is None:
+            return reply_row(sent, place)
+        reply = self.work.replies[sent.reply]
+        return reply_row(sent, place, reply.path, reply.tensors)
+
+    def _answer(self, call: int, **fields: Any) -> None:
+        self._waiting.pop(call, None)
+        if self._program is not None:
+            self._program.answer(call, **fields)
+
+    def exchange_changed(self, number: int) -> None:
+        """Write the line of an exchange that has closed."""
+        exchange = self.service.machine.exchange(number)
+        if exchange is not None and not exchange.is_open:
+            self._closed[number] = exchange
+            line = {"exchange": number, "sentence": sentence(exchange), **exchange_document(exchange)}
+            self._records.write(json.dumps(line) + "\n")
+            self._records.flush()
+            self._on_exchange(line)
+
+    def run_ended(self) -> None:
+        """Let `run` return, because the run has ended."""
+        self._is_over = True
+
+    # ------------------------------------------------------------ the result
+
+    def _result(self) -> Json:
+        ledger = self.service.machine.ledger
+        state = RunState.STOPPED if self._is_interrupted and not self._is_over else ledger.state
+        return {
+            "state": "interrupted" if state is RunState.STOPPED else str(state),
+            "cause": ledger.cause,
+            "exchanges": ledger.num_exchanges,
+            "messages": ledger.num_messages,
+            "answers": self.work.num_answers,
+            "engine": self.engine.name,
+            "seed": self.setting.config.seed,
+            "virtual_s": self.timeline.now,
+            "real_s": self._clock() - self._began,
+            "bytes_down": self.service.bytes_down,
+            "bytes_up": self.service.bytes_up,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop_program()
+        self.engine.close()
+        self._records.close()
+        for name in TEMPORARY:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
