@@ -88,7 +88,8 @@ def test_the_python_interface_and_an_export_have_the_exchanges(tmp_path, undistu
     assert not run.versions
     assert "exchange 13" in run._repr_html_()
     events = list(run.follow(after=0))
-    assert [record["round_id"] for event in events for record in closed(event)] == [*range(1, 14)]
+    numbers = [record["round_id"] for event in events for record in closed(event)]
+    assert sorted(numbers) == [*range(1, 14)], "two of threads close in any order"
     assert events[-1].run["exchanges"] == 13
     assert "the run is finished: main() returned after 13 exchanges" in events[-1].lines
     command = [ATOLL, "export", "jsonl", "talk", "--state", str(undisturbed["state"]), "--to", str(tmp_path)]
