@@ -13,6 +13,8 @@ Everything that a project of yours imports is here:
     ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not PyTorch
     Instructions   the request to an `ArrayTask` for one local training
     Trained        the result of that training
+    Grid           the nodes of a run of messages, for its server program: `program.main`
+    Outgoing       a message of that program to a node, with its `Content`; the node's answer is a `Reply`
     Deadline       the end of the time that a training has
     task_name      the name of a task, the same on every machine
     load_task      the task that a reference `path/to/file.py:attribute` names
@@ -41,9 +43,11 @@ if TYPE_CHECKING:
     from atoll.interface.tables import Table
     from atoll.interface.trained import Training, train
     from atoll.parallel.adapters.peft_models import freeze_a
+    from atoll.parallel.programs.grid import Grid, Outgoing, Reply
     from atoll.parallel.task.algorithm import Algorithm
     from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
     from atoll.parallel.task.base import Base
+    from atoll.parallel.task.content import Content
     from atoll.parallel.task.context import Context
     from atoll.parallel.task.deadline import Deadline
     from atoll.parallel.task.local import Local
@@ -64,9 +68,11 @@ _PLACES = {
     "atoll.interface.tables": ("Table",),
     "atoll.interface.trained": ("Training", "train"),
     "atoll.parallel.adapters.peft_models": ("freeze_a",),
+    "atoll.parallel.programs.grid": ("Grid", "Outgoing", "Reply"),
     "atoll.parallel.task.algorithm": ("Algorithm",),
     "atoll.parallel.task.array_task": ("ArrayTask", "Instructions", "Trained"),
     "atoll.parallel.task.base": ("Base",),
+    "atoll.parallel.task.content": ("Content",),
     "atoll.parallel.task.context": ("Context",),
     "atoll.parallel.task.deadline": ("Deadline",),
     "atoll.parallel.task.local": ("Local",),
@@ -82,15 +88,19 @@ __all__ = [
     "AtollError",
     "Base",
     "Comparison",
+    "Content",
     "Context",
     "Deadline",
     "DeployedRound",
     "DeployedRun",
     "Event",
     "Federation",
+    "Grid",
     "Instructions",
     "Local",
     "Metric",
+    "Outgoing",
+    "Reply",
     "SimulatedRun",
     "Statistic",
     "Sweep",

@@ -204,7 +204,7 @@ class DeployedRun:
 
     @property
     def rounds(self) -> Table:
-        """The rounds, a row each."""
+        """The rounds, a row each; of a run of messages its exchanges."""
         return Table(self._view("rounds")["rows"])
 
     @property
@@ -223,7 +223,7 @@ class DeployedRun:
         return of_sites(self._view("sites")["evaluation"])
 
     def round(self, number: int = 0) -> "DeployedRound":
-        """Return a round; without a number the newest."""
+        """Return a round, or an exchange of a run of messages; without a number the newest."""
         return DeployedRound(self._view("round", number=number))
 
     def model(self, version: int | str = "newest") -> "Arrays":
@@ -331,12 +331,14 @@ class DeployedRun:
     def _repr_html_(self) -> str:
         found = self.document
         cause = f": {found['cause']}" if found["cause"] else ""
-        title = f"<p>{self.run_id} is {found['state']}{cause}; version {found['version']} of {found['rounds']}</p>"
+        exchanges = found.get("exchanges")
+        at = f"version {found['version']} of {found['rounds']}" if exchanges is None else f"exchange {exchanges}"
+        title = f"<p>{self.run_id} is {found['state']}{cause}; {at}</p>"
         return title + self.rounds[-10:]._repr_html_()
 
 
 class DeployedRound:
-    """A round of a run.
+    """A round of a run, or an exchange of a run of messages.
 
     Args:
         record: as `atoll round show --json`.
@@ -352,7 +354,9 @@ class DeployedRound:
 
     @property
     def clients(self) -> Table:
-        """The invited clients, a row each."""
+        """The invited clients, a row each; of an exchange its messages."""
+        if "messages" in self.record:
+            return Table(self.record["messages"])
         return Table([{"client": name, **client} for name, client in sorted(self.record["clients"].items())])
 
     def __repr__(self) -> str:

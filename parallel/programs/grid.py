@@ -78,7 +78,7 @@ class Grid:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._storing, self._written = threading.Lock(), set[str]()
+        self._storing = threading.Lock()
 
     def nodes(self) -> list[str]:
         """Return the names of the connected sites, sorted."""
@@ -110,7 +110,12 @@ class Grid:
             if id(message.content) not in stored:
                 stored[id(message.content)] = self._store(message.content)
         listed = [[m.node, m.kind, stored[id(m.content)], m.group, m.ttl] for m in messages]
-        return {"messages": listed, "in_order": threading.current_thread() is threading.main_thread()}
+        offered = list(stored.values())
+        return {
+            "messages": listed,
+            "contents": offered,
+            "in_order": threading.current_thread() is threading.main_thread(),
+        }
 
     def _store(self, content: Content) -> str:
         """Write a content where the coordinator wants it, unless it has it, and return its digest."""
@@ -121,14 +126,15 @@ class Grid:
         rows = [[p.tensor, p.dtype, p.offsets, p.lengths, p.sha256] for p in pieces]
         with self._storing:  # threads may send the same: one of them writes it, and none sees a half of it
             answer = self._link.call("content", pieces=rows, piece_bytes=piece_bytes)
-            digest = str(answer["digest"])
-            if answer["path"] and digest not in self._written:
+            if answer["path"] and not Path(answer["path"]).exists():
                 safetensors_file.write(Path(answer["path"]), tensors, piece_bytes=piece_bytes)
-                self._written.add(digest)
-        return digest
+        return str(answer["digest"])
 
     def _replies(self, answer: dict[str, Any]) -> list[Reply]:
-        return [_reply(row) for row in answer["replies"]]
+        replies = [_reply(row) for row in answer["replies"]]
+        if answer.get("is_read"):  # the coordinator deletes old replies, and waits for those that are being read
+            self._link.tell("read", call=answer["call"])
+        return replies
 
 
 def _reply(row: dict[str, Any]) -> Reply:

@@ -10,6 +10,7 @@ an array that a site has from an earlier message is not sent again.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,23 @@ def to_tensors(content: Content) -> Arrays:
             raise TaskBroken(f"{name} is of dtype {array.dtype}; allowed in a message: numbers, bools and bytes")
         listed.append([name, array.dtype.str, list(array.shape)])
         tensors[f"{number:06d}"] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if (key := _odd_key(content.plain)) is not None:
+        raise TaskBroken(f"the plain part of a message has the key {key!r}; allowed in JSON: texts as keys")
     try:
         header = json.dumps({"arrays": listed, "plain": content.plain}, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TaskBroken(f"the plain part of a message must be a value that JSON has: {error}") from error
     return {HEADER: np.frombuffer(header, np.uint8), **tensors}
+
+
+def _odd_key(value: Any) -> Any:
+    """Return a key of an object that is no text, and would come back as one; None: there is none."""
+    if isinstance(value, dict):
+        here = (key for key in value if not isinstance(key, str))
+        return next(chain(here, filter(lambda key: key is not None, map(_odd_key, value.values()))), None)
+    if isinstance(value, list | tuple):
+        return next((key for key in map(_odd_key, value) if key is not None), None)
+    return None
 
 
 def from_tensors(tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Content:

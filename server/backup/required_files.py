@@ -21,6 +21,7 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.files.part_files import PartFiles, file_stem
 from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
+from atoll.server.journal.exchanges import recover_exchanges, replay_exchanges
 from atoll.server.journal.holder import run_folder
 from atoll.server.journal.journal import RunRow, run_rows
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
@@ -41,6 +42,8 @@ class Need:
     """The needed versions with their digests; an empty digest is unknown yet."""
     updates: dict[Digest, StoredUpdateMeta]
     """The needed accepted updates whose bytes are in files."""
+    contents: frozenset[Digest] = frozenset()
+    """The contents of messages whose exchanges are open."""
 
 
 def needs_of(path: Path) -> list[Need]:
@@ -77,11 +80,13 @@ def _need(connection: Connection, row: RunRow) -> Need:
 
 
 def _need_of_messages(connection: Connection, row: RunRow) -> Need:
-    """Return the needs of a run of messages: every accepted reply, for its program may begin again."""
+    """Return the needs of a run of messages: every reply that is kept, for its program may begin again, and more."""
     of_run = select(UPDATES.c.digest, UPDATES.c.meta).where(UPDATES.c.run_id == row.run_id, UPDATES.c.data.is_(None))
     where = f"run {row.run_id}, reply"
     updates = {Digest(d): decode_meta(meta, where=f"{where} {d}") for d, meta in connection.execute(of_run)}
-    return Need(row.run_id, row.state, Version(0), RoundId(1), {}, updates)
+    ledger = replay_exchanges(recover_exchanges(connection, row.run_id), row.config.exchange_rules).ledger
+    contents = frozenset(one.message.content for exchange in ledger.open.values() for one in exchange.sent)
+    return Need(row.run_id, row.state, Version(0), RoundId(1), {}, updates, contents)
 
 
 class RunFiles:
@@ -102,6 +107,10 @@ class RunFiles:
         name = f"{version:06d}.safetensors"
         folders = [self.folder] if not self.num_ranks or version == 0 else [rank for rank in self.ranks if rank]
         return [folder / "versions" / name for folder in folders]
+
+    def content_files(self, digest: Digest) -> list[Path]:
+        """Return the paths of the content of a message: its manifest and its tensors."""
+        return [self.folder / "contents" / f"{digest}.{kind}" for kind in ("manifest.json", "safetensors")]
 
     def update(self, digest: Digest, rank: int, part: int | None = None) -> Path | None:
         """Return the path of an accepted update, or of a part of one; None: it is at a rank on another machine."""
@@ -134,6 +143,8 @@ def lacking(path: Path, needs: list[Need]) -> list[Path]:
             wanted += [files.manifest(version), *files.tensors(version)]
         for digest, meta in need.updates.items():
             wanted += files.update_files(digest, meta)
+        for digest in need.contents:
+            wanted += files.content_files(digest)
     return sorted(file for file in wanted if file is not None and not file.is_file())
 
 

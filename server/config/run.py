@@ -148,6 +148,10 @@ class ProgramConfig(BaseModel):
     reply_max: int = Field(default=2**40, ge=1, le=2**50)
     """Largest size of a reply [bytes]; a larger one is an error of its site."""
 
+    keep_replies: int = Field(default=0, ge=0, le=2**31)
+    """Newest exchanges whose replies stay on disk while the run goes on; a program that is killed after more exchanges
+    cannot be repeated, and the run fails. 0: all of them, which a repetition reads."""
+
     deadline_max: Seconds = 43200.0
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""
 
@@ -239,6 +243,7 @@ class RunConfig(BaseModel):
             deadline_max=self.program.deadline_max,
             grace=policy.grace,
             outage_max=policy.outage_max,
+            keep_replies=self.program.keep_replies,
         )
 
     @property

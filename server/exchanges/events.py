@@ -93,6 +93,7 @@ Event = (
     | shared.UpdateReceived
     | shared.UpdateRefused
     | shared.TimePassed
+    | shared.PauseRequested
     | shared.StopRequested
     | shared.ResumeRequested
 )
@@ -135,7 +136,7 @@ class AnswerNodes:
 
 @value
 class RecordExchange:
-    """Write the record of an exchange: it has opened, or changed after its end."""
+    """Note an exchange that has opened, or write the record of one that has closed: `ExchangeMachine.exchange`."""
 
     exchange: int
 
@@ -149,6 +150,7 @@ Effect = (
     | shared.Release
     | shared.Accept
     | shared.Reject
+    | shared.PauseRun
     | shared.EndRun
 )
 Effects = tuple[Effect, ...]

@@ -1,5 +1,8 @@
 """One exchange: messages that one call sends, and what becomes of each. Pure.
 
+An open exchange has each of its messages. A closed one is written as its record, and only what a repetition of the
+program needs of it stays in memory (`Settled`).
+
     OPEN ---every message has ended, or the linger after the quorum is over---> closed
 
 A message ends in exactly one fate: REPORTED (its reply is durable), FAILED (an error of the node or of its site's
@@ -8,10 +11,11 @@ exchange closed, or the run ended, without it). An ended message stays as it is,
 replies for every later process of the program.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from atoll.protocol.vocabulary import CloseReason, Digest, Fate, RoundId
+from atoll.server.exchanges.call import Call
 from atoll.server.exchanges.events import ExchangeAsked, Message
 from atoll.server.exchanges.rules import ExchangeRules
 
@@ -37,7 +41,6 @@ class Sent:
     has_begun: bool = False
     """The first bytes of a reply are here."""
     is_in_grace: bool = False
-    is_pulled: bool = False
 
     @property
     def is_waiting(self) -> bool:
@@ -51,9 +54,7 @@ class Exchange:
 
     number: int
     opened_at: float
-    in_order: bool
-    is_waiting: bool
-    """The call waits for the replies; otherwise they are pulled."""
+    call: Call
     sent: list[Sent]
     num_wanted: int
     linger_by: float | None = None
@@ -63,10 +64,6 @@ class Exchange:
     """The run ended first: a later process of the program sends the messages again, in a new exchange."""
     extended: float = 0.0
     """Time by which outages of the coordinator have moved the deadlines [s]."""
-    numbers: tuple[RoundId, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.numbers = tuple(one.number for one in self.sent)
 
     @classmethod
     def opened(cls, number: int, first: RoundId, asked: ExchangeAsked, rules: ExchangeRules, now: float) -> "Exchange":
@@ -76,7 +73,12 @@ class Exchange:
             Sent(RoundId(first + place), message, now + max(0.0, min(message.ttl, timeout)))
             for place, message in enumerate(asked.messages)
         ]
-        return cls(number, now, asked.in_order, asked.is_waiting, sent, rules.num_wanted(len(sent)))
+        return cls(number, now, Call.of(asked), sent, rules.num_wanted(len(sent)))
+
+    @property
+    def numbers(self) -> tuple[RoundId, ...]:
+        """The numbers of its messages, in order."""
+        return tuple(one.number for one in self.sent)
 
     @property
     def is_open(self) -> bool:
@@ -129,7 +131,7 @@ class Exchange:
             self.closed_at, self.close_reason = now, self._reason()
             return True
         num_reported = sum(one.fate is Fate.REPORTED for one in self.sent)
-        if self.is_waiting and self.linger_by is None and num_reported >= self.num_wanted:
+        if self.call.is_waiting and self.linger_by is None and num_reported >= self.num_wanted:
             self.linger_by = now + linger
         return False
 
@@ -156,30 +158,28 @@ def end(sent: Sent, fate: Fate, now: float, reason: str = "", detail: str = "") 
     sent.fate, sent.ended_at, sent.reason, sent.detail = fate, now, reason, detail
 
 
-def difference(before: Exchange, asked: ExchangeAsked) -> str:
-    """Return how a call differs from the one that opened an exchange; empty: it sends the same.
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A closed exchange: the numbers with which the calls of a later process are answered."""
 
-    Compared are the nodes, kinds, groups and digests of the messages, in order; not their times.
-    """
-    if len(before.sent) != len(asked.messages):
-        return f"it sent {len(before.sent)} before, now {len(asked.messages)}"
-    if before.is_waiting != asked.is_waiting:
-        waits, pulls = "waits for the replies", "pulls them"
-        return (
-            f"it {waits if before.is_waiting else pulls} in the journal, now it {pulls if before.is_waiting else waits}"
-        )
-    for place, (one, new) in enumerate(zip(before.sent, asked.messages, strict=True), start=1):
-        old = one.message
-        if (old.client_id, old.kind, old.group, old.content) != (new.client_id, new.kind, new.group, new.content):
-            return f"message {place} of {len(asked.messages)} was {_said(old)} before, now {_said(new)}"
-    return ""
+    call: Call
+    first: RoundId
+    """The number of its first message."""
+    missing: tuple[RoundId, ...]
+    """The messages without a reply."""
 
+    @classmethod
+    def of(cls, exchange: Exchange) -> "Settled":
+        """Return what stays of an exchange."""
+        missing = tuple(one.number for one in exchange.sent if one.fate not in ANSWERED)
+        return cls(exchange.call, exchange.sent[0].number, missing)
 
-def first_equal(exchanges: Iterable[Exchange], asked: ExchangeAsked) -> Exchange | None:
-    """Return the first exchange whose call sent the same."""
-    return next((exchange for exchange in exchanges if not difference(exchange, asked)), None)
+    @property
+    def numbers(self) -> tuple[RoundId, ...]:
+        """The numbers of its messages, in order."""
+        return tuple(RoundId(self.first + place) for place in range(self.call.num_messages))
 
-
-def _said(message: Message) -> str:
-    group = f" in group {message.group!r}" if message.group else ""
-    return f"{message.kind} to {message.client_id}{group} with content {message.content[:12]}"
+    @property
+    def answered(self) -> tuple[RoundId, ...]:
+        """The messages that have a reply, in the order of the call."""
+        return tuple(number for number in self.numbers if number not in self.missing)

@@ -6,13 +6,13 @@ has one certain place. Calls from threads of the program may come in another ord
 exchange that sent the same; one that fits none is held until all exchanges of before are asked for again.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
-from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.protocol.vocabulary import RoundId
+from atoll.server.exchanges.call import Call, difference
 from atoll.server.exchanges.events import ExchangeAsked
-from atoll.server.exchanges.exchange import Exchange, difference, first_equal
 
 
 @dataclass(slots=True)
@@ -20,15 +20,24 @@ class Look:
     """An answer to a call for the nodes, with the number of exchanges that the process had asked for before."""
 
     num_exchanges: int
-    nodes: tuple[ClientId, ...]
+    roster: int
+    """The place of the nodes in `Ledger.rosters`."""
 
 
 @dataclass(slots=True)
 class Pull:
     """A call for replies that were pushed, and those that it got."""
 
-    asked: tuple[RoundId, ...]
+    asked: str
+    """The SHA-256 of the numbers that it asked for."""
+    newest: RoundId
+    """The largest of them."""
     got: tuple[RoundId, ...]
+
+    @classmethod
+    def of(cls, asked: tuple[RoundId, ...], got: tuple[RoundId, ...]) -> "Pull":
+        """Return a call for these replies."""
+        return cls(_digest(asked), max(asked), got)
 
 
 @dataclass(slots=True)
@@ -43,54 +52,59 @@ class Diverged(Exception):
     """The program is another one than before; the message says where."""
 
 
+class Forgotten(Exception):
+    """The replies of an exchange are no longer kept; the message says which."""
+
+
 @dataclass(slots=True)
 class Repetition:
     """The calls of the present process of the program, beside all that are in the journal."""
 
-    left: dict[int, Exchange] = field(default_factory=dict)
-    """The exchanges of before that it has not asked for, by number, in order."""
-    claimed: dict[int, int] = field(default_factory=dict)
-    """The call that has asked for an exchange, by the exchange."""
+    left: list[int] = field(default_factory=list)
+    """The exchanges of before that it has not asked for, in order."""
+    waiting: dict[int, int] = field(default_factory=dict)
+    """The call that waits for an open exchange, by the exchange."""
+    num_claimed: int = 0
+    """The exchanges that it has asked for."""
     held: list[Held] = field(default_factory=list)
+    paused: list[ExchangeAsked] = field(default_factory=list)
+    """The new calls that wait for the end of a pause."""
     num_looks: int = 0
     num_pulls: int = 0
 
-    @classmethod
-    def of(cls, exchanges: Mapping[int, Exchange]) -> Self:
-        """Return the state of a process that has made no call."""
-        return cls({number: exchange for number, exchange in exchanges.items() if not exchange.is_void})
-
-    def claim(self, asked: ExchangeAsked) -> Exchange | None:
+    def claim(self, asked: ExchangeAsked, call_of: Callable[[int], Call]) -> int | None:
         """Return the exchange of before that a call repeats; None: there is none yet.
 
         Raises:
             Diverged: the call is none of those that can come now.
         """
+        of_its_kind = (number for number in self.left if call_of(number).in_order == asked.in_order)
         if not asked.in_order:
-            found = first_equal((exchange for exchange in self.left.values() if not exchange.in_order), asked)
+            now = Call.of(asked)
+            found = next((number for number in of_its_kind if call_of(number).sends_as(now)), None)
         else:
-            found = next((exchange for exchange in self.left.values() if exchange.in_order), None)
-            if found is not None and (differs := difference(found, asked)):
-                raise Diverged(f"exchange {found.number}: {differs}")
+            found = next(of_its_kind, None)
+            if found is not None and (differs := difference(call_of(found), asked)):
+                raise Diverged(f"exchange {found}: {differs}")
         if found is not None:
-            del self.left[found.number]
-            self.claimed[found.number] = asked.call
+            self.left.remove(found)
+            self.num_claimed += 1
         return found
 
-    def look(self, looks: list[Look]) -> tuple[ClientId, ...] | None:
-        """Return the answer of before to the next call for the nodes; None: there is none.
+    def look(self, looks: Sequence[Look]) -> int | None:
+        """Return the roster of before that answers the next call for the nodes; None: there is none.
 
         A look from before an exchange that was asked for again is passed over; the last look before the next exchange
         answers any further calls.
         """
-        here = len(self.claimed)
+        here = self.num_claimed
         while self.num_looks < len(looks) and looks[self.num_looks].num_exchanges < here:
             self.num_looks += 1
         if self.num_looks < len(looks) and looks[self.num_looks].num_exchanges == here:
             self.num_looks += 1
-            return looks[self.num_looks - 1].nodes
+            return looks[self.num_looks - 1].roster
         if self.left and self.num_looks:
-            return looks[self.num_looks - 1].nodes
+            return looks[self.num_looks - 1].roster
         return None
 
     def pull(self, pulls: list[Pull], numbers: tuple[RoundId, ...]) -> tuple[RoundId, ...] | None:
@@ -102,13 +116,14 @@ class Repetition:
         if self.num_pulls >= len(pulls):
             return None
         before = pulls[self.num_pulls]
-        if before.asked != numbers:
-            raise Diverged(
-                f"pull {self.num_pulls + 1}: it asked for messages {_listed(before.asked)} before, now "
-                f"{_listed(numbers)}"
-            )
+        if before.asked != _digest(numbers):
+            raise Diverged(f"pull {self.num_pulls + 1}: it asked for other messages before, now for {_listed(numbers)}")
         self.num_pulls += 1
         return before.got
+
+
+def _digest(numbers: tuple[RoundId, ...]) -> str:
+    return hashlib.sha256(repr(numbers).encode()).hexdigest()
 
 
 def _listed(numbers: tuple[RoundId, ...]) -> str:

@@ -20,6 +20,8 @@ class ExchangeRules:
     """Longest time by which an outage of the coordinator moves the deadline of an exchange, in all [s]."""
     hold: float = 600.0
     """Time in which the threads of a repeated program must have asked for what they asked for before [s]."""
+    keep_replies: int = 0
+    """The newest exchanges whose replies stay, so that a program that asked for more cannot be repeated; 0: all."""
     restarts_max: int = 3
     """Most deaths of the program's process without a new exchange in between, after which the run fails."""
 

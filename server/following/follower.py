@@ -1,5 +1,7 @@
 """The machine of a run, fed with the entries of its journal, and the items that each entry gives. Pure."""
 
+from collections.abc import Iterator
+
 from atoll.protocol.vocabulary import TERMINAL, RoundId, RunId
 from atoll.server.following.items import Began, Document, Happened, OpenRound, Standing
 from atoll.server.rounds.events import Abandon, AmendRecord, Commit, Effect, Event
@@ -54,16 +56,15 @@ class Follower:
         standing = self._standing()
         return Happened(seq, at, event, lines, self._ended(effects), None if standing == before else standing)
 
-    def open_round(self) -> OpenRound | None:
-        """Return the record of the open round, if it has changed since the last call; None also without one."""
+    def open_rounds(self) -> Iterator[OpenRound]:
+        """Yield the record of the open round, if it has changed since the last call."""
         if self.machine.round is None or not self._is_news:
-            return None
+            return
         self._is_news = False
         found = self._document(self.machine.round.record)
-        if found == self._shown:
-            return None
-        self._shown = found
-        return OpenRound(self.seq, self.machine.ledger.now, found)
+        if found != self._shown:
+            self._shown = found
+            yield OpenRound(self.seq, self.machine.ledger.now, found)
 
     def _ended(self, effects: tuple[Effect, ...]) -> tuple[Document, ...]:
         """Return the records that the effects write, each once, in their last form."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import RoundId, RunId, RunState, Version
+from atoll.server.exchanges.events import Event as EventOfMessages
 from atoll.server.rounds.events import Event, UpdateReceived
 
 Document = dict[str, Any]
@@ -20,6 +21,8 @@ class Standing:
     rounds: int
     next_round: RoundId
     open_round: RoundId | None
+    exchanges: int | None = None
+    """The exchanges so far of a run of messages, which has these in the place of rounds."""
 
 
 @value
@@ -37,7 +40,7 @@ class Happened:
 
     seq: int
     at: float
-    event: Event
+    event: Event | EventOfMessages
     lines: tuple[str, ...]
     """The lines of the coordinator's log."""
     records: tuple[Document, ...]
@@ -48,7 +51,7 @@ class Happened:
 
 @value
 class OpenRound:
-    """The record of the open round after the entry `seq`. Only the newest one of a round counts."""
+    """The record of the open round, or exchange, after the entry `seq`. Only the newest one of each counts."""
 
     seq: int
     at: float
@@ -98,7 +101,7 @@ def _plain(part: Any) -> Any:
     return list(part) if isinstance(part, tuple) else part
 
 
-def _document_of_event(event: Event) -> Document:
+def _document_of_event(event: Event | EventOfMessages) -> Document:
     about = event.update if isinstance(event, UpdateReceived) else event
     names = {"client": "client_id", "round": "round_id", "version": "version"}
     known = {key: getattr(about, name) for key, name in names.items() if hasattr(about, name)}

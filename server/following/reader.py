@@ -12,10 +12,12 @@ from sqlalchemy import Connection, select
 
 from atoll.aggregation.printable import count_of
 from atoll.server.errors import DatabaseAway, StoreCorrupted
+from atoll.server.following.exchange_follower import ExchangeFollower
 from atoll.server.following.follower import Follower
 from atoll.server.following.items import Item, Jumped, Waiting
+from atoll.server.journal.exchanges import read_exchange_base
 from atoll.server.journal.journal import RunRow
-from atoll.server.journal.recovery import Base, JournaledEvent, last_seq, read_base, read_entries
+from atoll.server.journal.recovery import JournaledEvent, last_seq, read_base, read_entries
 from atoll.server.journal.schema import RUNS
 from atoll.server.views.history import History
 
@@ -41,7 +43,7 @@ class Reader:
     ) -> None:
         self._history, self._run, self._at_once = history, run, at_once
         self._after = after
-        self.follower: Follower | None = None
+        self.follower: Follower | ExchangeFollower | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -52,11 +54,9 @@ class Reader:
         """Yield the items of all entries that the journal has now, and at their end the open round.
 
         Raises:
-            LookupError: the run has been deleted, or is one of messages.
+            LookupError: the run has been deleted.
             OSError: as of `History.read`; the next call goes on after the last item.
         """
-        if self._run.config.is_of_messages:
-            raise LookupError(f"run {self._run.run_id} is one of messages: `atoll run show` has its exchanges")
         if self.follower is None:
             yield from self._begin()
         assert self.follower is not None
@@ -68,8 +68,7 @@ class Reader:
                 yield from self._jump(self.follower.seq, last)
             elif not entries:
                 break
-        if (found := self.follower.open_round()) is not None:
-            yield found
+        yield from self.follower.open_rounds()
 
     def _look(self, seq: int) -> tuple[list[JournaledEvent], int]:
         """Read the entries after the entry `seq`, none if the next one is missing, and the number of the last one."""
@@ -87,8 +86,8 @@ class Reader:
 
     def _begin(self) -> Iterator[Item]:
         """Begin at the newest snapshot, or after the entry that was given: replay up to it, without items."""
-        after, run_id = self._after, self._run.run_id
-        follower = self._from(self._history.read(lambda connection: read_base(connection, run_id, most=after)))
+        after = self._after
+        follower = self._from_snapshot(after)
         while after is not None:
             entries, last = self._look(follower.seq)
             if not entries and (follower.seq < after or last != after):
@@ -101,8 +100,14 @@ class Reader:
         self.follower = follower
         yield follower.began()
 
-    def _from(self, base: Base) -> Follower:
-        return Follower(self._run.run_id, self._run.rules, base.ledger, base.seq)
+    def _from_snapshot(self, most: int | None = None) -> Follower | ExchangeFollower:
+        """Return a follower with the state of the newest snapshot, after the entry `most` at the latest."""
+        run = self._run
+        if run.config.is_of_messages:
+            base = self._history.read(lambda connection: read_exchange_base(connection, run.run_id, most=most))
+            return ExchangeFollower(run.run_id, run.config.exchange_rules, base.ledger, base.seq)
+        of_rounds = self._history.read(lambda connection: read_base(connection, run.run_id, most=most))
+        return Follower(run.run_id, run.rules, of_rounds.ledger, of_rounds.seq)
 
     def _jump(self, after: int, last: int) -> Iterator[Item]:
         """Go on from the newest snapshot: the entries after `after` are gone, or the journal is an older one.
@@ -111,18 +116,18 @@ class Reader:
             StoreCorrupted: no snapshot can take the place of the missing entries.
         """
         run_id, is_older = self._run.run_id, last < after
-        base = self._history.read(lambda connection: read_base(connection, run_id))
-        if not is_older and base.seq <= after:
-            raise StoreCorrupted(f"run {run_id}: an entry between {min(base.seq, after)} and {last} is missing")
-        self.follower = follower = self._from(base)
+        follower = self._from_snapshot()
+        if not is_older and follower.seq <= after:
+            raise StoreCorrupted(f"run {run_id}: an entry between {min(follower.seq, after)} and {last} is missing")
+        self.follower = follower
         why = (
             f"the journal ends with entry {last}, before entry {after}: it was restored from a backup, or is another "
-            f"one; this goes on from entry {base.seq}"
+            f"one; this goes on from entry {follower.seq}"
             if is_older
-            else f"{count_of(base.seq - after, 'entry', 'entries')} after entry {after} had been deleted before they "
-            f"were read; this goes on from entry {base.seq}, and `atoll round list` has the rounds between"
+            else f"{count_of(follower.seq - after, 'entry', 'entries')} after entry {after} had been deleted before "
+            f"they were read; this goes on from entry {follower.seq}, and `atoll round list` has the rounds between"
         )
-        yield Jumped(after, base.seq, why)
+        yield Jumped(after, follower.seq, why)
         yield follower.began()
 
 

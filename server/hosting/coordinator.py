@@ -290,15 +290,13 @@ class Coordinator:
         """Let no new round of a run start; return what still has to happen first, or ""."""
         run = self._run(run_id)
         ledger = run.machine.ledger
-        if isinstance(run, MessageDriver):
-            raise OperatorError(f"run {run_id} is one of messages: stop it; `atoll run resume` goes on where it was")
         if ledger.state is not RunState.RUNNING:
             raise OperatorError(f"run {run_id} is {ledger.state}; only a running one can be paused")
         self.audit.record(Action.RUN_PAUSE, run_id, reason)
         await run.post(PauseRequested(reason))
         if ledger.state is RunState.RUNNING and ledger.pause_reason is None:
             raise OperatorError(f"run {run_id} is about to end; there is nothing to pause")
-        return what_a_pause_waits_for(run.machine)
+        return run.machine.ledger.pausing if isinstance(run, MessageDriver) else what_a_pause_waits_for(run.machine)
 
     async def resume_run(self, run_id: RunId, overrides: Sequence[str] = ()) -> str:
         """Resume a paused run, or reopen an ended one: a finished one with more rounds, any with changed settings.

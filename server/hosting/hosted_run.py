@@ -1,5 +1,7 @@
 """A run that a coordinator hosts: of rounds, or of messages; and the making of the drivers of the second kind."""
 
+import logging
+
 from atoll.aggregation.printable import count_of
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import RunId
@@ -13,9 +15,12 @@ from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_parts import SharedParts
+from atoll.server.journal.exchanges import replay_exchanges
 from atoll.server.journal.journal import RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
+
+logger = logging.getLogger(__name__)
 
 HostedRun = RunDriver | MessageDriver
 
@@ -63,7 +68,10 @@ class MessageRuns:
 
     def recovered(self, config: RunConfig, run_id: RunId) -> MessageDriver:
         """Make the driver of a run of an earlier process, from its journal; raises StoreCorrupted."""
-        return self._driver(config, run_id, *self._shared.journal.load_exchanges(run_id, config.exchange_rules))
+        recovered = self._shared.journal.load_exchanges(run_id)
+        for fault in recovered.faults:
+            logger.warning("%s: an older snapshot is used instead, and nothing is lost", fault)
+        return self._driver(config, run_id, replay_exchanges(recovered, config.exchange_rules), recovered.seq)
 
     def _driver(self, config: RunConfig, run_id: RunId, machine: ExchangeMachine, seq: int) -> MessageDriver:
         folder, limits = self._state.run(run_id), DiskLimits(self._config.disk_free_min, self._config.incoming_max)

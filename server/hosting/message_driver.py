@@ -28,6 +28,7 @@ from atoll.server.exchanges.events import (
     NodesAsked,
     ProgramEnded,
     ProgramStarted,
+    RecordExchange,
     RepliesPulled,
     StartProgram,
 )
@@ -36,16 +37,24 @@ from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.hosting import messages
 from atoll.server.hosting.journaled_driver import Decision, JournaledDriver
+from atoll.server.hosting.message_retention import MessageRetention
 from atoll.server.hosting.run_parts import SharedParts
-from atoll.server.journal.codec import decode_meta, encode_event
-from atoll.server.journal.journal import Batch, Entry, RunChange, UpdateRow
+from atoll.server.journal.codec import decode_meta, encode, encode_event
+from atoll.server.journal.journal import Batch, Entry, ExchangeRow, RunChange, Snapshot, UpdateRow
 from atoll.server.programs.answers import reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
-from atoll.server.rounds.events import Accept, EndRun, Release, ResumeRequested, RunStarted
+from atoll.server.rounds.events import Accept, EndRun, PauseRun, Release, ResumeRequested, RunStarted, Update
 from atoll.server.views.message_lines import lines_of
 
 logger = logging.getLogger(__name__)
+
+
+SNAPSHOT_ENTRIES = 500
+"""The entries after which a snapshot is taken, and one more for each value that grows with the run: so the snapshots
+cost no more than the entries, and a replay reads few of these."""
+
+_STARTS = (RunStarted, ResumeRequested)
 
 
 class MessageDriver(JournaledDriver[Event, Effect]):
@@ -77,6 +86,10 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.versions = contents
         self._local = json.dumps(config.given, sort_keys=True)
         self._looking: list[int] = []
+        self._snapshot_due = seq + SNAPSHOT_ENTRIES
+        self.retention = MessageRetention(
+            run_id, lambda: machine.ledger, contents, shared, machine.rules.keep_replies, self._spawn
+        )
         order = {"program": config.program.main, "seed": config.seed, "options": config.options}
         self.program = ProgramProcess(
             order, contents.folder / "program", contents.folder / "program.log", self._called, self._program_ended
@@ -90,19 +103,39 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         for effect in effects:
             if isinstance(effect, Accept) and kept is not None:
                 rows.updates.append(UpdateRow(self.run_id, effect.digest, kept.meta, kept.data))
+            elif isinstance(effect, RecordExchange):
+                exchange = self.machine.exchange(effect.exchange)
+                rows.records += [ExchangeRow.of(self.run_id, exchange)] if exchange and not exchange.is_open else []
         is_over = any(isinstance(effect, EndRun) for effect in effects)
-        if is_over or isinstance(event, RunStarted | ResumeRequested):
+        if any(isinstance(effect, EndRun | PauseRun) for effect in effects) or isinstance(event, _STARTS):
             rows.changes.append(RunChange(self.run_id, ledger.state, ledger.cause, now if is_over else None))
-        return Decision(tuple(lines_of(self.machine, event, effects)))
+        if is_over or self._seq >= self._snapshot_due:
+            rows.snapshots.append(Snapshot(self.run_id, self._seq, now, encode(ledger)))
+            self._snapshot_due = self._seq + SNAPSHOT_ENTRIES + ledger.num_rows
+        is_news = isinstance(event, ExchangeAsked) or any(isinstance(effect, RecordExchange) for effect in effects)
+        lines = tuple(lines_of(self.machine, event, effects))
+        return Decision(lines, self.retention.after() if is_over or is_news else None)
 
     @property
     def where(self) -> str:
         """The place of the run in its course, for the log."""
-        return f"exchange {len(self.machine.ledger.exchanges)}"
+        return f"exchange {self.machine.ledger.num_exchanges}"
+
+    async def has_reply(self, update: Update) -> bool:
+        """Return whether this same reply was accepted before, so that only the answer to its upload was lost."""
+        if self.machine.is_accepted(update):
+            return True
+        journal = self._shared.journal
+        return await on_thread(self._shared.journal_thread, journal.has_update, self.run_id, update.digest)
 
     def is_news(self, client_id: ClientId, number: RoundId) -> bool:
         """Return whether a client's failure to answer a message changes anything."""
         return self.machine.waits_for(client_id, number)
+
+    def start(self) -> None:
+        """Start the task that writes and acts, and delete what an earlier process has left."""
+        super().start()
+        self.retention.after()()
 
     async def stop(self) -> None:
         """End all tasks and the program's process, as a crash would: the next process goes on from the journal."""
@@ -161,13 +194,23 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         return ServerMessage(invite=invite)
 
     async def _answer(self, call: int, numbers: tuple[RoundId, ...]) -> None:
-        found = [sent for sent in map(self.machine.ledger.sent, numbers) if sent is not None]
+        """Answer with replies: those of open exchanges are in the machine, all others in their records."""
+        ledger, journal = self.machine.ledger, self._shared.journal
+        exchanges = {self.machine.ledger.exchange_of(number) for number in numbers}
+        closed = exchanges - ledger.open.keys()
+        if self.retention.keep_replies and exchanges:
+            self.retention.being_read[call] = min(exchanges)
+        of_open = {number: ledger.sent(number) for number in numbers}
+        records = await on_thread(self._shared.journal_thread, partial(journal.exchanges, self.run_id, closed))
+        of_closed = {one.number: one for exchange in records.values() for one in exchange.sent}
+        found = [sent for number in numbers if (sent := of_open[number] or of_closed.get(number)) is not None]
         digests = [sent.reply for sent in found if sent.reply is not None]
-        read = partial(self._shared.journal.updates, self.run_id, digests)
+        read = partial(journal.updates, self.run_id, digests)
         rows = await on_thread(self._shared.journal_thread, read) if digests else {}
         metas = {digest: decode_meta(row.meta, where=f"reply {digest}") for digest, row in rows.items()}
         pieces = {digest: parse_update(meta.manifest).pieces for digest, meta in metas.items()}
-        self.program.answer(call, replies=[self._reply(sent, pieces) for sent in found])
+        answer = {"replies": [self._reply(sent, pieces) for sent in found]}
+        self.program.answer(call, **answer, is_read=bool(self.retention.keep_replies))
 
     def _reply(self, sent: Sent, pieces: dict[Digest, tuple[Piece, ...]]) -> Json:
         place = self.machine.ledger.place(sent.number)
@@ -180,6 +223,8 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         if not self.machine.ledger.is_open:
             return
         self._looking.clear()  # of a process that died
+        self.retention.being_read.clear()
+        self.contents.forget_offers()
         try:
             await self.program.start()
         except OSError as error:
@@ -209,6 +254,8 @@ class MessageDriver(JournaledDriver[Event, Effect]):
                 self.post(self._asked(number, call))
             case "pull":
                 self._pulled(number, tuple(map(RoundId, call["numbers"])))
+            case "read":
+                self.retention.being_read.pop(number, None)
 
     def _look(self) -> None:
         """Tell the nodes to the calls that ask for them; the first look of a run waits for `round.min_available`."""
@@ -216,13 +263,17 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         if ledger.looks or len(ledger.membership.present) >= self.config.round.min_available:
             looking, self._looking = self._looking, []
             for number in looking:
-                self.post(NodesAsked(number))
+                if self.machine.has_looked():
+                    self.program.answer(number, nodes=ledger.membership.present)
+                else:
+                    self.post(NodesAsked(number))
 
     def _asked(self, number: int, call: Json) -> ExchangeAsked:
         listed = []
         for node, kind, digest, group, ttl in call["messages"]:
             content = self.contents.keep(Digest(digest))
             listed.append(Message(node, kind, content.digest, content.manifest.num_bytes, group, float(ttl)))
+        self.contents.sent(map(Digest, call["contents"]))
         return ExchangeAsked(number, tuple(listed), call["timeout"], call["in_order"], call["waits"])
 
     def _pulled(self, number: int, numbers: tuple[RoundId, ...]) -> None:

@@ -72,10 +72,8 @@ class MessageJudge:
 
     async def old_verdict(self) -> pb.Verdict | None:
         """Repeat the verdict on a reply that was accepted before, once its grounds are on disk; None: it was not."""
-        if not self.run.machine.is_accepted(self.update):
-            return None
         await self.run.on_disk()
-        return pb.Verdict(accepted=True)
+        return pb.Verdict(accepted=True) if await self.run.has_reply(self.update) else None
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """Let the machine decide about a sound reply; the decision is on disk when this returns."""
@@ -83,7 +81,7 @@ class MessageJudge:
             if isinstance(effect, Accept) and effect.digest == self.update.digest:
                 return pb.Verdict(accepted=True)
             if isinstance(effect, Reject) and effect.digest == self.update.digest:
-                return refused(effect.reason, effect.detail)
+                return await self.old_verdict() or refused(effect.reason, effect.detail)
         raise AssertionError("the machine did not answer a reply")
 
     async def withdraw(self, digest: Digest) -> bool:

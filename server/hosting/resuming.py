@@ -40,12 +40,12 @@ def check_resumable(run: RunDriver, *, has_changes: bool) -> None:
 
 
 def check_repeatable(run: MessageDriver, overrides: Sequence[str]) -> None:
-    """Check that the program of a run of messages can begin again; raises OperatorError."""
+    """Check that a run of messages can go on; raises OperatorError."""
     state = run.machine.ledger.state
     if overrides:
         raise OperatorError(f"run {run.run_id} is one of messages: its settings stay, as its program repeats itself")
-    if state not in (RunState.STOPPED, RunState.FAILED):
-        raise OperatorError(f"run {run.run_id} is {state}; only one that has stopped or failed can be resumed")
+    if state not in (RunState.STOPPED, RunState.FAILED, RunState.PAUSED) and not run.machine.ledger.pausing:
+        raise OperatorError(f"run {run.run_id} is {state}; only one that is paused, stopped or failed can be resumed")
 
 
 def way_on(runs: Iterable[HostedRun], new: HostedRun) -> str:

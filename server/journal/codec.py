@@ -19,6 +19,7 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.errors import StoreCorrupted
+from atoll.server.exchanges.events import Event as EventOfMessages
 from atoll.server.rounds.events import Event
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
@@ -38,7 +39,8 @@ PLACE_CHARACTERS_MAX = 8192
 
 _CONFIG = ConfigDict(ser_json_inf_nan="constants", extra="forbid", strict=True)
 _PAGE: TypeAdapter[dict[ClientId, Member]] = TypeAdapter(dict[ClientId, Member], config=_CONFIG)
-_EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+_EVENTS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Event), *get_args(EventOfMessages))}
+"""The kinds of events, of runs of rounds and of messages; those that they share are the same."""
 
 
 def encode_event(event: object) -> tuple[str, str]:
@@ -46,8 +48,8 @@ def encode_event(event: object) -> tuple[str, str]:
     return type(event).__name__, encode(event)
 
 
-def decode_event(kind: str, body: str, *, where: str) -> Event:
-    """Decode an event.
+def decode_event(kind: str, body: str, *, where: str) -> Any:
+    """Decode an event, of a run of rounds or of messages.
 
     Args:
         kind: from `encode_event`.
@@ -59,8 +61,7 @@ def decode_event(kind: str, body: str, *, where: str) -> Event:
     """
     if kind not in _EVENTS:
         raise StoreCorrupted(f"{where}: unknown kind {kind!r}; known: {', '.join(sorted(_EVENTS))}")
-    event: Event = decode(_EVENTS[kind], body, where)
-    return event
+    return decode(_EVENTS[kind], body, where)
 
 
 def encode_ledger(ledger: Ledger) -> str:

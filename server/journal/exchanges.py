@@ -1,40 +1,73 @@
-"""The journal of a run of messages: its entries, from the first one on, and the machine that they make.
+"""The journal of a run of messages: its last good snapshot, the entries since, and the records of its exchanges.
 
-Such a run has no snapshots, and nothing of it is pruned: a new process of its program needs every exchange.
+A new process of its program needs what every exchange has sent and got: the snapshot has the digests of the messages,
+the records have the rest, and are read when a call of the program comes to them.
 """
 
-from typing import Any, get_args
+from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from atoll.protocol.vocabulary import RunId
-from atoll.server.errors import StoreCorrupted
-from atoll.server.exchanges.events import Event
+from atoll.server.exchanges.exchange import Exchange
+from atoll.server.exchanges.ledger import Ledger
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.exchanges.rules import ExchangeRules
-from atoll.server.journal import checksums
 from atoll.server.journal.codec import decode
-from atoll.server.journal.schema import JOURNAL
+from atoll.server.journal.recovery import Base, Recovered, entries_since, newest_base
+from atoll.server.journal.schema import ROUNDS
 
-_EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+AT_ONCE = 500
+"""The most records in one query."""
 
 
-def replay_exchanges(connection: Connection, run_id: RunId, rules: ExchangeRules) -> tuple[ExchangeMachine, int]:
-    """Return the machine of a run of messages after its last entry, and the number of that entry.
+def read_exchange_base(connection: Connection, run_id: RunId, *, most: int | None = None) -> Base[Ledger]:
+    """Read the last good snapshot of a run of messages; see `recovery.newest_base`."""
+    return newest_base(connection, run_id, most, Ledger, _read_snapshot)
+
+
+def recover_exchanges(connection: Connection, run_id: RunId) -> Recovered[Ledger]:
+    """Read the last good snapshot of a run of messages and the entries since; raises StoreCorrupted."""
+    base = read_exchange_base(connection, run_id)
+    return Recovered(base.ledger, base.seq, entries_since(connection, run_id, base), base.faults)
+
+
+def replay_exchanges(recovered: Recovered[Ledger], rules: ExchangeRules) -> ExchangeMachine:
+    """Return the machine after the last entry. Call it once: the machine takes the ledger and changes it."""
+    machine = ExchangeMachine(rules, recovered.ledger)
+    for entry in recovered.entries:
+        machine.receive(entry.event, entry.at)
+    return machine
+
+
+def read_exchanges(
+    connection: Connection, run_id: RunId, numbers: Collection[int] | None = None, *, after: int = 0
+) -> dict[int, Exchange]:
+    """Return closed exchanges of a run by number, in order, as their records have them.
+
+    Args:
+        connection: that of the transaction.
+        run_id: the run.
+        numbers: the exchanges; None: all that are kept.
+        after: the exchange after which they begin.
 
     Raises:
-        StoreCorrupted: an entry is missing or damaged.
+        StoreCorrupted: a record cannot be read.
     """
-    machine, seq = ExchangeMachine(rules), 0
-    rows = select(JOURNAL).where(JOURNAL.c.run_id == run_id).order_by(JOURNAL.c.seq)
-    for row in connection.execute(rows):
-        where = f"run {run_id}, entry {row.seq}"
-        if row.seq != seq + 1:
-            raise StoreCorrupted(f"run {run_id}: entry {seq + 1} is missing before {row.seq}")
-        if checksums.of_entry(row.seq, row.at, row.kind, row.body) != row.checksum:
-            raise StoreCorrupted(f"{where}: its checksum is wrong")
-        if row.kind not in _EVENTS:
-            raise StoreCorrupted(f"{where}: unknown kind {row.kind!r}; known: {', '.join(sorted(_EVENTS))}")
-        machine.receive(decode(_EVENTS[row.kind], row.body, where), row.at)
-        seq = row.seq
-    return machine, seq
+    rows = select(ROUNDS).where(ROUNDS.c.run_id == run_id, ROUNDS.c.round_id > after).order_by(ROUNDS.c.round_id)
+    if numbers is None:
+        return {row.round_id: _exchange(row) for row in connection.execute(rows)}
+    wanted, found = sorted(numbers), dict[int, Exchange]()
+    for begin in range(0, len(wanted), AT_ONCE):
+        some = rows.where(ROUNDS.c.round_id.in_(wanted[begin : begin + AT_ONCE]))
+        found |= {row.round_id: _exchange(row) for row in connection.execute(some)}
+    return found
+
+
+def _exchange(row: Row[Any]) -> Exchange:
+    return decode(Exchange, row.record, f"run {row.run_id}, exchange {row.round_id}")
+
+
+def _read_snapshot(connection: Connection, row: Row[Any], where: str) -> Ledger:
+    return decode(Ledger, row.body, where)

@@ -7,7 +7,7 @@ machines continue. Entries, snapshots and pages carry checksums; a damaged row i
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
@@ -19,13 +19,13 @@ from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
-from atoll.server.exchanges.machine import ExchangeMachine
-from atoll.server.exchanges.rules import ExchangeRules
+from atoll.server.exchanges.exchange import Exchange
+from atoll.server.exchanges.ledger import Ledger as LedgerOfMessages
 from atoll.server.journal import checksums
-from atoll.server.journal.codec import as_of_then, decode_rules, encode_rules
-from atoll.server.journal.exchanges import replay_exchanges
+from atoll.server.journal.codec import as_of_then, decode_rules, encode, encode_rules
+from atoll.server.journal.exchanges import read_exchanges, recover_exchanges
 from atoll.server.journal.pruning import Stay, prune
-from atoll.server.journal.recovery import Recovered, recover
+from atoll.server.journal.recovery import Recovered, RecoveredRounds, recover
 from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, META, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.journal.statements import SELECT_UPDATES, statements
@@ -144,6 +144,22 @@ class RecordRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangeRow:
+    """The record of a closed exchange, in the place of a round's."""
+
+    run_id: RunId
+    round_id: int
+    record: str
+    phase: str
+    version: None = None
+
+    @classmethod
+    def of(cls, run_id: RunId, exchange: Exchange) -> Self:
+        """Return the row of an exchange."""
+        return cls(run_id, exchange.number, encode(exchange), str(exchange.close_reason))
+
+
+@dataclass(frozen=True, slots=True)
 class VersionRow:
     """A version whose file is durable; `digest` is that of its manifest."""
 
@@ -189,7 +205,7 @@ class Batch:
     updates: list[UpdateRow] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     members: list[Page] = field(default_factory=list)
-    records: list[RecordRow] = field(default_factory=list)
+    records: list[RecordRow | ExchangeRow] = field(default_factory=list)
     versions: list[VersionRow] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
     runs: list[RunRow] = field(default_factory=list)  # new, or with new settings
@@ -283,7 +299,7 @@ class Journal:
         for new in batch.settings:
             _change_settings(connection, new)
 
-    def load(self, run_id: RunId) -> Recovered:
+    def load(self, run_id: RunId) -> RecoveredRounds:
         """Return the last good snapshot and the entries since.
 
         Raises:
@@ -291,9 +307,15 @@ class Journal:
         """
         return self._database.read(lambda connection: recover(connection, run_id))
 
-    def load_exchanges(self, run_id: RunId, rules: ExchangeRules) -> tuple[ExchangeMachine, int]:
-        """Return what `exchanges.replay_exchanges` does; raises StoreCorrupted."""
-        return self._database.read(lambda connection: replay_exchanges(connection, run_id, rules))
+    def load_exchanges(self, run_id: RunId) -> Recovered[LedgerOfMessages]:
+        """Return what `load` does, for a run of messages."""
+        return self._database.read(lambda connection: recover_exchanges(connection, run_id))
+
+    def exchanges(
+        self, run_id: RunId, numbers: Collection[int] | None = None, *, after: int = 0
+    ) -> dict[int, Exchange]:
+        """Return what `exchanges.read_exchanges` does; raises StoreCorrupted."""
+        return self._database.read(lambda connection: read_exchanges(connection, run_id, numbers, after=after))
 
     def updates(self, run_id: RunId, digests: Sequence[Digest]) -> dict[Digest, UpdateRow]:
         """Return accepted updates of a run by digest.

@@ -1,9 +1,9 @@
 """The recovery of a run from the journal: its last good snapshot and the entries since, by their checksums."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Row, Select, func, select
 
@@ -13,11 +13,12 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.journal import checksums
 from atoll.server.journal.codec import decode_event, decode_ledger, decode_page
 from atoll.server.journal.schema import JOURNAL, MEMBERS, SNAPSHOTS
-from atoll.server.rounds.events import Event
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
+
+L = TypeVar("L")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,14 @@ class JournaledEvent:
 
     seq: int
     at: float
-    event: Event
+    event: Any  # of a run of rounds, or of messages
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Generic[L]):
     """The last good snapshot of a run (an empty ledger: there is none) and all events since."""
 
-    ledger: Ledger
+    ledger: L
     snapshot_seq: int
     entries: tuple[JournaledEvent, ...]
     faults: tuple[str, ...] = ()  # of newer snapshots that are damaged, for the operator
@@ -42,6 +43,11 @@ class Recovered:
     def seq(self) -> int:
         """The number of the last entry; the next entry has one more."""
         return self.entries[-1].seq if self.entries else self.snapshot_seq
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredRounds(Recovered[Ledger]):
+    """The last good snapshot of a run of rounds, and all events since."""
 
     def replay(self, rules: RunRules) -> RunMachine:
         """Return the machine after the last entry. Call it once: the machine takes the ledger and changes it."""
@@ -52,21 +58,26 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class Base(Generic[L]):
     """The ledger after the entry `seq`, from which a replay begins: of a snapshot, or empty before entry 1."""
 
-    ledger: Ledger
+    ledger: L
     seq: int
     faults: tuple[str, ...] = ()  # of newer snapshots that are damaged
 
 
-def recover(connection: Connection, run_id: RunId) -> Recovered:
-    """Read the last good snapshot of a run and the entries since, within a transaction of the caller.
+def recover(connection: Connection, run_id: RunId) -> RecoveredRounds:
+    """Read the last good snapshot of a run of rounds and the entries since, within a transaction of the caller.
 
     Raises:
         StoreCorrupted: an entry that is needed is missing or damaged.
     """
     base = read_base(connection, run_id)
+    return RecoveredRounds(base.ledger, base.seq, entries_since(connection, run_id, base), base.faults)
+
+
+def entries_since(connection: Connection, run_id: RunId, base: Base[L]) -> tuple[JournaledEvent, ...]:
+    """Return all entries after the one of a base; raises as `recover`."""
     entries: list[JournaledEvent] = []
     for expected, row in enumerate(connection.execute(_entries_after(run_id, base.seq)), start=base.seq + 1):
         if row.seq != expected:
@@ -75,27 +86,43 @@ def recover(connection: Connection, run_id: RunId) -> Recovered:
         entries.append(_read_entry(row))
     if base.faults and not base.seq and not entries:
         raise StoreCorrupted("; ".join([*base.faults, f"run {run_id}: no entry is left to replay instead"]))
-    return Recovered(base.ledger, base.seq, tuple(entries), base.faults)
+    return tuple(entries)
 
 
-def read_base(connection: Connection, run_id: RunId, *, most: int | None = None) -> Base:
+def read_base(connection: Connection, run_id: RunId, *, most: int | None = None) -> Base[Ledger]:
+    """Read the last good snapshot of a run of rounds; see `newest_base`."""
+    return newest_base(connection, run_id, most, Ledger, _read_snapshot)
+
+
+def newest_base(
+    connection: Connection,
+    run_id: RunId,
+    most: int | None,
+    empty: Callable[[], L],
+    read: Callable[[Connection, Row[Any], str], L],
+) -> Base[L]:
     """Read the last good snapshot of a run, within a transaction of the caller; without one the ledger is empty.
 
     Args:
         connection: that of the transaction.
         run_id: the run.
         most: the newest entry that the snapshot may follow; None: any.
+        empty: makes the ledger before the first entry.
+        read: (connection, row, its name in errors) -> the ledger of a snapshot whose checksum is right.
     """
     faults: list[str] = []
     snapshots = select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
     if most is not None:
         snapshots = snapshots.where(SNAPSHOTS.c.seq <= most)
     for row in connection.execute(snapshots):
+        where = f"run {run_id}, snapshot {row.seq}"
         try:
-            return Base(_read_snapshot(connection, row), row.seq, tuple(faults))
+            if checksums.of_snapshot(row) != row.checksum:
+                raise StoreCorrupted(f"{where}: its checksum is wrong")
+            return Base(read(connection, row, where), row.seq, tuple(faults))
         except StoreCorrupted as error:
             faults.append(str(error))
-    return Base(Ledger(), 0, tuple(faults))
+    return Base(empty(), 0, tuple(faults))
 
 
 def read_entries(connection: Connection, run_id: RunId, after: int, most: int) -> list[JournaledEvent]:
@@ -121,10 +148,7 @@ def _entries_after(run_id: RunId, seq: int) -> Select[Any]:
     return select(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq > seq).order_by(JOURNAL.c.seq)
 
 
-def _read_snapshot(connection: Connection, row: Row[Any]) -> Ledger:
-    where = f"run {row.run_id}, snapshot {row.seq}"
-    if checksums.of_snapshot(row) != row.checksum:
-        raise StoreCorrupted(f"{where}: its checksum is wrong")
+def _read_snapshot(connection: Connection, row: Row[Any], where: str) -> Ledger:
     ledger = decode_ledger(row.body, where=where)
     if row.num_members:
         membership = ledger.membership

@@ -3,9 +3,12 @@
     contents/<digest>.safetensors  +  <digest>.manifest.json      sent as a version is
 
 The program's process writes the tensors; the manifest, which makes the content exist, is written when a message
-names it.
+names it. A content that no exchange needs any more is deleted; a program that sends it again writes it again.
 """
 
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from atoll.aggregation.tensors.layout import Piece
@@ -34,11 +37,15 @@ class Contents:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._offered: dict[Digest, bytes] = {}  # manifests of contents that are being written
         self._cache: dict[Digest, VersionFile] = {}
+        self._pins = Counter[Digest]()  # contents that a call has offered and not sent yet, by the number of offers
+        self._known = {Digest(name.partition(".")[0]) for name in os.listdir(self._folder)}
 
     def offer(self, pieces: tuple[Piece, ...], piece_bytes: int) -> tuple[Digest, Path | None]:
-        """Return the digest of a content, and the path to write it to; None: it is here."""
+        """Return the digest of a content, and the path to write it to; None: it is here. It stays until `sent`."""
         manifest = VersionManifest.of(pieces, piece_bytes=piece_bytes)
         digest = manifest.digest
+        self._pins[digest] += 1
+        self._known.add(digest)
         if self.by_digest(digest) is not None:
             return digest, None
         self._offered[digest] = manifest.encode()
@@ -60,6 +67,23 @@ class Contents:
         if (file := self.by_digest(digest)) is None:
             raise ValueError(f"there is no content {digest[:12]}")
         return file
+
+    def sent(self, offered: Iterable[Digest]) -> None:
+        """Note that a call has sent contents; each is named as often as the call has offered it."""
+        self._pins -= Counter(offered)
+
+    def forget_offers(self) -> None:
+        """Note that the process of the program has ended: it sends nothing more of what it has offered."""
+        self._pins.clear()
+        self._offered.clear()
+
+    def drop_unused(self, used: Collection[Digest]) -> None:
+        """Delete the contents that are neither among these nor offered."""
+        for digest in self._known - self._pins.keys() - set(used):
+            self._known.discard(digest)
+            self._cache.pop(digest, None)
+            for path in (self._manifest_path(digest), self._path(digest)):
+                path.unlink(missing_ok=True)
 
     def by_digest(self, digest: str) -> VersionFile | None:
         """Return a content as a file to send; None: there is none."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Table, select
+from sqlalchemy import Connection, Row, Table, func, select
 
 from atoll.aggregation.printable import instead_of
 from atoll.protocol.vocabulary import RoundId, RunId
@@ -119,6 +119,13 @@ class History:
         if not found or found[0].round_id != round_id:
             raise LookupError(f"run {run_id} has no record of a round {round_id} (known: {_rounds_text(known)})")
         return found[0]
+
+    def newest_record(self, run_id: RunId) -> int | None:
+        """Return the number of the newest round, or exchange, that has ended; None: there is none."""
+        newest = select(func.max(ROUNDS.c.round_id)).where(ROUNDS.c.run_id == run_id)
+        with self._database.transaction() as connection:
+            found: int | None = connection.scalar(newest)
+        return found
 
     def versions(self, run_id: RunId) -> list[VersionRow]:
         """Return every committed version, also those whose files were deleted."""

@@ -8,7 +8,7 @@ from atoll.protocol.vocabulary import Fate
 from atoll.server.exchanges.events import Effects, Event, ProgramEnded, ProgramStarted, RecordExchange, StartProgram
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.machine import ExchangeMachine
-from atoll.server.rounds.events import ClientFailed, EndRun, UpdateRefused
+from atoll.server.rounds.events import ClientFailed, EndRun, PauseRun, ResumeRequested, UpdateRefused
 
 OF_FATES = {
     Fate.REPORTED: "replied",
@@ -23,19 +23,23 @@ OF_FATES = {
 def lines_of(machine: ExchangeMachine, event: Event, effects: Effects) -> Iterator[str]:
     """Yield the lines that an event adds to the log, with the machine after it."""
     match event:
-        case ProgramStarted() if machine.ledger.exchanges:
-            have = count_of(len(machine.ledger.exchanges), "exchange")
+        case ProgramStarted() if machine.ledger.num_exchanges:
+            have = count_of(machine.ledger.num_exchanges, "exchange")
             yield f"the server program begins again; the journal has {have}"
         case ProgramEnded(is_dead=True):
             yield "the process of the server program has died"
+        case ResumeRequested(wait):
+            yield "the run is resumed" + (", and waits until there is room" if wait else "")
         case ClientFailed(client_id, message, reason, detail) | UpdateRefused(client_id, message, reason, detail):
             yield f"{client_id} gives no reply to message {message}: {reason}: {detail}"
     for effect in effects:
         match effect:
-            case RecordExchange(exchange):
-                yield sentence(machine.ledger.exchanges[exchange])
+            case RecordExchange(number) if (exchange := machine.exchange(number)) is not None:
+                yield sentence(exchange)
             case StartProgram():
                 yield "the server program starts"
+            case PauseRun(cause):
+                yield f"the run is paused: {cause}"
             case EndRun(state, cause):
                 yield f"the run is {state}: {cause}"
 

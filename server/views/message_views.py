@@ -1,43 +1,91 @@
-"""The views of a run of messages in JSON types: its exchanges and its nodes, from a replay of its journal."""
+"""The views of a run of messages in JSON types: its exchanges and its nodes, from its records and its journal."""
 
 from collections import Counter
 from typing import Any
 
-from atoll.protocol.vocabulary import TERMINAL
+from atoll.protocol.vocabulary import TERMINAL, RunState
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.machine import ExchangeMachine
-from atoll.server.journal.exchanges import replay_exchanges
+from atoll.server.journal.exchanges import read_exchanges, recover_exchanges, replay_exchanges
 from atoll.server.journal.journal import RunRow
+from atoll.server.views.exchange_sentences import exchange_document, summary
 from atoll.server.views.history import History
 from atoll.server.views.message_lines import sentence
 
 Document = dict[str, Any]
 
+NEWEST = 5
+"""The newest exchanges that the document of a run has as sentences."""
 
-def machine_of(history: History, row: RunRow) -> ExchangeMachine:
-    """Return the machine of a run of messages after the last entry of its journal; raises StoreCorrupted."""
-    rules = row.config.exchange_rules
-    return history.read(lambda connection: replay_exchanges(connection, row.run_id, rules))[0]
+
+def exchanges_of(
+    history: History, row: RunRow, *, only: int = 0, after: int = 0
+) -> tuple[dict[int, Exchange], ExchangeMachine]:
+    """Return the exchanges that the journal has, by number, and the machine after its last entry.
+
+    Args:
+        history: the history of the state directory.
+        row: the run.
+        only: the one that is wanted; 0: all.
+        after: the exchange after which they begin.
+
+    Raises:
+        StoreCorrupted: the journal cannot be read.
+    """
+    numbers = [only] if only else None
+    recovered, closed = history.read(
+        lambda connection: (
+            recover_exchanges(connection, row.run_id),
+            read_exchanges(connection, row.run_id, numbers, after=after),
+        )
+    )
+    machine = replay_exchanges(recovered, row.config.exchange_rules)
+    opened = {number: one for number, one in machine.ledger.open.items() if only in (0, number) and number > after}
+    return dict(sorted({**closed, **opened}.items())), machine
 
 
 def details(history: History, row: RunRow) -> Document:
-    """Return what the document of a run has beyond the facts in its row: its exchanges, and what it waits for."""
-    machine = machine_of(history, row)
+    """Return what the document of a run has beyond the facts in its row: its newest exchanges, and its wait."""
+    newest = max(0, (history.newest_record(row.run_id) or 0) - NEWEST)
+    found, machine = exchanges_of(history, row, after=newest)
     return {
         "metrics": {},
         "unmeasured": [],
         "best": None,
-        "pausing": "",
+        "pausing": machine.ledger.pausing,
         "waiting": _wait(history, machine),
         "name_conflicts": [],
-        "exchanges": [exchange_document(exchange) for exchange in machine.ledger.exchanges.values()],
+        "exchanges": machine.ledger.num_exchanges,
+        "sentences": [sentence(exchange) for exchange in [*found.values()][-NEWEST:]],
     }
+
+
+def exchanges(history: History, row: RunRow) -> list[Document]:
+    """Return a row for each exchange, the open ones last."""
+    return [summary(exchange) for exchange in exchanges_of(history, row)[0].values()]
+
+
+def exchange(history: History, row: RunRow, number: int) -> Document:
+    """Return an exchange with its messages and sentences; without a number the newest one.
+
+    Raises:
+        LookupError: there is none, or its record was deleted.
+    """
+    newest = history.newest_record(row.run_id) or 0
+    found, machine = exchanges_of(history, row, only=number, after=0 if number else newest - 1)
+    if not found and not machine.ledger.num_exchanges:
+        raise LookupError(f"run {row.run_id} has had no exchange yet")
+    if not found:
+        last = machine.ledger.num_exchanges
+        raise LookupError(f"run {row.run_id} has no record of an exchange {number} (the newest one is {last})")
+    return exchange_document(found[max(found)])
 
 
 def clients(history: History, row: RunRow) -> list[Document]:
     """Return a row for each node, with the keys of a client's row of any run."""
-    ledger, is_attended = machine_of(history, row).ledger, history.coordinator() is not None
-    sent = [one for exchange in ledger.exchanges.values() for one in exchange.sent]
+    found, machine = exchanges_of(history, row)
+    ledger, is_attended = machine.ledger, history.coordinator() is not None
+    sent = [one for each in found.values() for one in each.sent]
     asked = Counter(one.message.client_id for one in sent)
     replied = Counter(one.message.client_id for one in sent if one.reply is not None)
     newest = {one.message.client_id: one for one in sent if one.reason}
@@ -69,38 +117,11 @@ def clients(history: History, row: RunRow) -> list[Document]:
     return rows
 
 
-def exchange_document(exchange: Exchange) -> Document:
-    """Return an exchange with its messages, in JSON types."""
-    return {
-        "exchange": exchange.number,
-        "opened_at": exchange.opened_at,
-        "closed_at": exchange.closed_at,
-        "close_reason": exchange.close_reason,
-        "sentence": sentence(exchange),
-        "messages": [
-            {
-                "number": one.number,
-                "client": one.message.client_id,
-                "kind": one.message.kind,
-                "group": one.message.group,
-                "content": one.message.content,
-                "num_bytes": one.message.num_bytes,
-                "fate": one.fate,
-                "reply": one.reply,
-                "reply_bytes": one.num_bytes,
-                "reason": one.reason,
-                "detail": one.detail,
-            }
-            for one in exchange.sent
-        ],
-    }
-
-
 def _wait(history: History, machine: ExchangeMachine) -> str:
     ledger = machine.ledger
-    if ledger.state in TERMINAL:
+    if ledger.state in TERMINAL or ledger.state is RunState.PAUSED:
         return ""
     if history.coordinator() is None:
         return "no coordinator holds the state directory: start it, and the run goes on"
-    waiting = sorted({one.message.client_id for exchange in ledger.open.values() for one in exchange.waiting})
+    waiting = sorted({one.message.client_id for each in ledger.open.values() for one in each.waiting})
     return f"it waits for replies of {', '.join(waiting[:10])}" if waiting else "its server program works"

@@ -60,8 +60,8 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
         record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
         in the files of the versions; for SITES the metrics of single sites by `evaluation` and `training`, and
-        their `meshes`; for
-        STATISTICS a result of `server.statistics`.
+        their `meshes`; for STATISTICS a result of `server.statistics`. A run of messages has exchanges in the place
+        of rounds.
 
     Raises:
         LookupError: there is no such run or round; the message names the known runs.
@@ -71,23 +71,30 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
     row = history.run(run) if view is View.RUN else run_of(history, run)
-    if row.config.is_of_messages and view not in (View.RUN, View.CLIENTS, View.VERSIONS):
-        raise LookupError(f"run {row.run_id} is one of messages, without rounds: `atoll run show` has its exchanges")
     if view is View.RUN:
         return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
     if view is View.ROUND:
-        return plain(_round(history, row.run_id, number))
+        of_messages = row.config.is_of_messages
+        return plain(
+            message_views.exchange(history, row, number) if of_messages else _round(history, row.run_id, number)
+        )
     if view is View.VERSIONS:
-        rows = [] if row.config.is_of_messages else _versions(history, row.run_id)
+        rows = _versions(history, row)
         return plain({"run": row.run_id, "rows": rows, "metadata": _metadata(history, row.run_id)})
     if view is View.SITES:
         rows_of_sites = history.site_evaluations(row.run_id)
         by = {kind: sites(measurements(rows_of_sites, prefix)) for kind, prefix in KINDS_OF_SITES.items()}
-        return plain({"run": row.run_id, **by, "meshes": meshes(history.rounds(row.run_id))})
+        records = () if row.config.is_of_messages else history.rounds(row.run_id)
+        return plain({"run": row.run_id, **by, "meshes": meshes(records)})
+    return plain({"run": row.run_id, "rows": _rows(history, row, view)})
+
+
+def _rows(history: History, row: RunRow, view: View) -> list[Document]:
+    """Return the rounds or the clients of a run; of one of messages its exchanges or its nodes."""
     if row.config.is_of_messages:
-        return plain({"run": row.run_id, "rows": message_views.clients(history, row)})
-    rows = _rounds(history, row.run_id) if view is View.ROUNDS else _clients(history, row.run_id)
-    return plain({"run": row.run_id, "rows": rows})
+        found = message_views.exchanges if view is View.ROUNDS else message_views.clients
+        return found(history, row)
+    return _rounds(history, row.run_id) if view is View.ROUNDS else _clients(history, row.run_id)
 
 
 def newest_version(history: History, run_id: RunId) -> int:
@@ -142,6 +149,7 @@ def _run(history: History, row: RunRow) -> Document:
         "cause": row.cause,
         "version": newest_version(history, row.run_id),
         "rounds": 0 if row.config.is_of_messages else row.config.rounds,
+        "exchanges": history.newest_record(row.run_id) or 0 if row.config.is_of_messages else None,
         "created_at": row.created_at,
         "ended_at": row.ended_at,
     }
@@ -272,12 +280,15 @@ def _client(client_id: ClientId, membership: Membership) -> Document:
     }
 
 
-def _versions(history: History, run_id: RunId) -> list[Document]:
+def _versions(history: History, row: RunRow) -> list[Document]:
+    if row.config.is_of_messages:
+        return []  # its program keeps its models itself
+    run_id = row.run_id
     measured, parts = measures(history.evaluations(run_id)), _parts(history, run_id)
     best = history.machine(run_id).ledger.best
     return [
-        _version(row, parts.get(row.version), measured) | {"best": best is not None and best.version == row.version}
-        for row in history.versions(run_id)
+        _version(one, parts.get(one.version), measured) | {"best": best is not None and best.version == one.version}
+        for one in history.versions(run_id)
     ]
 
 

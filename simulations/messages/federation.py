@@ -37,12 +37,13 @@ from atoll.server.exchanges.events import (
     ProgramStarted,
     RepliesPulled,
 )
-from atoll.server.exchanges.exchange import Sent
+from atoll.server.exchanges.exchange import Exchange, Sent
 from atoll.server.files.run_store import RunStore
 from atoll.server.programs.answers import reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import RunStarted
-from atoll.server.views.message_views import exchange_document
+from atoll.server.views.exchange_sentences import exchange_document
+from atoll.server.views.message_lines import sentence
 from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
@@ -118,6 +119,7 @@ class MessageFederation:
         self._lines: Lines = queue.SimpleQueue()
         self._program: Program | None = None
         self._waiting: dict[int, bool] = {}  # calls that have no answer, and whether other threads may call meanwhile
+        self._closed: dict[int, Exchange] = {}  # a program that dies is answered from them
         self._pulls: dict[int, tuple[RoundId, ...]] = {}
         self._first_looks: list[int] = []
         self._looks_in_a_row, self._is_quiet = 0, False
@@ -291,8 +293,14 @@ class MessageFederation:
         if effect.is_pushed:
             self._answer(effect.call, numbers=effect.numbers)
             return
-        found = map(self.service.machine.ledger.sent, effect.numbers)
+        found = map(self._sent, effect.numbers)
         self._answer(effect.call, replies=[self._reply(sent) for sent in found if sent is not None])
+
+    def _sent(self, number: RoundId) -> Sent | None:
+        """Return a message, of an exchange that is open or has closed; None: there is none."""
+        ledger = self.service.machine.ledger
+        closed = self._closed.get(ledger.exchange_of(number))
+        return ledger.sent(number) if closed is None else closed.sent[ledger.place(number)]
 
     def _reply(self, sent: Sent) -> Json:
         place = self.service.machine.ledger.place(sent.number)
@@ -308,9 +316,10 @@ class MessageFederation:
 
     def exchange_changed(self, number: int) -> None:
         """Write the line of an exchange that has closed."""
-        exchange = self.service.machine.ledger.exchanges[number]
-        if not exchange.is_open:
-            line = exchange_document(exchange)
+        exchange = self.service.machine.exchange(number)
+        if exchange is not None and not exchange.is_open:
+            self._closed[number] = exchange
+            line = {"exchange": number, "sentence": sentence(exchange), **exchange_document(exchange)}
             self._records.write(json.dumps(line) + "\n")
             self._records.flush()
             self._on_exchange(line)
@@ -327,8 +336,8 @@ class MessageFederation:
         return {
             "state": "interrupted" if state is RunState.STOPPED else str(state),
             "cause": ledger.cause,
-            "exchanges": len(ledger.exchanges),
-            "messages": len(ledger.of_message),
+            "exchanges": ledger.num_exchanges,
+            "messages": ledger.num_messages,
             "answers": self.work.num_answers,
             "engine": self.engine.name,
             "seed": self.setting.config.seed,

@@ -53,7 +53,8 @@ def _stop_at(place):
         os.kill(os.getpid(), 9)
     if os.environ.get("WAITS_AT") == place:
         Path("waits").touch()
-        time.sleep(3600)
+        while not Path("go").exists():
+            time.sleep(0.05)
 
 
 def changed(grid):
@@ -65,6 +66,39 @@ def changed(grid):
     is_again = Path("died").exists()
     grid.send([Outgoing(node, "train", Content("again" if is_again else "second"))])
     _stop_at("changed")
+
+
+def odd_shapes(grid):
+    """Send contents of every shape and compare what comes back, bit for bit."""
+    while not grid.nodes():
+        time.sleep(0.05)
+    node = grid.nodes()[0]
+    dtypes = ["f8", "f4", "f2", "?", "i1", "u1", "i8", "u2", ">f8", "c16", "S5", "U3", "M8[s]"]
+    arrays = {f"flat.{dtype}": np.zeros(3, dtype) for dtype in dtypes}
+    arrays |= {f"empty.{dtype}": np.zeros((0, 4), dtype) for dtype in dtypes}
+    arrays |= {f"zero-dim.{dtype}": np.array(np.ones((), dtype)) for dtype in dtypes if dtype[0] not in "SUM"}
+    arrays |= {"nan": np.array([np.nan, np.inf, -0.0]), "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
+    plain = {"lists": [[1, 2.5, None], [["deep"], {}]], "text": '\u00e9\n"', "big": 2**70, "none": None, "true": True}
+    contents = [Content(plain, arrays), Content(None), Content([], {}), Content("no metrics", {"": np.ones(2)})]
+    for content in contents:
+        (reply,) = grid.send([Outgoing(node, "query.echo", content)])
+        assert reply.error == "", reply.error
+        assert reply.content.plain == content.plain
+        assert [*reply.content.arrays] == [*content.arrays]
+        for name, array in content.arrays.items():
+            found = reply.content.arrays[name]
+            assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes()), name
+    refused = {}
+    for kind in ("query.objects", "query.bytes", "query.keys", "query.odd"):
+        (reply,) = grid.send([Outgoing(node, kind, Content(None))])
+        refused[kind] = reply.error
+    for content in (Content(b"bytes"), Content({1: "a key"}), Content(None, {"w": np.array([object()])})):
+        try:
+            grid.send([Outgoing(node, "query.echo", content)])
+            refused[repr(content)] = ""
+        except ValueError as error:
+            refused[repr(content)] = f"here: {error}"
+    Path("result.json").write_text(json.dumps(refused))
 
 
 def raises(grid):

@@ -3,14 +3,16 @@
 import json
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+import atoll
 from atoll.protocol.crash_points import VARIABLE
 from atoll.simulations.messages.run import opened
 from tests.client.work import message_task
-from tests.federation.processes import federation
+from tests.federation.processes import ATOLL, federation
 from tests.simulations.messages.simulating import digests, exchanges, settings
 from tests.waiting import BOUND_S
 
@@ -26,6 +28,10 @@ def result(it):
     return json.loads((it.state / "runs" / "talk-1" / "program" / "result.json").read_text())
 
 
+def closed(event):
+    return [record for record in event.records if record["ended_at"] is not None]
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     with federation(tmp_path_factory.mktemp("undisturbed"), task=TASK) as it:
@@ -36,23 +42,86 @@ def undisturbed(tmp_path_factory):
         found = result(it)
         assert found["answers"] == [{"to": "north"}, {"to": "south"}]
         assert all("has no answer" in error for error in found["errors"])
-        shown = it.show("run", "show", "talk-1")
-        rows = it.show("client", "list")
-        return found | {"shown": shown, "clients": rows, "runs": it.show("run", "list")}
+        return found | {
+            "shown": it.show("run", "show", "talk-1"),
+            "runs": it.show("run", "list"),
+            "clients": it.show("client", "list"),
+            "exchanges": it.show("round", "list"),
+            "first": it.show("round", "show", "1"),
+            "last": it.show("round", "show"),
+            "documents": [r for e in atoll.connect(it.state).run("talk").follow(after=0) for r in closed(e)],
+            "state": it.state,
+        }
 
 
 def test_a_program_exchanges_messages_with_its_sites(undisturbed):
     assert len(undisturbed["errors"]) == 2
     (run,) = undisturbed["runs"]
     assert (run["state"], run["cause"]) == ("finished", "main() returned after 13 exchanges")
-    exchanges = undisturbed["shown"]["exchanges"]
-    assert [exchange["exchange"] for exchange in exchanges] == [*range(1, 14)]
-    assert {message["fate"] for exchange in exchanges[:12] for message in exchange["messages"]} == {"reported"}
-    contents = [message["content"] for message in exchanges[0]["messages"]]
+    assert run["exchanges"] == undisturbed["shown"]["exchanges"] == 13
+    first = undisturbed["first"]
+    assert {message["fate"] for message in first["messages"]} == {"reported"}
+    contents = [message["content"] for message in first["messages"]]
     assert contents[0] == contents[1], "a content for two nodes is stored once"
-    assert exchanges[-1]["sentence"].endswith("(all_answered): 2 failed")
     replied = {row["client"]: (row["invited"], row["used"]) for row in undisturbed["clients"]}
     assert replied == {"north": (12, 11), "south": (12, 11)}
+
+
+def test_the_views_of_a_run_have_its_exchanges(undisturbed):
+    rows = undisturbed["exchanges"]
+    assert [row["round"] for row in rows] == [*range(1, 14)]
+    assert {row["phase"] for row in rows} == {"closed"}
+    assert [row["kinds"] for row in rows[-3:]] == [["query.stats"], ["query.stats"], ["query.fail"]]
+    assert (rows[0]["nodes"], rows[0]["reported"], rows[0]["missing"], rows[0]["errors"]) == (2, 2, 0, {})
+    assert rows[0]["bytes_down"] > 16_000 < rows[0]["bytes_up"], "1000 numbers of 8 bytes, twice"
+    assert rows[-1]["errors"] == {"training_failed": 2}
+    assert undisturbed["first"]["sentences"][0].startswith("Exchange 1 sent 2 messages (train) to 2 nodes and closed")
+    assert "from north, south." in undisturbed["first"]["sentences"][1]
+    failed = [one for one in undisturbed["last"]["sentences"] if "has no answer" in one]
+    assert [one.split()[0] for one in failed] == ["north", "south"]
+
+
+def test_the_python_interface_and_an_export_have_the_exchanges(tmp_path, undisturbed):
+    run = atoll.connect(undisturbed["state"]).run("talk")
+    assert len(run.rounds) == 13
+    assert run.round(13).sentences == undisturbed["last"]["sentences"]
+    assert [row["client"] for row in run.round(1).clients] == ["north", "south"]
+    assert len(run.clients) == 2
+    assert not run.versions
+    assert "exchange 13" in run._repr_html_()
+    events = list(run.follow(after=0))
+    numbers = [record["round_id"] for event in events for record in closed(event)]
+    assert sorted(numbers) == [*range(1, 14)], "two of threads close in any order"
+    assert events[-1].run["exchanges"] == 13
+    assert "the run is finished: main() returned after 13 exchanges" in events[-1].lines
+    command = [ATOLL, "export", "jsonl", "talk", "--state", str(undisturbed["state"]), "--to", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    (file,) = tmp_path.glob("*.jsonl")
+    rows = [line for line in map(json.loads, file.read_text().splitlines()) if line["kind"] == "row"]
+    assert [row["step"] for row in rows] == [*range(1, 14)]
+    assert rows[-1]["values"]["exchange/errors/training_failed"] == 2
+    assert rows[0]["values"]["exchange/kind/train"] == 1
+    assert rows[0]["values"]["exchange/bytes_down"] > 16_000
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["run", "list"], "13 exchanges"),
+        (["run", "show", "talk-1"], "13 exchanges; `atoll round list --run talk-1` has each"),
+        (["run", "show", "talk-1", "--follow", "--after", "0"], "exchange 13: 2 messages (query.fail) closed"),
+        (["run", "show", "talk-1", "--sites"], "has no metrics of single sites"),
+        (["round", "list"], "query.fail"),
+        (["round", "show", "12"], "Exchange 12 sent 1 message (query.stats) to 1 node"),
+        (["round", "show", "12", "--follow"], "Exchange 12 sent 1 message (query.stats) to 1 node"),
+        (["model", "list"], "has no version yet"),
+    ],
+)
+def test_every_command_that_shows_a_run_shows_one_of_messages(command, says, undisturbed):
+    done = subprocess.run(
+        [ATOLL, *command, "--state", str(undisturbed["state"])], capture_output=True, text=True, check=True
+    )
+    assert says in done.stdout + done.stderr
 
 
 def test_a_simulation_has_the_digests_of_real_agents(tmp_path, undisturbed, monkeypatch):
@@ -69,7 +138,7 @@ def test_a_simulation_has_the_digests_of_real_agents(tmp_path, undisturbed, monk
         "ValueError: north has no answer",
         "ValueError: south has no answer",
     ]
-    assert digests(exchanges(tmp_path))[:10] == digests(undisturbed["shown"]["exchanges"])[:10]
+    assert digests(exchanges(tmp_path))[:10] == digests(undisturbed["documents"])[:10]
 
 
 @pytest.mark.parametrize("place", ["step 4", "threads"])
@@ -145,7 +214,10 @@ def test_another_program_after_a_kill_ends_the_run_and_says_where(tmp_path):
         it.agent("north")
         assert it.wait_for_end() != 0
         log = it.log("coordinator")
-        assert "the run is failed: exchange 2: message 1 of 1 was train to north with content" in log
+        assert (
+            "the run is failed: exchange 2: message 1 of 1 was another one before, now train to north with content"
+            in log
+        )
         assert "the server program is another one than before" in log
 
 

@@ -17,6 +17,8 @@ from atoll.protocol.json_values import flat
 COUNTS = ("invited", "counted", "reported", "released", "lost", "failed", "refused", "too_old", "staleness")
 OTHERS = ("candidates", "num_examples", "bytes_saved")
 STRAGGLERS = ("straggler", "late", "carried")
+OF_MESSAGES = ("nodes", "num_messages", "reported", "failed", "refused", "lost", "missing")
+OF_EXCHANGES = (*OF_MESSAGES, "bytes_down", "bytes_up", "seconds")
 KINDS = {"evaluation": "sites", "training": "training"}
 """The names in an export of the kinds of measurements by single sites."""
 
@@ -46,6 +48,7 @@ class DeployedRun:
         """Return the state of the run."""
         self._seen = seen = self._look("run")["document"]
         facts = {"cause": seen["cause"], "version": seen["version"]}
+        facts |= {} if seen.get("exchanges") is None else {"exchanges": seen["exchanges"]}
         facts |= {f"best_{name}": value for name, value in (seen.get("best") or {}).items()}
         state = str(seen["state"])
         return State(state, facts)
@@ -54,7 +57,9 @@ class DeployedRun:
         """Return the rows of the rounds whose counts are final, and of the measurements of the versions."""
         seen = self._seen or self._look("run")["document"]
         for row in self._look("rounds")["rows"]:
-            if is_settled(row, seen):
+            if "kinds" in row and row["ended_at"] is not None:
+                yield row_of_exchange(row)
+            elif "kinds" not in row and is_settled(row, seen):
                 yield row_of_round(row)
         created = {}
         for row in self._look("versions")["rows"]:
@@ -112,6 +117,14 @@ def row_of_round(row: Mapping[str, Any]) -> Row:
     values["committed"] = int(row["phase"] == "committed")
     values["stragglers"] = sum(row[fate] for fate in STRAGGLERS)
     return Row("round", row["round"], row["ended_at"], numbers(values, "round/"))
+
+
+def row_of_exchange(row: Mapping[str, Any]) -> Row:
+    """Return the row of a closed exchange, as `atoll round list` has it: its kinds and causes are parts of names."""
+    values = {name: row[name] for name in OF_EXCHANGES}
+    values |= {f"kind/{kind}": 1 for kind in row["kinds"]}
+    values |= {f"errors/{reason}": number for reason, number in row["errors"].items()}
+    return Row("round", row["round"], row["ended_at"], numbers(values, "exchange/"))
 
 
 class News:

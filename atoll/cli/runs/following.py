@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.cli.printing import as_json_line, note, say, time_of_day
@@ -161,7 +162,9 @@ def _newest(run: str, state: Path, database: str) -> int:
 
 def _standing(run: Document) -> str:
     cause = f": {run['cause']}" if run["cause"] else ""
-    return f"{run['run']} is {run['state']}, version {run['version']} of {run['rounds']}{cause}"
+    exchanges = run.get("exchanges")  # an older coordinator elsewhere has no such runs
+    progress = f"version {run['version']} of {run['rounds']}" if exchanges is None else count_of(exchanges, "exchange")
+    return f"{run['run']} is {run['state']}, {progress}{cause}"
 
 
 def note_trouble(item: Document) -> None:

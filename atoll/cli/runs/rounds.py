@@ -1,6 +1,6 @@
 """`atoll round ...`: list rounds, or narrate one."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,14 +11,18 @@ from atoll.cli.printing import as_json, say, seconds, table
 from atoll.cli.runs.sites import say_sites
 from atoll.cli.runs.views import read_view
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="List the rounds of a run, or explain one.")
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="List the rounds of a run, or the exchanges of one of messages, or explain one.",
+)
 
 Number = Annotated[
     int | None,
     typer.Argument(
         metavar="[N]",
         callback=options.between(1, 2**31),
-        help="Number of the round, which may still be open; by default the newest round.",
+        help="Number of the round or exchange, which may still be open; by default the newest one.",
     ),
 ]
 
@@ -30,10 +34,16 @@ def list_rounds(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the rounds of a run, an open one last: phase, reason, version, updates, bytes and duration."""
+    """List the rounds of a run, an open one last: phase, reason, version, updates, bytes and duration.
+
+    A run of messages has exchanges in their place: what was sent to how many nodes, and what came back.
+    """
     seen = read_view("rounds", state, database, run=run)
     if json:
         as_json(seen["rows"])
+        return
+    if seen["rows"] and "kinds" in seen["rows"][0]:
+        _list_exchanges(seen["rows"])
         return
     shown = (
         "round",
@@ -57,6 +67,25 @@ def list_rounds(
     )
 
 
+def _list_exchanges(rows: list[dict[str, Any]]) -> None:
+    shown = ("phase", "reason", "nodes", "num_messages", "reported", "missing")
+    table(
+        [
+            *("exchange", "kind", "phase", "reason", "nodes", "messages", "replies", "missing"),
+            *("errors", "down", "up", "took"),
+        ],
+        [
+            (
+                *(found["round"], ", ".join(found["kinds"]), *(found[name] for name in shown)),
+                ", ".join(f"{number} {reason}" for reason, number in found["errors"].items()),
+                *(printable_size(found["bytes_down"]), printable_size(found["bytes_up"]), seconds(found["seconds"])),
+            )
+            for found in rows
+        ],
+        empty="",
+    )
+
+
 @app.command()
 def show(
     number: Number = None,
@@ -66,7 +95,8 @@ def show(
     follow: options.Follow = False,
     json: options.Json = False,
 ) -> None:
-    """Explain a round in sentences: the invited clients, the outcome of each, and the reason for the round's end.
+    """Explain a round in sentences: the invited clients, the outcome of each, and the reason for the round's end; or
+    an exchange of a run of messages: what was sent, what came back, and the cause of each missing reply.
 
     `--follow` prints each sentence as it comes, until the round has ended; with `--json` the record whenever it has
     changed, one a line. The round may be one that has not begun yet.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.aggregation.printable import instead_of
+from atoll.aggregation.printable import count_of, instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, best_text, clock, metrics_text, say, shortened, table
@@ -166,7 +166,7 @@ def delete(
 def list_runs(
     state: options.State = options.STATE, database: options.Database = "", json: options.Json = False
 ) -> None:
-    """List the runs, the newest last: task, state, version, and cause of the state."""
+    """List the runs, the newest last: task, state, version (of a run of messages its exchanges), cause of the state."""
     rows = read_view("runs", state, database)
     if json:
         as_json(rows)
@@ -178,8 +178,7 @@ def list_runs(
                 row["run"],
                 row["task"],
                 row["state"],
-                row["version"],
-                row["rounds"],
+                *_progress(row),
                 clock(row["created_at"]),
                 shortened(row["cause"]),
             )
@@ -187,6 +186,12 @@ def list_runs(
         ],
         empty=f"{state} has no run yet; start one: atoll run start RUN.toml",
     )
+
+
+def _progress(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the version and the number of rounds; of a run of messages the exchanges so far, and no number."""
+    exchanges = row.get("exchanges")  # an older coordinator elsewhere has no such runs
+    return (str(row["version"]), str(row["rounds"])) if exchanges is None else (count_of(exchanges, "exchange"), "-")
 
 
 @app.command()
@@ -227,11 +232,12 @@ def _say_run(found: dict[str, Any], toml: str) -> None:
     why = found["cause"] or found["pausing"]
     say(f"{found['run']} is {found['state']}" + (f": {why}" if why else ""))
     say(f"task {found['task']}, created {clock(found['created_at'])}, ended {clock(found['ended_at'])}")
-    if exchanges := found.get("exchanges"):
-        for exchange in exchanges[-5:]:
-            say(exchange["sentence"])
-    else:
+    if found.get("exchanges") is None:
         say(f"version {found['version']} of {found['rounds']}")
+    else:
+        say(f"{count_of(found['exchanges'], 'exchange')}; `atoll round list --run {found['run']}` has each")
+        for sentence in found["sentences"]:
+            say(sentence)
     if found["waiting"]:
         say(found["waiting"])
     else:

@@ -4,6 +4,13 @@ import numpy as np
 
 from atoll.parallel.task.content import Content
 
+ODD = {
+    "query.objects": Content(None, {"w": np.array([object()])}),
+    "query.bytes": Content(b"bytes"),
+    "query.keys": Content({1: "a key that is no text"}),
+}
+"""Replies that no message can have."""
+
 
 class Answering:
     """Adds the site's number to each array of a message."""
@@ -22,6 +29,10 @@ class Answering:
             raise ValueError(f"{site} has no answer")
         if kind == "query.odd":
             return "no content"
+        if kind == "query.echo":
+            return content
+        if kind in ODD:
+            return ODD[kind]
         own = 1 + self.sites.index(site)
         noise = np.random.random() if plain.get("noise") else 0.0
         arrays = {name: array + own + noise for name, array in content.arrays.items()}

@@ -10,6 +10,7 @@ import pytest
 from atoll.protocol.vocabulary import RoundId
 from atoll.server.exchanges.events import AnswerMessages, AnswerNodes, Deliver, Effects, Event, NodesAsked
 from atoll.server.exchanges.machine import ExchangeMachine
+from atoll.server.exchanges.rules import ExchangeRules
 from atoll.server.rounds.events import UpdateReceived
 from tests.server.exchanges.world import World, faults_of
 
@@ -27,7 +28,7 @@ def test_a_history_with_faults_keeps_every_rule() -> None:
     worlds = [World(seed, faults=1.0, make=ExchangeMachine, steps=6).run() for seed in SEEDS]
     for world in worlds:
         assert not faults_of(world), f"seed {world.seed}: {faults_of(world)}"
-    fates = {str(one.fate) for w in worlds for e in w.machine.ledger.exchanges.values() for one in e.sent}
+    fates = {str(one.fate) for w in worlds for e in w.records.values() for one in e.sent}
     assert fates >= {"reported", "failed", "refused", "lost", "straggler", "released"}
     assert sum(len(world.lives) for world in worlds) > 5 * len(worlds), "the programs died too seldom to show anything"
     assert any(world.machine.ledger.pulls for world in worlds)
@@ -50,18 +51,19 @@ class _RepeatsAReply(ExchangeMachine):
 
 
 class _AnswersInOrderOfArrival(ExchangeMachine):
-    def receive(self, event: Event, now: float) -> Effects:
-        def at(number: RoundId) -> float:
-            sent = self.ledger.sent(number)
-            assert sent is not None
-            assert sent.ended_at is not None
-            return sent.ended_at
+    def __init__(self, rules: ExchangeRules) -> None:
+        super().__init__(rules)
+        self.ended_at: dict[RoundId, float] = {}
 
+    def receive(self, event: Event, now: float) -> Effects:
+        effects = super().receive(event, now)
+        for exchange in [*self.ledger.open.values(), *self._closed.values()]:
+            self.ended_at |= {one.number: one.ended_at or now for one in exchange.sent}
         return tuple(
-            replace(e, numbers=tuple(sorted(e.numbers, key=at)))
+            replace(e, numbers=tuple(sorted(e.numbers, key=self.ended_at.__getitem__)))
             if isinstance(e, AnswerMessages) and not e.is_pushed
             else e
-            for e in super().receive(event, now)
+            for e in effects
         )
 
 
@@ -95,14 +97,27 @@ class _TakesLateReplies(ExchangeMachine):
     """A reply that comes after its exchange has closed joins it."""
 
     def receive(self, event: Event, now: float) -> Effects:
-        if isinstance(event, UpdateReceived) and (sent := self.ledger.sent(event.update.round_id)) is not None:
-            exchange = self.ledger.exchanges[self.ledger.of_message[sent.number]]
-            if not exchange.is_open and sent.fate in ("straggler", "released"):
-                sent.fate, sent.reply = type(sent.fate)("reported"), event.update.digest
+        if isinstance(event, UpdateReceived):
+            late = event.update.round_id
+            number = self.ledger.exchange_of(late)
+            if (exchange := self.ledger.settled.get(number)) is not None:
+                missing = tuple(each for each in exchange.missing if each != late)
+                self.ledger.settled[number] = replace(exchange, missing=missing)
         return super().receive(event, now)
 
 
-PLANTED = [_LosesAReply, _RepeatsAReply, _AnswersInOrderOfArrival, _LooksAgain, _DeliversAtOnce, _TakesLateReplies]
+class _ForgetsAnExchange(ExchangeMachine):
+    """A program that repeats itself is asked for one exchange less than there are."""
+
+    def _forget_process(self) -> None:
+        super()._forget_process()
+        del self.process.left[:1]
+
+
+PLANTED = [
+    *(_LosesAReply, _RepeatsAReply, _AnswersInOrderOfArrival, _LooksAgain, _DeliversAtOnce, _TakesLateReplies),
+    _ForgetsAnExchange,
+]
 
 
 @pytest.mark.slow

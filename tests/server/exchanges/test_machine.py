@@ -27,8 +27,10 @@ from atoll.server.exchanges.events import (
     RepliesPulled,
     StartProgram,
 )
+from atoll.server.exchanges.ledger import Ledger
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.exchanges.rules import ExchangeRules
+from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import (
     Accept,
     ClientFailed,
@@ -36,6 +38,8 @@ from atoll.server.rounds.events import (
     ClientLost,
     CoordinatorStarted,
     EndRun,
+    PauseRequested,
+    PauseRun,
     Reject,
     Release,
     ResumeRequested,
@@ -96,7 +100,9 @@ def test_an_error_of_a_node_and_a_refused_reply_are_answers() -> None:
     run.post(ClientFailed(NORTH, RoundId(1), FailureReason.TRAINING_FAILED, "no data"))
     effects = run.post(UpdateRefused(SOUTH, RoundId(2), RejectReason.NOT_FINITE, "w is NaN"))
     assert AnswerMessages(1, (RoundId(1), RoundId(2))) in effects
-    sent = run.machine.ledger.exchanges[1].sent
+    exchange = run.machine.exchange(1)
+    assert exchange is not None
+    sent = exchange.sent
     assert [(one.fate, one.reason) for one in sent] == [("failed", "training_failed"), ("refused", "not_finite")]
     assert run.machine.ledger.state is RunState.RUNNING
 
@@ -203,7 +209,7 @@ def test_an_open_exchange_goes_on_without_the_program() -> None:
     [
         (
             asked(message(content="x")),
-            "exchange 1: message 1 of 1 was train to north with content m before, now train ",
+            "exchange 1: message 1 of 1 was another one before, now train to north with content x",
         ),
         (asked(message(SOUTH)), "now train to south"),
         (asked(message(kind="evaluate")), "now evaluate to north"),
@@ -270,10 +276,11 @@ def test_what_the_program_raised_is_the_cause_and_a_resume_begins_again() -> Non
     run.post(asked(message()))
     assert EndRun(RunState.FAILED, "KeyError: '0'") in run.post(ProgramEnded("KeyError: '0'"))
     assert run.post(ResumeRequested()) == (StartProgram(),)
+    run.post(ClientJoined(NORTH, "2"))
     run.post(ProgramStarted())
     effects = run.post(asked(message()))  # the first one was cut by the end: it is sent again
     assert [e.number for e in effects if isinstance(e, Deliver)] == [2]
-    assert len(run.machine.ledger.exchanges) == 2
+    assert run.machine.ledger.num_exchanges == 2
 
 
 def test_an_outage_moves_the_deadline_and_starts_the_program() -> None:
@@ -301,3 +308,102 @@ def test_main_that_returns_finishes_the_run() -> None:
     run.post(asked(message()))
     run.reply(NORTH, 1)
     assert run.post(ProgramEnded()) == (EndRun(RunState.FINISHED, "main() returned after 1 exchange"),)
+
+
+# ---------------------------------------------------------------- memory, and the operator
+
+
+def test_a_closed_exchange_stays_in_memory_without_its_messages() -> None:
+    run = Run()
+    for number in range(1, 51):
+        run.post(asked(message(NORTH, f"{number}"), message(SOUTH, f"{number}"), call=number))
+        run.reply(NORTH, 2 * number - 1)
+        run.reply(SOUTH, 2 * number)
+    ledger = run.machine.ledger
+    assert (ledger.num_exchanges, len(ledger.settled), ledger.open) == (50, 50, {})
+    assert ledger.sent(RoundId(3)) is None
+    assert len(encode(ledger)) < 50 * 250, "about 200 bytes for each exchange"
+    copy = ExchangeMachine(ExchangeRules(), decode(Ledger, encode(ledger), "here"))
+    copy.receive(ProgramStarted(), run.now)
+    effects = copy.receive(asked(message(NORTH, "1"), message(SOUTH, "1"), call=1), run.now)
+    assert effects == (AnswerMessages(1, (RoundId(1), RoundId(2))),)
+    late = run.post(UpdateReceived(update(NORTH, 3, "other")))
+    assert isinstance(late[0], Reject)
+    assert late[0].reason is RejectReason.TOO_LATE
+
+
+def test_a_program_that_is_repeated_beyond_the_replies_that_are_kept_ends_the_run() -> None:
+    run = Run(keep_replies=2)
+    for number in (1, 2, 3):
+        run.post(asked(message(content=f"{number}"), call=number))
+        run.reply(NORTH, number)
+    run.post(ProgramStarted())
+    (end,) = run.post(asked(message(content="1")))
+    assert isinstance(end, EndRun)
+    assert "the replies of exchange 1 are no longer kept (program.keep_replies = 2)" in end.cause
+
+
+def test_a_pause_lets_open_exchanges_end_and_holds_new_ones_until_the_resume() -> None:
+    run = Run()
+    run.post(asked(message(), call=1))
+    assert run.post(PauseRequested("lunch")) == ()
+    assert run.machine.ledger.pausing == "it pauses when exchange 1 is over"
+    assert PauseRun("lunch") in run.reply(NORTH, 1)
+    assert run.machine.ledger.state is RunState.PAUSED
+    assert run.machine.deadline is None
+    assert run.post(asked(message(content="next"), call=2)) == ()
+    assert run.post(NodesAsked(3)) == (AnswerNodes(3, (NORTH, SOUTH)),), "what it asks besides is answered"
+    effects = run.post(ResumeRequested())
+    assert [e.number for e in effects if isinstance(e, Deliver)] == [2]
+    assert AnswerMessages(2, (RoundId(2),)) in run.reply(NORTH, 2)
+
+
+def test_a_pause_without_an_open_exchange_takes_effect_at_once_and_can_be_withdrawn() -> None:
+    run = Run()
+    assert run.post(PauseRequested("")) == (PauseRun(""),)
+    assert run.post(ResumeRequested()) == ()
+    assert run.machine.ledger.state is RunState.RUNNING
+    run.post(asked(message()))
+    run.post(PauseRequested(""))
+    run.post(ResumeRequested())
+    assert not any(isinstance(e, PauseRun) for e in run.reply(NORTH, 1))
+
+
+def test_a_paused_run_has_no_process_after_a_restart_until_it_is_resumed() -> None:
+    run = Run()
+    run.post(PauseRequested(""))
+    assert run.post(CoordinatorStarted(down_since=run.now)) == ()
+    assert run.post(ResumeRequested(wait=True)) == ()
+    assert run.machine.ledger.state is RunState.QUEUED
+    assert run.post(ResumeRequested()) == (StartProgram(),)
+
+
+def test_a_stop_in_the_midst_of_pulls_lets_the_resumed_program_push_and_pull_again() -> None:
+    run = Run()
+    run.post(asked(message(NORTH), message(SOUTH), is_waiting=False))
+    run.reply(NORTH, 1)
+    both = (RoundId(1), RoundId(2))
+    assert run.post(RepliesPulled(2, both)) == (AnswerMessages(2, (RoundId(1),)),)
+    run.post(StopRequested("later"))
+    run.post(ResumeRequested())
+    for client in (NORTH, SOUTH):
+        run.post(ClientJoined(client, "2"))
+    run.post(ProgramStarted())
+    again = (RoundId(3), RoundId(4))
+    effects = run.post(asked(message(NORTH), message(SOUTH), is_waiting=False))
+    assert AnswerMessages(1, again, is_pushed=True) in effects
+    run.reply(NORTH, 3)
+    run.reply(SOUTH, 4)
+    assert run.post(RepliesPulled(2, again)) == (AnswerMessages(2, again),)
+
+
+def test_a_look_that_finds_the_same_nodes_need_not_be_an_event() -> None:
+    run = Run()
+    assert not run.machine.has_looked()
+    run.post(NodesAsked(1))
+    assert run.machine.has_looked()
+    run.post(ClientJoined(ClientId("east"), "1"))
+    assert not run.machine.has_looked()
+    run.post(NodesAsked(2))
+    run.post(asked(message(), call=3))
+    assert not run.machine.has_looked(), "a look after another exchange has a place of its own"

@@ -24,11 +24,15 @@ from atoll.server.exchanges.events import (
     NodesAsked,
     ProgramEnded,
     ProgramStarted,
+    RecordExchange,
     RepliesPulled,
     StartProgram,
 )
+from atoll.server.exchanges.exchange import Exchange, Sent
+from atoll.server.exchanges.ledger import Ledger
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.exchanges.rules import ExchangeRules
+from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import (
     Accept,
     ClientDisconnected,
@@ -119,6 +123,8 @@ class World:
         self._count = self.incarnation = 0
         self.agents = {name: AgentState(name) for name in map(ClientId, ("a", "b", "c", "d"))}
         self.machine = make(RULES)
+        self.records: dict[int, Exchange] = {}
+        """The closed exchanges, as the journal's table has them."""
 
     def run(self) -> "World":
         """Run until the run has ended and all is quiet."""
@@ -155,6 +161,9 @@ class World:
             self._restart()
             return
         self.journal.append((self.now, event, effects))
+        for effect in effects:
+            if isinstance(effect, RecordExchange) and (exchange := self.machine.exchange(effect.exchange)) is not None:
+                self.records[exchange.number] = exchange
         if self.rng.random() < 0.02 * self.faults:  # it dies before it has carried out an effect
             self._restart()
             return
@@ -166,9 +175,14 @@ class World:
             agent.is_connected = False
         self.lives.append(Life(iter(())))  # type: ignore[arg-type] - the program dies with the coordinator
         self.incarnation += 1
+        place = self.rng.randrange(len(self.journal) + 1)  # of the snapshot from which the replay begins
         self.machine = self.make(RULES)
-        for at, event, _ in self.journal:
+        for at, event, _ in self.journal[:place]:
             self.machine.receive(event, at)
+        self.machine.ledger = decode(Ledger, encode(self.machine.ledger), "the snapshot")
+        for at, event, _ in self.journal[place:]:
+            self.machine.receive(event, at)
+        self.records = {number: one for number, one in self.records.items() if not one.is_open}
         down_since, self.now = self.now, self.now + self.rng.uniform(0.1, 20)
         if not self.journal:
             self._post(RunStarted(Digest("")))
@@ -197,9 +211,15 @@ class World:
 
     def reply(self, number: RoundId) -> tuple[object, ...]:
         """Return what the program sees of a reply."""
-        sent = self.machine.ledger.sent(number)
+        sent = self.sent(number)
         assert sent is not None
         return (number, sent.message.client_id, str(sent.fate), sent.reply, sent.reason)
+
+    def sent(self, number: RoundId) -> Sent | None:
+        """Return a message, of the machine or of a record."""
+        record = self.records.get(self.machine.ledger.exchange_of(number))
+        of_record = None if record is None else record.sent[number - record.sent[0].number]
+        return self.machine.ledger.sent(number) or of_record
 
     # ------------------------------------------------------------ the program
 
@@ -316,24 +336,24 @@ def faults_of(world: World) -> list[str]:
 
 def _end(world: World) -> list[str]:
     ledger = world.machine.ledger
-    if ledger.state != "finished" or ledger.cause != f"main() returned after {len(ledger.exchanges)} exchanges":
+    if ledger.state != "finished" or ledger.cause != f"main() returned after {ledger.num_exchanges} exchanges":
         return [f"the run is {ledger.state}: {ledger.cause}"]
-    steps = {one.message.group for exchange in ledger.exchanges.values() for one in exchange.sent} - {""}
+    steps = {one.message.group for exchange in world.records.values() for one in exchange.sent} - {""}
     if len(steps) != world.steps:
         return [f"the run has finished after the steps {sorted(steps)} of {world.steps}"]
-    return [
-        f"message {one.number} has not ended" for e in ledger.exchanges.values() for one in e.sent if one.is_waiting
-    ]
+    if sorted(world.records) != [*range(1, ledger.num_exchanges + 1)] or ledger.open:
+        return [f"the records are of {sorted(world.records)} of {ledger.num_exchanges} exchanges"]
+    return [f"message {one.number} has not ended" for e in world.records.values() for one in e.sent if one.is_waiting]
 
 
 def _once(world: World) -> list[str]:
     """Check that an answer has every reply of its exchange, once, in the order of the messages."""
-    wrong, ledger = [], world.machine.ledger
+    wrong = []
     for call, answer in (pair for life in world.lives for pair in life.transcript):
         if not isinstance(call, ExchangeAsked) or not call.is_waiting:
             continue
         numbers = [number for number, *_ in answer]
-        exchange = next((e for e in ledger.exchanges.values() if numbers and numbers[0] in e.numbers), None)
+        exchange = next((e for e in world.records.values() if numbers and numbers[0] in e.numbers), None)
         if exchange is not None and numbers != [n for n in exchange.numbers if n in exchange.answered]:
             wrong.append(
                 f"exchange {exchange.number} has the replies {exchange.answered}, and call {call.call} got {numbers}"
@@ -385,7 +405,7 @@ def _acknowledged(world: World) -> list[str]:
     """Check that an acknowledged reply is the one of its message for good."""
     wrong = []
     for client_id, number, of in world.acknowledged:
-        sent = world.machine.ledger.sent(number)
+        sent = world.sent(number)
         if sent is None or sent.reply != of or sent.fate != "reported" or sent.message.client_id != client_id:
             wrong.append(f"the reply of {client_id} to message {number} was acknowledged and is {sent and sent.fate}")
     return wrong
@@ -396,4 +416,7 @@ def _replay(world: World) -> list[str]:
     for place, (at, event, effects) in enumerate(world.journal):
         if machine.receive(event, at) != effects:
             return [f"entry {place}, {type(event).__name__}, replays to other effects"]
-    return [] if machine.ledger == world.machine.ledger else ["the replayed ledger differs"]
+    if machine.ledger != world.machine.ledger:
+        return ["the replayed ledger differs"]
+    snapshot = encode(machine.ledger)
+    return [] if decode(Ledger, snapshot, "here") == machine.ledger else ["the ledger of a snapshot differs"]

@@ -1,0 +1,114 @@
+"""The state of a run of messages, as a snapshot has it: it grows with exchanges and calls, not with messages. Pure.
+
+An open exchange is here with all of its messages. Of a closed one a repetition of the program needs the digests of what
+was sent and the numbers of the replies; the record of the exchange has the rest.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
+from atoll.server.exchanges.events import ExchangeAsked
+from atoll.server.exchanges.exchange import Exchange, Sent, Settled
+from atoll.server.exchanges.nodes import Nodes
+from atoll.server.exchanges.repetition import Look, Pull, Repetition
+from atoll.server.exchanges.rules import ExchangeRules
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The state of a run of messages."""
+
+    state: RunState = RunState.QUEUED
+    cause: str = ""
+    has_begun: bool = False
+    now: float = 0.0
+    membership: Nodes = field(default_factory=Nodes)
+    firsts: list[RoundId] = field(default_factory=list)
+    """The number of the first message of each exchange."""
+    num_messages: int = 0
+    open: dict[int, Exchange] = field(default_factory=dict)
+    """The exchanges that are not closed, by number."""
+    settled: dict[int, Settled] = field(default_factory=dict)
+    """The closed ones, without those that the end of the run cut off: these are sent again."""
+    unpulled: set[RoundId] = field(default_factory=set)
+    """The messages that were pushed and whose replies were not pulled."""
+    rosters: list[tuple[ClientId, ...]] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    pulls: list[Pull] = field(default_factory=list)
+    process: Repetition = field(default_factory=Repetition)
+    has_process: bool = False
+    """A process of the program lives, or is being started; False in a paused run whose coordinator was restarted."""
+    deaths: int = 0
+    """Deaths of the program's process since the newest exchange."""
+    pause_reason: str | None = None
+    """The operator's, while an exchange is still open."""
+    version: Version = Version(0)  # noqa: RUF009 - a run of messages has none but this
+    model_digest: Digest = Digest("")  # noqa: RUF009
+    early_stop: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the run has begun and not ended."""
+        return self.has_begun and self.state not in TERMINAL
+
+    @property
+    def is_pausing(self) -> bool:
+        """Return whether no new exchange may open."""
+        return self.state is not RunState.RUNNING or self.pause_reason is not None
+
+    @property
+    def num_exchanges(self) -> int:
+        """The number of exchanges so far."""
+        return len(self.firsts)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of values in a snapshot that grow with the run."""
+        return len(self.firsts) + len(self.looks) + len(self.pulls) + self.num_messages // 100
+
+    def exchange_of(self, number: RoundId) -> int:
+        """Return the number of the exchange of a message; 0: there is none."""
+        return bisect_right(self.firsts, number) if number <= self.num_messages else 0
+
+    def place(self, number: RoundId) -> int:
+        """Return the place of a message in the call that sent it, from 0."""
+        return number - self.firsts[self.exchange_of(number) - 1]
+
+    def sent(self, number: RoundId) -> Sent | None:
+        """Return a message of an open exchange by its number; None: there is none."""
+        exchange = self.open.get(self.exchange_of(number))
+        return None if exchange is None else exchange.sent[number - exchange.sent[0].number]
+
+    def opened(self, asked: ExchangeAsked, rules: ExchangeRules) -> Exchange:
+        """Open the exchange of a call, and return it."""
+        first, number = RoundId(self.num_messages + 1), self.num_exchanges + 1
+        exchange = self.open[number] = Exchange.opened(number, first, asked, rules, self.now)
+        self.firsts.append(first)
+        self.num_messages += len(exchange.sent)
+        return exchange
+
+    def add_look(self, num_exchanges: int, nodes: tuple[ClientId, ...]) -> None:
+        """Note an answer to a call for the nodes, which are mostly those of the last one."""
+        if not self.rosters or self.rosters[-1] != nodes:
+            self.rosters.append(nodes)
+        self.looks.append(Look(num_exchanges, len(self.rosters) - 1))
+
+    def forget_pulls(self, exchange: Exchange) -> None:
+        """Forget the pulls since an exchange that the end of the run cuts off: its messages will have other numbers."""
+        if exchange.call.is_waiting:
+            return
+        first = exchange.sent[0].number
+        kept = next((place for place, pull in enumerate(self.pulls) if pull.newest >= first), len(self.pulls))
+        for pull in self.pulls[kept:]:
+            self.unpulled.update(pull.got)
+        self.unpulled.difference_update(exchange.numbers)
+        del self.pulls[kept:]
+
+    @property
+    def pausing(self) -> str:
+        """The end that a requested pause still waits for; empty: the run is paused, or no pause was requested."""
+        if self.pause_reason is None or not self.open:
+            return ""
+        listed = ", ".join(map(str, [*self.open][:5]))
+        return f"it pauses when exchange {listed} is over"

@@ -1,0 +1,123 @@
+"""The retention of a run of messages: which contents, replies and rows stay, and the deletion of all others.
+
+A content is on disk while an exchange with it is open, or the program is about to send it. The replies stay as long as
+a process of the program may repeat their exchange: until the run has finished, or of the newest `program.keep_replies`.
+The machine's memory runs ahead of the disk, so a deletion starts from the state after an event that is written.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from atoll.protocol.threads import on_thread
+from atoll.protocol.vocabulary import Digest, RunId, RunState, Version
+from atoll.server.exchanges.ledger import Ledger
+from atoll.server.hosting.retention import FOLLOWED_S, INTERVAL_S
+from atoll.server.hosting.run_parts import SharedParts
+from atoll.server.journal.pruning import Stay
+from atoll.server.programs.contents import Contents
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The parts of a run that must stay after an event."""
+
+    at: float
+    contents: frozenset[Digest]
+    first: int
+    """The first exchange whose replies stay."""
+    num_exchanges: int
+
+    @classmethod
+    def after(cls, ledger: Ledger, keep_replies: int) -> "Kept":
+        """Return what must stay after the last event of a ledger."""
+        num_exchanges = ledger.num_exchanges
+        first = 1 if not keep_replies else num_exchanges - keep_replies + 1
+        if ledger.state is RunState.FINISHED:
+            first = num_exchanges + 1
+        unpulled = [ledger.exchange_of(min(ledger.unpulled))] if ledger.unpulled and ledger.is_open else []
+        return cls(ledger.now, _contents_of(ledger), max(1, min([first, *ledger.open, *unpulled])), num_exchanges)
+
+
+def _contents_of(ledger: Ledger) -> frozenset[Digest]:
+    asked = [held.asked for held in ledger.process.held] + ledger.process.paused
+    waiting = [message.content for one in asked for message in one.messages]
+    return frozenset([*waiting, *(one.message.content for e in ledger.open.values() for one in e.sent)])
+
+
+@dataclass(frozen=True, slots=True)
+class _AllBut:
+    """All updates but these."""
+
+    dead: frozenset[Digest]
+
+    def __contains__(self, digest: object) -> bool:
+        return digest not in self.dead
+
+
+class MessageRetention:
+    """Deletes what a run of messages no longer needs.
+
+    Args:
+        run_id: the run.
+        ledger: returns its present state.
+        contents: the contents of its messages, and the files of its replies.
+        shared: the parts that all runs share.
+        keep_replies: the newest exchanges whose replies stay; 0: all.
+        spawn: starts a task whose failure ends the process.
+    """
+
+    def __init__(
+        self,
+        run_id: RunId,
+        ledger: Callable[[], Ledger],
+        contents: Contents,
+        shared: SharedParts,
+        keep_replies: int,
+        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+    ) -> None:
+        self._run_id, self._ledger, self._contents, self._shared = run_id, ledger, contents, shared
+        self.keep_replies, self._spawn = keep_replies, spawn
+        self.being_read: dict[int, int] = {}
+        """The first exchange of the replies that a call has got and has not read yet."""
+        self._next: Kept | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._dropped = 0
+
+    def after(self) -> Callable[[], None]:
+        """Return the collection that may begin once the last event is on disk."""
+        return partial(self._begin, Kept.after(self._ledger(), self.keep_replies))
+
+    def _begin(self, kept: Kept) -> None:
+        self._contents.drop_unused(kept.contents | _contents_of(self._ledger()))
+        self._next = kept
+        if self._task is None or self._task.done():
+            self._task = self._spawn(self._collect_while_there_is_news())
+
+    async def _collect_while_there_is_news(self) -> None:
+        while (kept := self._next) is not None:
+            self._next = None
+            try:
+                await self._collect(kept)
+            except OSError as error:  # also a full disk: pruning writes before it frees
+                logger.error("run %s: garbage could not be collected and stays for now: %s", self._run_id, error)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _collect(self, kept: Kept) -> None:
+        journal, thread = self._shared.journal, self._shared.journal_thread
+        first = min([kept.first, *self.being_read.values()])
+        live, rounds = None, None
+        if first > self._dropped + 1:
+            old = await on_thread(thread, partial(journal.exchanges, self._run_id, range(self._dropped + 1, first)))
+            dead = frozenset(one.reply for each in old.values() for one in each.sent if one.reply is not None)
+            live, rounds = _AllBut(dead), max(self._shared.keep_rounds, kept.num_exchanges - first + 1)
+            collect = self._contents.store.collect_garbage
+            await on_thread(None, partial(collect, live, keep_versions=1, current=Version(0)))
+        stay = Stay(since=kept.at - FOLLOWED_S, rounds=rounds, live=live)
+        await on_thread(thread, partial(journal.prune, self._run_id, stay))
+        self._dropped = max(self._dropped, first - 1)

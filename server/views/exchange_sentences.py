@@ -1,0 +1,127 @@
+"""A closed or open exchange in plain sentences, as one line of a table, and as JSON. Pure."""
+
+from collections import Counter
+from typing import Any
+
+from atoll.aggregation.printable import conclusion, count_of, printable_size
+from atoll.protocol.vocabulary import CloseReason, Fate
+from atoll.server.exchanges.exchange import Exchange, Sent
+from atoll.server.views.reasons import explain_named
+
+Document = dict[str, Any]
+
+FATES = (Fate.WAITING, Fate.REPORTED, Fate.FAILED, Fate.REFUSED, Fate.LOST, Fate.STRAGGLER, Fate.RELEASED)
+"""The fates of a message."""
+
+ERRORS = (Fate.FAILED, Fate.REFUSED, Fate.LOST)
+"""The fates whose messages have an error in place of a reply."""
+
+NAMES_MAX = 20
+"""Largest number of nodes that a sentence names; the others are counted."""
+
+_CLOSES = {
+    CloseReason.ALL_ANSWERED: "every message was answered",
+    CloseReason.LINGER_OVER: "the quorum was in and the linger time over",
+    CloseReason.DEADLINE: "a deadline had passed",
+}
+
+
+def summary(exchange: Exchange) -> Document:
+    """Return an exchange as one line of a table, in plain values; `round` is its number, as for a round."""
+    sent = exchange.sent
+    fates = Counter(one.fate for one in sent)
+    return {
+        "round": exchange.number,
+        "phase": "open" if exchange.is_open else "closed",
+        "kinds": sorted({one.message.kind for one in sent}),
+        "groups": sorted({one.message.group for one in sent if one.message.group}),
+        "num_messages": len(sent),
+        "nodes": len({one.message.client_id for one in sent}),
+        **{str(fate): fates[fate] for fate in FATES},
+        "missing": fates[Fate.STRAGGLER] + fates[Fate.RELEASED],
+        "errors": dict(sorted(Counter(one.reason for one in sent if one.fate in ERRORS).items())),
+        "bytes_down": sum(one.message.num_bytes for one in sent if one.delivered_at is not None),
+        "bytes_up": sum(one.num_bytes for one in sent),
+        "opened_at": exchange.opened_at,
+        "ended_at": exchange.closed_at,
+        "seconds": None if exchange.closed_at is None else round(exchange.closed_at - exchange.opened_at, 3),
+        "reason": "" if exchange.close_reason is None else str(exchange.close_reason),
+        "cut_off": exchange.is_void,
+    }
+
+
+def exchange_document(exchange: Exchange) -> Document:
+    """Return an exchange with its messages and its sentences."""
+    return {
+        "round_id": exchange.number,
+        **{name: value for name, value in summary(exchange).items() if name != "round"},
+        "sentences": sentences(exchange),
+        "messages": [_message(one) for one in exchange.sent],
+    }
+
+
+def _message(one: Sent) -> Document:
+    message = one.message
+    return {
+        "number": one.number,
+        "client": message.client_id,
+        "kind": message.kind,
+        "group": message.group,
+        "content": message.content,
+        "num_bytes": message.num_bytes,
+        "fate": one.fate,
+        "reply": one.reply,
+        "reply_bytes": one.num_bytes,
+        "reason": one.reason,
+        "detail": one.detail,
+        "delivered_at": one.delivered_at,
+        "ended_at": one.ended_at,
+    }
+
+
+def sentences(exchange: Exchange) -> list[str]:
+    """Explain an exchange to an operator: what was sent, what came back, and the cause of each missing reply."""
+    found = [_headline(exchange)]
+    if any(one.reply is not None for one in exchange.sent):
+        found.append(_replies(exchange))
+    found += [_without_reply(exchange, one) for one in exchange.sent if one.fate not in (Fate.REPORTED, Fate.WAITING)]
+    if waiting := [one.message.client_id for one in exchange.waiting]:
+        found.append(f"It waits for {_named(waiting)}.")
+    return found
+
+
+def _headline(exchange: Exchange) -> str:
+    kinds = ", ".join(sorted({one.message.kind for one in exchange.sent}))
+    nodes = count_of(len({one.message.client_id for one in exchange.sent}), "node")
+    sent = f"Exchange {exchange.number} sent {count_of(len(exchange.sent), 'message')} ({kinds}) to {nodes}"
+    if exchange.closed_at is None or exchange.close_reason is None:
+        return f"{sent} and is open."
+    after = f"{exchange.closed_at - exchange.opened_at:,.1f} s"
+    if exchange.is_void:
+        return f"{sent} and was cut off after {after}: the run ended. A resumed run sends it again."
+    return f"{sent} and closed after {after}: {_CLOSES[exchange.close_reason]}."
+
+
+def _replies(exchange: Exchange) -> str:
+    replied = [one for one in exchange.sent if one.reply is not None]
+    up = printable_size(sum(one.num_bytes for one in replied))
+    names = _named([one.message.client_id for one in replied])
+    return f"{count_of(len(replied), 'reply', 'replies')}, {up} in all, came from {names}."
+
+
+def _without_reply(exchange: Exchange, one: Sent) -> str:
+    where = f"{one.message.client_id} ({one.fate})"
+    after = f"{(one.ended_at or exchange.opened_at) - exchange.opened_at:,.1f} s after the exchange had opened"
+    if one.fate is Fate.STRAGGLER:
+        upload = "its reply was still under way" if one.has_begun else "it had sent nothing"
+        return f"{where}: {upload} at its deadline {after}."
+    if one.fate is Fate.RELEASED:
+        return f"{where}: it was told to stop {after}" + (f": {one.reason}." if one.reason else ".")
+    detail = f": {said}" if (said := conclusion(one.detail)) else ""
+    return f"{where}: {explain_named(one.fate, one.reason)} ({one.reason}), {after}{detail}."
+
+
+def _named(names: list[Any]) -> str:
+    unique = sorted(set(names))
+    more = f" and {len(unique) - NAMES_MAX} more" if len(unique) > NAMES_MAX else ""
+    return ", ".join(unique[:NAMES_MAX]) + more
