@@ -5,13 +5,14 @@ version.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, in_order
-from atoll.parallel.local_training.frozen import Unchanged
+from atoll.parallel.local_training.frozen import Unchanged, frozen_tensors
 from atoll.parallel.local_training.parameters import initial_parameters, integer_difference, state_of, trained_by_name
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
@@ -47,7 +48,7 @@ class Exchange:
         self._start: list[torch.Tensor] = []
         self._in_place: list[tuple[str, Array, Array]] = []
         self._elsewhere: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-        self._passing, self._unchanged = PassingState(model), Unchanged(model)
+        self._passing, self._unchanged = PassingState(model), Unchanged(partial(frozen_tensors, model))
         self._find_state()
 
     def begin(self, version: Arrays) -> None:
