@@ -8,6 +8,7 @@ import numpy as np
 
 from atoll.aggregation.printable import count_of
 from atoll.simulations.populations.config import PopulationConfig
+from atoll.simulations.populations.flower_partitioners import is_partitioner, partitioned
 from atoll.simulations.populations.kinds import POPULATION_EXTENSION
 from atoll.simulations.populations.partitions import Impossible, Ints
 from atoll.simulations.populations.pool import NoLabels, Pool
@@ -44,7 +45,7 @@ Deal = Callable[..., Any]
 
 
 def dealt(config: PopulationConfig, examples: Examples, rng: np.random.Generator) -> Ints:
-    """Return the client of each example (N,) by the user's function.
+    """Return the client of each example (N,) by the user's function, or by a partitioner of flwr-datasets.
 
     Raises:
         ConfigError: there is no such function.
@@ -53,6 +54,8 @@ def dealt(config: PopulationConfig, examples: Examples, rng: np.random.Generator
     assert config.clients is not None
     deal = cast(Deal, POPULATION_EXTENSION.load(config.kind))
     try:
+        if is_partitioner(deal):
+            return partitioned(deal, examples.pool, examples.site, config.clients, rng, config.options)  # type: ignore[arg-type]
         answer = deal(examples, config.clients, rng, **config.options)
         owner = np.asarray(answer)
     except (NoLabels, Impossible):

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from atoll.parallel.forking import leaving_garbage
 from atoll.parallel.programs import main as program
-from atoll.protocol.vocabulary import Digest
+from atoll.protocol.vocabulary import TERMINAL, Digest
 from atoll.server.exchanges.events import Event
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal.codec import decode, encode_event
@@ -190,6 +190,7 @@ class DyingFederation(MessageFederation):
             self.service.recover()
         except CoordinatorDied as error:
             raise AssertionError("one death is planned") from error
+        self._is_over = self.service.machine.ledger.state in TERMINAL
         for place, site in enumerate(self.sites.values()):
             self.timeline.after(place * RECONNECTS_S, site.wake)
 

@@ -5,6 +5,7 @@ A reader begins a page with a project (`atoll new`), often with a coordinator th
 leaves to its reader (a join code, a path), and makes hours short; each of its parts must occur in a command.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -114,6 +115,14 @@ GIVEN = {
             "--site south --join CODE": "--site south --join $(atoll client invite south)",
             "127.0.0.1:7171": "$ADDRESS",
             "--nodes 2": "--nodes 2 --set rounds=1",
+        },
+        is_long=True,
+    ),
+    "docs/flower.md#4": Given(
+        files={"agent.toml": "--node-config"},
+        instead={
+            "/opt/supernode/venv/bin/python": sys.executable,
+            "--join CODE": "--join $(atoll client invite east --state fleet)",
         },
         is_long=True,
     ),
