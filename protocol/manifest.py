@@ -382,11 +382,13 @@ def _encoded(piece: Piece, fields: dict[str, Any], path: str) -> Piece:
 
 
 def _sizes(value: object, path: str) -> tuple[int, ...]:
-    items = items_of(value, path, num_max=DIMS_MAX)
-    for index, item in enumerate(items):
-        if type(item) is not int or not 0 <= item <= BYTES_MAX:  # the text of its place costs more than the check
-            integer(item, f"{path}[{index}]", low=0, high=BYTES_MAX)
-    return tuple(items)
+    items = value if type(value) is list and len(value) <= DIMS_MAX else items_of(value, path, num_max=DIMS_MAX)
+    for item in items:
+        if type(item) is not int or not 0 <= item <= BYTES_MAX:
+            break
+    else:
+        return tuple(items)
+    return tuple(integer(item, f"{path}[{index}]", low=0, high=BYTES_MAX) for index, item in enumerate(items))
 
 
 def _check_together(pieces: tuple[Piece, ...], path: str) -> None:

@@ -43,6 +43,7 @@ ALLOWED = {
     "atoll/cli/training/progress.py: event['tokens_per_s']": "a rate",
     "atoll/cli/training/request.py: read_world().size": "more than one, by the condition above",
     "atoll/cli/training/train.py: outcome.epochs": "a fraction",
+    "protocol/wire/mesh_use.py: self.steps_per_s": "a rate",
     "protocol/settings.py: value.bit_length()": "more than 10 000",
     "server/rounds/policy.py: self.num_wanted": "more than one, by the condition of the line",
     "server/rounds/waiting.py: trouble.failures": "more than one, by the condition of the line",
