@@ -17,7 +17,7 @@ from atoll.client.policy.gate import Gate
 from atoll.client.work.crew import crews_of
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner, workers_of
-from atoll.parallel.crew.crew import Crew
+from atoll.parallel.crew.supervisor.crew import Crew
 from atoll.parallel.task.flower_app import is_app
 from atoll.parallel.task.task import TaskNotFound, task_name
 from atoll.parallel.worker.process import Environment, Worker

@@ -62,7 +62,7 @@ REAL = (
     "parallel/communication/test_hooks.py",
     "parallel/communication/test_horovod.py",
     "parallel/communication/test_outer.py",
-    "parallel/crew/test_crew.py",
+    "parallel/crew/supervisor/test_crew.py",
     "parallel/data/test_ranks.py",
     "parallel/engine/test_agreement.py",
     "parallel/engine/test_collectives.py",

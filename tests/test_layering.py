@@ -19,13 +19,14 @@ SHIPPED = read(ROOT, ROOMS)
 EVERYTHING = [*SHIPPED, *read(ROOT, AROUND), *read(ROOT, [TESTS])]
 
 MONOTONIC = {
-    "parallel/crew/crew.py",
+    "parallel/crew/supervisor/crew.py",
     "parallel/crew/main.py",
     "parallel/crew/orders.py",
-    "parallel/crew/shared_folder.py",
-    "parallel/crew/terms.py",
+    "parallel/crew/supervisor/shared_folder.py",
+    "parallel/crew/supervisor/terms.py",
     "parallel/engine/forked.py",
     "parallel/launch/line.py",
+    "parallel/launch/meeting.py",
     "parallel/worker/inbox.py",
     "parallel/worker/main.py",
     "parallel/worker/process.py",

@@ -11,9 +11,9 @@ from typing import Any
 from atoll.aggregation.printable import count_of
 from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
-from atoll.parallel.crew.crew import Crew, CrewTerms, Ranks
-from atoll.parallel.crew.interval import Interval
-from atoll.parallel.crew.terms import Terms
+from atoll.parallel.crew.supervisor.crew import Crew, CrewTerms, Ranks
+from atoll.parallel.crew.supervisor.interval import Interval
+from atoll.parallel.crew.supervisor.terms import Terms
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.spec import Spec
 

@@ -16,7 +16,7 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
 from atoll.client.work.runner import EvaluateOrder, MessageOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
-from atoll.parallel.crew.crew import Crew
+from atoll.parallel.crew.supervisor.crew import Crew
 from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.parallel.worker.process import Environment, Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.protocol.settings import ConfigError

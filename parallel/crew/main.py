@@ -35,8 +35,8 @@ from atoll.aggregation.printable import count_of
 from atoll.parallel.crew.choice import plan_for
 from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.orders import Orders
-from atoll.parallel.crew.shared_folder import check_shared
-from atoll.parallel.crew.terms import Terms
+from atoll.parallel.crew.supervisor.shared_folder import check_shared
+from atoll.parallel.crew.supervisor.terms import Terms
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.meeting import store_of

@@ -58,7 +58,7 @@ def partitioned(
             raise Impossible(f"{kind.__name__} divides columns; a population divides examples")
         indices = np.asarray(list(part[INDEX]), np.int64)
         if (owner[indices] >= 0).any():
-            raise Impossible(f"{kind.__name__} gives examples to two clients; each example belongs to one")
+            raise Impossible(f"{kind.__name__} gives an example to two clients; each belongs to one")
         owner[indices] = client
     if left := int((owner < 0).sum()):
         raise Impossible(

@@ -67,7 +67,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("data/public", "engine"),
         ("exchange",),
         ("launch", "models", "trainer"),
-        ("planner",),
+        ("crew/supervisor", "planner"),
         ("crew",),
     ),
     "protocol": (

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.parallel.crew.crash_points import STEPS
 from atoll.protocol.audit.chain import LineFault, read_line
 from atoll.server.audit.actions import Action
 from atoll.simulations.devices.traces import read_availability, read_speeds
@@ -116,8 +117,8 @@ def test_a_csv_is_a_trace_of_devices(block: Block, tmp_path: Path) -> None:
         assert read_speeds(path, ["north", "south"], np.zeros(2))
 
 
-NO_SETTINGS = {*map(str, Action), "train.allowed", "evaluate.waiting", "optimizer.inner"}
-"""Words with a dot that begin as a table of settings does: actions of logs, and an attribute in Python."""
+NO_SETTINGS = {*map(str, Action), *(name for name, _ in STEPS), "train.allowed", "evaluate.waiting", "optimizer.inner"}
+"""Words with a dot that begin as a table of settings does: actions of logs, steps of a rank, and an attribute in Python."""
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.crew.crew import PING_S, Crew, CrewTerms, RanksLost
-from atoll.parallel.crew.interval import Interval
-from atoll.parallel.crew.terms import Terms
+from atoll.parallel.crew.supervisor.crew import PING_S, Crew, CrewTerms, RanksLost
+from atoll.parallel.crew.supervisor.interval import Interval
+from atoll.parallel.crew.supervisor.terms import Terms
 from atoll.parallel.engine.plan import given_plan
 from atoll.parallel.launch.launcher import Launcher, elastic
 from atoll.parallel.launch.spec import Spec
@@ -20,7 +20,7 @@ from atoll.parallel.worker.process import WorkerError, WorkerHung
 from tests.process_table import is_running
 from tests.waiting import BOUND_S
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SECRET = "a-secret-of-the-agent"
 
 

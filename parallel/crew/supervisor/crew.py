@@ -22,9 +22,9 @@ from typing import Any, Protocol
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.adapters.kept_lines import BASES
-from atoll.parallel.crew.interval import NEVER, Interval
-from atoll.parallel.crew.round_folder import prepare
-from atoll.parallel.crew.terms import Terms
+from atoll.parallel.crew.supervisor.interval import NEVER, Interval
+from atoll.parallel.crew.supervisor.round_folder import prepare
+from atoll.parallel.crew.supervisor.terms import Terms
 from atoll.parallel.launch.line import Json, Line, Listener
 from atoll.parallel.launch.rank_fault import RankFault, cause, take_faults
 from atoll.parallel.worker.process import LOAD_TIMEOUT_S, RunTerms, WorkerCrashed, WorkerError, WorkerHung

@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from atoll.parallel.crew.round_folder import prepare
-from atoll.parallel.crew.shared_folder import check_shared
+from atoll.parallel.crew.supervisor.round_folder import prepare
+from atoll.parallel.crew.supervisor.shared_folder import check_shared
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.world import World
 
