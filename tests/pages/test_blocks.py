@@ -118,7 +118,7 @@ def test_a_csv_is_a_trace_of_devices(block: Block, tmp_path: Path) -> None:
 
 
 NO_SETTINGS = {*map(str, Action), *(name for name, _ in STEPS), "train.allowed", "evaluate.waiting", "optimizer.inner"}
-"""Words with a dot that begin as a table of settings does: actions of logs, steps of a rank, and an attribute in Python."""
+"""Words with a dot that begin as a table of settings does: actions of logs, steps of a rank, an attribute in Python."""
 
 
 @pytest.mark.parametrize("page", PAGES)
