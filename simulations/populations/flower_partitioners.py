@@ -55,7 +55,7 @@ def partitioned(
     for client in range(clients):
         part = partitioner.load_partition(client)
         if INDEX not in part.column_names:
-            raise Impossible(f"a population divides examples, {kind.__name__} divides columns")
+            raise Impossible(f"a population divides examples; {kind.__name__} divides each by columns")
         indices = np.asarray(list(part[INDEX]), np.int64)
         if (owner[indices] >= 0).any():
             raise Impossible(f"{kind.__name__} gives an example to two clients; each belongs to one")
