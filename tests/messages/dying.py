@@ -20,7 +20,7 @@ from typing import Any, get_args
 from atoll.parallel.forking import leaving_garbage
 from atoll.parallel.programs import main as program
 from atoll.protocol.vocabulary import TERMINAL, Digest
-from atoll.server.exchanges.events import Event
+from atoll.server.exchanges.events import Event, RecordExchange
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal.codec import decode, encode_event
 from atoll.server.rounds.events import CoordinatorStarted, RunStarted
@@ -82,12 +82,16 @@ class JournaledService(MessageService):
             raise CoordinatorDied
         self.course.entries.append((now, *encode_event(event)))
         self.course.kinds[type(event).__name__] += 1
+        for effect in effects:
+            if isinstance(effect, RecordExchange):  # its row is in the group commit of the entry
+                self._act(effect)
         if self.course.is_at("after"):
             raise CoordinatorDied
         for effect in effects:
             if self.course.is_at("effect"):
                 raise CoordinatorDied
-            self._act(effect)
+            if not isinstance(effect, RecordExchange):
+                self._act(effect)
         self._arm_timer()
         return effects
 
@@ -201,5 +205,5 @@ class DyingFederation(MessageFederation):
 
     def digests(self):
         """Return what each message was and its reply, by exchange."""
-        exchanges = self.service.machine.ledger.exchanges.values()
+        exchanges = (exchange for _, exchange in sorted(self._closed.items()))
         return [[(one.number, one.message, str(one.fate), one.reply) for one in e.sent] for e in exchanges]

@@ -1,5 +1,6 @@
 """A warm start gives a command what a cold one does."""
 
+import fcntl
 import json
 import os
 import signal
@@ -85,9 +86,9 @@ def test_ignored_and_blocked_signals_and_the_umask_are_inherited(monkeypatch: py
 def test_a_descriptor_that_is_passed_keeps_its_number_and_no_other_is_there() -> None:
     for cold in ("1", ""):
         reading, writing = os.pipe()
-        high = os.dup2(writing, 57)
+        high = fcntl.fcntl(writing, fcntl.F_DUPFD, 57)
         os.close(writing)
-        command = [*PROBE, "57"]
+        command = [*PROBE, str(high)]
         with subprocess.Popen(
             command, cwd=ROOT, pass_fds=[high], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             env={**os.environ, COLD: cold},

@@ -40,7 +40,7 @@ async def fill_journal(it):
     """Join under other names until an event no longer fits, and the coordinator says so."""
     await limit_pages(it, 0)
     errors = Errors()
-    logging.getLogger("atoll.server.hosting.run_driver").addHandler(errors)
+    logging.getLogger("atoll.server.hosting.journaled_driver").addHandler(errors)
     try:
         for number in range(3000):
             async with it.client(f"filler{number}"):
@@ -51,7 +51,7 @@ async def fill_journal(it):
                 assert "the run waits for space" in errors.messages[0]
                 return
     finally:
-        logging.getLogger("atoll.server.hosting.run_driver").removeHandler(errors)
+        logging.getLogger("atoll.server.hosting.journaled_driver").removeHandler(errors)
     raise AssertionError("the journal never filled up")
 
 

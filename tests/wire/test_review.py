@@ -40,7 +40,7 @@ def slow_journal(it, seconds):
         time.sleep(seconds)
         commit(batch)
 
-    it.run._journal.commit = slow
+    it.coordinator.journal.commit = slow
 
 
 @live
@@ -289,7 +289,7 @@ async def test_journal_that_cannot_be_pruned_on_a_full_disk_is_pruned_later(tmp_
         def full(*args, **kwargs):
             raise DiskFull("no room")
 
-        it.run._journal.prune = full
+        it.coordinator.journal.prune = full
         await asyncio.gather(report(a), report(b))
         await committed(it, 1)
         await asyncio.sleep(0.3)

@@ -39,7 +39,7 @@ class LinkHere:
                                             piece_bytes)  # fmt: skip
         return {"digest": digest, "path": path and str(path)}
 
-    def _send(self, messages, timeout, waits, in_order):
+    def _send(self, messages, contents, timeout, waits, in_order):
         rows = [self._row(place, *message) for place, message in enumerate(messages)]
         if waits:
             return {"replies": rows}
