@@ -77,12 +77,12 @@ def read_world(environ: Mapping[str, str] = os.environ) -> World:
     return World()
 
 
-def ranks_here(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of ranks on this machine, as `torchrun` or `mpirun` tells it; else all of the run."""
+def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the number of ranks on this machine, as `torchrun` or `mpirun` tells it; None: a launcher does not."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if name in environ:
             return int(environ[name])
-    return read_world(environ).size
+    return 1 if read_world(environ).size == 1 else None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import signal
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 VARIABLE = "ATOLL_CRASH_RANK"
@@ -64,6 +65,14 @@ class PlannedEnd:
         return cls(step, int(count or 1), int(rest[0]), bool(rest[1:]))
 
 
+@cache
+def _rank() -> int:
+    """Return the number of this rank; the import is of torch, which a rank has."""
+    from atoll.parallel.world import read_world
+
+    return read_world().rank
+
+
 def reached(step: str) -> None:
     """Mark that this rank is at `step`, and end it here if the environment asks for that.
 
@@ -76,7 +85,7 @@ def reached(step: str) -> None:
     with suppress(FileNotFoundError):
         text = Path(_FILE).read_text("utf-8")
         planned = PlannedEnd.parse(text)
-        if (planned.step, planned.rank) != (step, int(os.environ.get("RANK", "0"))):
+        if planned.step != step or planned.rank != _rank():
             return
         _visits[step, text] += 1
         if _visits[step, text] == planned.visit:

@@ -14,6 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from atoll.parallel.engine.buffers import saved_buffers
+
 BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
 """The operators that write to their running statistics, the fourth and the fifth argument, and do not declare it."""
 
@@ -49,7 +51,7 @@ class Written:
 
     parameters: list[str] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)
-    """The changed buffers that are in its state_dict."""
+    """The changed buffers that are state; all others are tables that a model could compute again."""
 
 
 def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:
@@ -70,9 +72,13 @@ def written_in_forward(model: nn.Module, run: Callable[[], Any]) -> Written:
 
 
 def _places(model: nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
-    """Return the parameters and the buffers of the state by name, each with the identity of its memory."""
-    tensors = model.state_dict(keep_vars=True) | dict(model.named_parameters())
-    return {name: (tensor, storage_of(tensor)) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+    """Return the parameters and the buffers that are state by name, each with the identity of its memory.
+
+    They are the modules' own: a hook of the state_dict may make new tensors in each call.
+    """
+    saved = {id(buffer) for _, _, buffer in saved_buffers(model)}
+    tensors = [*model.named_parameters(), *(pair for pair in model.named_buffers() if id(pair[1]) in saved)]
+    return {name: (tensor, storage_of(tensor)) for name, tensor in tensors}
 
 
 def _moved(after: Mapping[str, tuple[torch.Tensor, int]], name: str, place: int) -> bool:

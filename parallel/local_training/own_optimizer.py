@@ -1,7 +1,9 @@
 """A local optimizer of a user's own, from the task or from an installed package."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,45 +14,91 @@ from atoll.parallel.task.local import Local
 from atoll.parallel.task.local_optimizers import load
 
 TRIAL_SHAPES = ((6, 4), (6,))
+TRIAL_REPEATS = 50
+"""Steps with gradients that point the same way: an estimate of the distance to the optimum grows in them."""
+
 TRIAL_SCALES = (1.0, 1e-3, 1e3, 1.0)
-"""The scale of the gradients in each step of a trial: a rule may clip, or look at the size of a gradient."""
+"""The scales of the random gradients after them: a rule may clip, or look at the size of a gradient."""
+
+TRIAL_RATE = 1.0
+"""The learning rate of a second trial: with a small one such an estimate would need more steps to grow."""
+
+TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
+"""Largest difference between two moves, as a fraction of the tensor's largest move in this step."""
 
 
 def is_elementwise(local: Local) -> bool:
     """Return whether an own optimizer moves each element by itself, so that it steps shards as it steps whole tensors.
 
-    A trial decides: the same four steps on two tensors, and on their halves, rows or columns, each with an optimizer of
-    its own, must give the same numbers to rounding. With a norm of a tensor or of the gradient, a factored moment, an
-    orthogonalized one, or noise they do not.
+    A trial decides: the same steps on two tensors, and on their halves, rows or columns, each with an optimizer of its
+    own, must move the elements alike. With a norm of a tensor or of the gradient, a factored moment, an orthogonalized
+    one, a step size from all gradients (D-adaptation), or noise they do not. Moves are compared, not values, in which a
+    small learning rate hides them; in single precision and, if the optimizer takes it, in double.
 
     Raises:
         TaskBroken: as `own_optimizer`, or its step fails.
     """
-    whole = [value for tensors in _after_trial(local, lambda tensor: [tensor]) for value in tensors]
-    for axis in (0, -1):
-        pieces = _after_trial(local, lambda tensor, axis=axis: [half.clone() for half in tensor.chunk(2, axis)])  # type: ignore[misc]
-        joined = [torch.cat(of_one, axis) for of_one in zip(*pieces, strict=True)]
-        if not all(torch.allclose(one, other, rtol=1e-5, atol=1e-7) for one, other in zip(whole, joined, strict=True)):
-            return False
+    trials = [replace(local, lr=rate) for rate in (local.lr, TRIAL_RATE)]
+    if not all(_moves_alike(trial, torch.float32) for trial in trials):
+        return False
+    with suppress(TaskBroken):  # it takes no double precision
+        return all(_moves_alike(trial, torch.float64) for trial in trials)
     return True
 
 
-def _after_trial(local: Local, cut: Callable[[torch.Tensor], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-    """Return the values of each place, an optimizer's own pieces of all tensors, after the steps of a trial."""
+def _moves_alike(local: Local, dtype: torch.dtype) -> bool:
+    """Return whether an optimizer makes the same moves with whole tensors and with their halves."""
+    whole, *halved = (_trial(local, dtype, num_places, axis) for num_places, axis in ((1, 0), (2, 0), (2, -1)))
+    return all(_is_alike(one, other) for paths in halved for one, other in zip(whole, paths, strict=True))
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two paths (steps + 1, elements) have the same moves, to rounding of the values."""
+    moves, difference = one.diff(dim=0), one.diff(dim=0) - other.diff(dim=0)
+    rounding = 4 * torch.finfo(one.dtype).eps * one.abs().amax(1)[1:]
+    return bool((difference.abs().amax(1) <= TOLERANCES[one.dtype] * moves.abs().amax(1) + rounding).all())
+
+
+def _trial(local: Local, dtype: torch.dtype, num_places: int, axis: int) -> list[torch.Tensor]:
+    """Return the path (steps + 1, elements) of each tensor, whose pieces along an axis are in places.
+
+    Each place has an optimizer of its own, of the pieces of all tensors there.
+    """
+
+    def places(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+        pieces = ([piece.to(dtype, copy=True) for piece in tensor.chunk(num_places, axis)] for tensor in tensors)
+        return list(zip(*pieces, strict=True))
+
+    def joined() -> list[torch.Tensor]:
+        return [torch.cat(of_one, axis).detach().flatten() for of_one in zip(*parameters, strict=True)]
+
     generator = torch.Generator().manual_seed(0)
-    values = [cut(torch.randn(shape, generator=generator)) for shape in TRIAL_SHAPES]
-    places = [[torch.nn.Parameter(piece) for piece in of_place] for of_place in zip(*values, strict=True)]
-    optimizers = [own_optimizer(local, parameters) for parameters in places]
-    for scale in TRIAL_SCALES:
-        gradients = [cut(torch.randn(shape, generator=generator) * scale) for shape in TRIAL_SHAPES]
-        for place, (parameters, optimizer) in enumerate(zip(places, optimizers, strict=True)):
-            for parameter, pieces in zip(parameters, gradients, strict=True):
-                parameter.grad = pieces[place]
+    parameters = [[torch.nn.Parameter(piece) for piece in of_place] for of_place in places(_drawn(generator))]
+    optimizers = [own_optimizer(local, of_place) for of_place in parameters]
+    paths = [joined()]
+    for gradients in _gradients(generator):
+        for of_place, optimizer, pieces in zip(parameters, optimizers, places(gradients), strict=True):
+            for parameter, piece in zip(of_place, pieces, strict=True):
+                parameter.grad = piece
             try:
                 optimizer.step()
             except Exception as error:  # the user's code runs here and may raise anything
                 raise TaskBroken(f"local.optimizer: {local.optimizer_name}: {type(error).__name__}: {error}") from error
-    return [[parameter.detach() for parameter in parameters] for parameters in places]
+        paths.append(joined())
+    return [torch.stack(path) for path in zip(*paths, strict=True)]
+
+
+def _gradients(generator: torch.Generator) -> Iterator[list[torch.Tensor]]:
+    """Yield the gradients of each step of a trial."""
+    direction = _drawn(generator)
+    for _ in range(TRIAL_REPEATS):
+        yield [mean * (1 + 0.5 * noise) for mean, noise in zip(direction, _drawn(generator), strict=True)]
+    for scale in TRIAL_SCALES:
+        yield [scale * noise for noise in _drawn(generator)]
+
+
+def _drawn(generator: torch.Generator) -> list[torch.Tensor]:
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in TRIAL_SHAPES]
 
 
 def own_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:

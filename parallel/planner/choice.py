@@ -51,7 +51,8 @@ def choose(model: nn.Module, plans: Sequence[Plan], machine: Machine, *, optimiz
         faults_of: returns the reasons against a plan.
 
     Raises:
-        ValueError: there is none; with every reason against the first one, or with the least need.
+        ValueError: there is none; with every reason against the first one, or with the least need, or because none
+            stays within a machine.
     """
     inside = [plan for plan in plans if machine.num_ranks % plan.mesh.tp == 0]
     ordered = sorted(inside, key=lambda plan: (plan.mesh.tp, TRAFFIC[plan.zero_stage], _complexity(plan)))
@@ -68,6 +69,13 @@ def choose(model: nn.Module, plans: Sequence[Plan], machine: Machine, *, optimiz
             return Choice(ordered[index], _why(ordered, needs, index, machine, against))
     if against:
         raise ValueError("; ".join(against[min(against)]))
+    if not ordered:
+        narrowest = min(plan.mesh.tp for plan in plans)
+        raise ValueError(
+            f"mesh: with these settings every mesh of {count_of(plans[0].mesh.size, 'rank')} has tp >= {narrowest}, "
+            f"and auto divides no layer over machines, each with {count_of(machine.num_ranks, 'rank')}; start a "
+            f"multiple of {narrowest} ranks on each machine, or name the mesh"
+        )
     least = needs[tight[0]]
     raise ValueError(
         f"mesh: none of {count_of(plans[0].mesh.size, 'rank')} fits: {ordered[tight[0]].mesh} needs "

@@ -8,7 +8,7 @@ from torch.distributed import distributed_c10d
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.mesh import AXES, Mesh
-from atoll.parallel.world import World, process_group, read_world
+from atoll.parallel.world import World, process_group, ranks_here, read_world
 
 
 def test_a_process_without_a_launcher_is_alone() -> None:
@@ -22,6 +22,15 @@ def test_torchrun_s_variables_are_read() -> None:
 def test_mpirun_s_variables_are_read() -> None:
     found = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
     assert read_world(found) == World(3, 3, 4)
+
+
+def test_the_ranks_of_this_machine_are_those_that_a_launcher_tells() -> None:
+    ranks = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
+    assert ranks_here({}) == 1
+    assert ranks_here({**ranks, "LOCAL_WORLD_SIZE": "4"}) == 4
+    assert ranks_here({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}) == 2
+    assert ranks_here(ranks) is None, "they may be on one machine or on eight"
 
 
 @pytest.mark.parametrize(

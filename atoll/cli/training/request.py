@@ -131,6 +131,12 @@ def check_place(request: Request) -> None:
             f"--device: {count_of(num_ranks, 'rank needs', 'ranks need')} as many GPUs, and this machine has "
             f"{torch.cuda.device_count()}; allowed: fewer ranks, or --device cpu"
         )
+    if request.mesh == AUTO and request.nproc is None and (here := ranks_here()) != (size := read_world().size):
+        known = f"has {here} of {size}" if here else f"has an unknown number of {size}: set LOCAL_WORLD_SIZE"
+        faults.append(
+            f"--mesh: auto chooses for the ranks of one machine, and this one {known}; allowed: a named mesh "
+            "(`atoll plan` shows good ones)"
+        )
     if request.is_fresh and request.folder.exists() and any(path.name != LOCK for path in request.folder.iterdir()):
         faults.append(f"--fresh: {request.folder} is not empty; delete it, or choose another folder with --out")
     if faults:
@@ -214,7 +220,7 @@ def _job_with(plans: Sequence[Plan], request: Request, job: Job) -> Job:
         return []
 
     try:
-        machine = machine_of(device_of(request), request.nproc or ranks_here())
+        machine = machine_of(device_of(request), world_size(request))
         choice = choose(model_on_meta(job.task), plans, machine, optimizer=_optimizer(job), faults_of=faults_of)
     except ValueError as error:
         raise JobRefused(str(error)) from error

@@ -91,6 +91,21 @@ def test_a_launcher_that_is_there_starts_no_second_one(monkeypatch: pytest.Monke
     assert refused("train", TASK, "--nproc", "2") == ["--nproc: a launcher has started 2 ranks already; leave it out"]
 
 
+@pytest.mark.parametrize(("here", "known"), [("8", "has 8 of 16"), (None, "has an unknown number of 16: set LOCAL_")])
+def test_the_ranks_of_several_machines_choose_no_mesh_by_themselves(
+    here: str | None, known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would choose by its own machine's memory, and unlike meshes wait for each other for ever."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    found = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16"} | ({"LOCAL_WORLD_SIZE": here} if here else {})
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    (line,) = refused("train", TASK, "--mesh", "auto")
+    assert line.startswith("--mesh: auto chooses for the ranks of one machine, and this one ")
+    assert known in line
+    assert "a named mesh" in line
+
+
 def test_it_trains_says_so_and_goes_on_unless_it_must_be_fresh(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = shown("train", TASK, "--out", out, "--epochs", 2, *EVERY_STEP)

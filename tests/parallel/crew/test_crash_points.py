@@ -18,10 +18,14 @@ for index in range(4):
 """
 
 
-def run(folder, planned, rank):
-    """A rank with a plan, which its folder may hold."""
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+MPIRUN = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
+
+
+def run(folder, planned, rank, names=TORCHRUN):
+    """A rank of two with a plan, which its folder may hold."""
     (folder / "plan").write_text(planned) if planned else None
-    environment = {VARIABLE: str(folder / "plan"), "RANK": rank}
+    environment = {VARIABLE: str(folder / "plan"), **dict(zip(names, (rank, rank, "2"), strict=True))}
     return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -46,6 +50,13 @@ def test_the_planned_rank_is_killed_at_the_nth_visit_and_the_one_after_it_lives(
     if is_killed:
         after = run(tmp_path, "", rank)
         assert len(after.communicate()[0].split()) == 4, "the rank that replaces it"
+
+
+@pytest.mark.real
+def test_a_rank_of_mpirun_has_its_number(tmp_path):
+    process = run(tmp_path, "crew.mid_step 1", "1", MPIRUN)
+    assert process.communicate()[0].split() == ["0"]
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.real

@@ -82,6 +82,36 @@ def test_buffers_that_a_pass_changes_are_told_from_parameters(device: str) -> No
         assert written_in_forward(model, lambda: model(x)) == Written([], STATISTICS)
 
 
+class Packed(nn.Module):
+    """A layer whose state_dict has its scale as a new tensor, under another name; a table that is no state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("table", torch.zeros(2), persistent=False)
+        self.register_state_dict_post_hook(self.pack)
+
+    @staticmethod
+    def pack(_module: nn.Module, state: dict[str, torch.Tensor], prefix: str, _metadata: object) -> None:
+        state[f"{prefix}packed"] = state.pop(f"{prefix}scale").half()
+        state[f"{prefix}layer.weight"] = state[f"{prefix}layer.weight"].clone()
+
+    def forward(self, x: torch.Tensor, is_counting: bool = False) -> torch.Tensor:
+        """Map (B, 4) to (B, 2)."""
+        self.table.add_(1)
+        if is_counting:
+            self.scale.mul_(1.0)
+        found: torch.Tensor = self.layer(x) * self.scale
+        return found
+
+
+def test_a_state_dict_that_makes_new_tensors_is_no_change() -> None:
+    model, x = Packed(), torch.ones(3, 4)
+    assert written_in_forward(model, lambda: model(x)) == Written([], [])
+    assert written_in_forward(model, lambda: model(x, is_counting=True)) == Written([], ["scale"])
+
+
 def flushed(change: Change) -> dict[str, torch.Tensor]:
     engine = engine_of(Changing(change), plan(dp_replicate=2))
     engine.step(mine(*reference.image_batches()[0], engine.axes))

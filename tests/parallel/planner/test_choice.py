@@ -74,6 +74,13 @@ def test_tp_never_crosses_machines_and_settings_of_the_site_hold():
         possible_plans(4, {"precision": "fp8"})
 
 
+def test_settings_that_need_tp_between_machines_are_refused_with_the_way_out():
+    with pytest.raises(ValueError, match=r"every mesh of 2 ranks has tp >= 2.* each with 1 rank; .*or name the mesh"):
+        chosen(4 * STATE, ranks=2, here=1, settings={"loss_parallel": True})
+    plan = chosen(4 * STATE, ranks=4, here=2, settings={"loss_parallel": True}, model=tasks.decoder()).plan
+    assert plan.mesh.tp == 2
+
+
 @pytest.mark.parametrize("mesh", ["dp=4", "dp_shard=4", "dp_replicate=2,dp_shard=2", "tp=2", "dp_shard=2,tp=2"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_need_is_that_of_the_engine_s_own_boxes_and_what_is_gathered(mesh, optimizer):
