@@ -29,6 +29,9 @@ from atoll.parallel.task.content import Content, from_tensors, to_tensors
 TTL_S = 43200.0
 """Time in which a reply is of use, unless the message has its own [s]."""
 
+MAPPED_MIN = 1 << 20
+"""Size from which a reply stays in its file until its arrays are used [bytes]; each such reply has one descriptor."""
+
 KINDS = ("train", "evaluate", "query", "get_parameters", "get_properties")
 NAME_MAX = 256
 
@@ -89,6 +92,9 @@ class Grid:
 
         The replies have the order of the messages; a node without one by then has no reply in the list. A node that
         cannot answer, or whose reply is not sound, has one with an `error`.
+
+        Raises:
+            OSError: the file of a reply cannot be read here, such as for want of descriptors: no fault of its node.
         """
         if not messages:
             return []
@@ -142,14 +148,16 @@ def _reply(row: dict[str, Any]) -> Reply:
     if not error:
         try:
             content = _content(Path(row["path"]), row["tensors"])
-        except (ValueError, OSError) as fault:
+        except ValueError as fault:  # an OSError is a fault of this machine: without this node the model is another
             error = f"its reply cannot be read: {fault}"
     return Reply(row["number"], row["node"], row["kind"], row["group"], content, error, row["place"])
 
 
 def _content(path: Path, tensors: list[list[Any]]) -> Content:
     """Read the bytes of a reply, tensor after tensor."""
-    data, position, found = np.memmap(path, np.uint8, "c"), 0, {}  # the pages of an array come with its first use
+    is_mapped = path.stat().st_size >= MAPPED_MIN  # the pages of an array come with its first use
+    data = np.memmap(path, np.uint8, "c") if is_mapped else np.fromfile(path, np.uint8)
+    position, found = 0, {}
     for name, num_bytes in tensors:
         found[name] = data[position : position + num_bytes]
         position += num_bytes
