@@ -12,6 +12,7 @@ that is killed runs again from its first line and gets the same answers, as long
 random numbers from generators that are seeded (Python's, numpy's and torch's are), and to send no clock readings.
 """
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor, in_order
+from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
 from atoll.aggregation.tensors.pieces import piece_bytes_of
 from atoll.parallel.programs.link import Link
-from atoll.parallel.task.content import Content, from_tensors, to_tensors
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.content import Content, from_tensors, tensor_name, to_tensors
 
 TTL_S = 43200.0
 """Time in which a reply is of use, unless the message has its own [s]."""
@@ -133,7 +136,7 @@ class Grid:
         with self._storing:  # threads may send the same: one of them writes it, and none sees a half of it
             answer = self._link.call("content", pieces=rows, piece_bytes=piece_bytes)
             if answer["path"] and not Path(answer["path"]).exists():
-                safetensors_file.write(Path(answer["path"]), tensors, piece_bytes=piece_bytes)
+                _write(Path(answer["path"]), tensors, pieces, piece_bytes, content)
         return str(answer["digest"])
 
     def _replies(self, answer: dict[str, Any]) -> list[Reply]:
@@ -141,6 +144,23 @@ class Grid:
         if answer.get("is_read"):  # the coordinator deletes old replies, and waits for those that are being read
             self._link.tell("read", call=answer["call"])
         return replies
+
+
+def _write(path: Path, tensors: Arrays, hashed: tuple[Piece, ...], piece_bytes: int, content: Content) -> None:
+    """Write a content whose digest is that of the hashed pieces; the file has its name once it has these bytes.
+
+    Raises:
+        ValueError: another thread has changed an array in place since it was hashed.
+    """
+    unchecked = path.with_name(f"{path.name}.unchecked")
+    written = safetensors_file.write(unchecked, tensors, piece_bytes=piece_bytes)
+    changed = {piece.tensor for piece in set(hashed) ^ set(written)}
+    if changed:
+        unchecked.unlink()
+        names = [name for number, name in enumerate(content.arrays, start=1) if tensor_name(number) in changed]
+        raise ValueError(f"{', '.join(names)}: changed by another thread while being sent; send a copy of the array")
+    os.replace(unchecked, path)
+    sync_folder(path.parent)
 
 
 def _reply(row: dict[str, Any]) -> Reply:

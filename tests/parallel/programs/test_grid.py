@@ -1,12 +1,14 @@
 """The grid of a server program over a link that answers from this process: what it reads, stores and refuses."""
 
 import errno
+import hashlib
 import os
 
 import numpy as np
 import pytest
 
-from atoll.parallel.programs.grid import MAPPED_MIN, Grid
+from atoll.aggregation.tensors import safetensors_file
+from atoll.parallel.programs.grid import MAPPED_MIN, Grid, Outgoing
 from atoll.parallel.task.content import Content, to_tensors
 
 
@@ -63,3 +65,24 @@ def test_a_reply_that_is_not_sound_is_an_error_of_its_node(tmp_path):
     bad, good = pull(rows)
     assert bad.error.startswith("its reply cannot be read: ")
     assert good.content.plain == 2
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_an_array_that_is_changed_after_its_digest_is_not_stored(tmp_path, is_changed):
+    steady, live, path = np.ones(5), np.zeros(5), tmp_path / "content.safetensors"
+
+    def content(pieces, piece_bytes):
+        live[:] += is_changed  # as another thread would
+        return {"digest": "d", "path": str(path), "pieces": pieces}
+
+    grid = Grid(Answers(content=content, send={"numbers": [1]}))
+    messages = [Outgoing("a", "train", Content(None, {"steady": steady, "live": live}))]
+    if is_changed:
+        with pytest.raises(ValueError, match=r"^live: changed by another thread while being sent"):
+            grid.push(messages)
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert grid.push(messages) == [1]
+        assert list(tmp_path.iterdir()) == [path]
+        stored = safetensors_file.read(path)["000002"]
+        assert hashlib.sha256(stored).digest() == hashlib.sha256(live).digest()
