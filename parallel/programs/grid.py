@@ -27,7 +27,7 @@ from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
 from atoll.aggregation.tensors.pieces import piece_bytes_of
 from atoll.parallel.programs.link import Link
 from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.content import Content, from_tensors, tensor_name, to_tensors
+from atoll.parallel.task.content import Content, from_tensors, is_encodable, tensor_name, to_tensors
 
 TTL_S = 43200.0
 """Time in which a reply is of use, unless the message has its own [s]."""
@@ -55,8 +55,11 @@ class Outgoing:
     def __post_init__(self) -> None:
         if self.kind.partition(".")[0] not in KINDS or len(self.kind) > NAME_MAX or not self.kind.isprintable():
             raise ValueError(f"kind: got {self.kind!r}; allowed: {', '.join(KINDS)}, with an action as in query.stats")
-        if len(self.group) > NAME_MAX:
-            raise ValueError(f"group: got {len(self.group)} characters; allowed: at most {NAME_MAX}")
+        for name, text in (("node", self.node), ("group", self.group)):
+            if len(text) > NAME_MAX:
+                raise ValueError(f"{name}: got {len(text)} characters; allowed: at most {NAME_MAX}")
+            if not is_encodable(text):
+                raise ValueError(f"{name}: got {text!r}; allowed: text without lone surrogates")
 
 
 @dataclass(frozen=True, slots=True)

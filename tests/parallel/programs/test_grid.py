@@ -9,6 +9,7 @@ import pytest
 
 from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.programs.grid import MAPPED_MIN, Grid, Outgoing
+from atoll.parallel.programs.main import _conclusion
 from atoll.parallel.task.content import Content, to_tensors
 
 
@@ -86,3 +87,15 @@ def test_an_array_that_is_changed_after_its_digest_is_not_stored(tmp_path, is_ch
         assert list(tmp_path.iterdir()) == [path]
         stored = safetensors_file.read(path)["000002"]
         assert hashlib.sha256(stored).digest() == hashlib.sha256(live).digest()
+
+
+@pytest.mark.parametrize("field", ["node", "group"])
+@pytest.mark.parametrize("text", ["\ud800", "x" * 257])
+def test_a_text_that_the_journal_cannot_have_is_refused_by_name(field, text):
+    with pytest.raises(ValueError, match=f"^{field}: got "):
+        Outgoing(**{"node": "a", "kind": "train", "content": Content()} | {field: text})
+    assert Outgoing("a", "train", Content(), "Runde 3 \U0001f600\n").group
+
+
+def test_a_lone_surrogate_in_an_error_of_the_program_is_escaped():
+    assert "\\ud800" in _conclusion(ValueError("\ud800")).encode().decode()
