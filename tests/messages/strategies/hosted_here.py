@@ -39,8 +39,9 @@ class LinkHere:
                                             piece_bytes)  # fmt: skip
         return {"digest": digest, "path": path and str(path)}
 
-    def _send(self, messages, timeout, waits, in_order):
+    def _send(self, messages, contents, timeout, waits, in_order):
         rows = [self._row(place, *message) for place, message in enumerate(messages)]
+        self._contents.sent(map(Digest, contents))
         if waits:
             return {"replies": rows}
         self._pulled |= {row["number"]: row for row in rows}
