@@ -54,12 +54,14 @@ def from_content(content: Content) -> RecordDict:
     """
 
     try:
+        _refuse_twice(content.plain)
         return RecordDict({name: _record(kind, rows, content.arrays) for name, kind, rows in content.plain})
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, IndexError, RecursionError) as error:
         raise ValueError(f"these are no records of Flower: {error}") from error
 
 
 def _record(kind: str, rows: list[Any], arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
+    _refuse_twice(rows)
     if kind == "arrays":
         return ArrayRecord({
             key: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=arrays[blob].tobytes())
@@ -67,6 +69,13 @@ def _record(kind: str, rows: list[Any], arrays: Mapping[str, "np.ndarray[Any, An
         })  # fmt: skip
     of_kind: Any = {"metrics": MetricRecord, "config": ConfigRecord}[kind]
     return of_kind({key: _value(item, arrays) for key, item in rows})
+
+
+def _refuse_twice(rows: list[Any]) -> None:
+    """Raise a ValueError if two rows have the same name: one of them would be lost."""
+    names = [row[0] for row in rows]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a name is there twice in {names}")
 
 
 def _value(item: Any, arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:

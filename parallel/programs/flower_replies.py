@@ -9,11 +9,13 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, RecordDict
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.flower.records import from_content
 from atoll.parallel.programs.grid import Reply
 from atoll.parallel.task.content import Content
@@ -48,7 +50,7 @@ def _read(content: Content) -> RecordDict | str:
             for key, item in record.items():
                 if not _is_finite(item):
                     return f"its reply has a value that is not finite: {name}.{key}"
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, SyntaxError, TokenError, RecursionError) as error:
         return f"its reply cannot be read: {error}"
     return records
 
@@ -61,12 +63,23 @@ def _is_finite(item: Any) -> bool:
 
 
 def _values(array: Array) -> "np.ndarray[Any, Any]":
-    """Return the elements of an array, in one row, as a view of its bytes: `Array.numpy` copies them."""
+    """Return the elements of an array, in one row, as a view of its bytes: `Array.numpy` copies them.
+
+    Raises:
+        ValueError: its bytes end early, or have another shape than it tells (Flower's first records tell none).
+    """
     file = io.BytesIO(array.data)
     if array.stype != "numpy.ndarray" or (read := HEADERS.get(np.lib.format.read_magic(file))) is None:
         return array.numpy()
-    _, _, dtype = read(file)
-    return array.numpy() if dtype.hasobject else np.frombuffer(array.data, dtype, offset=file.tell())
+    shape, _, dtype = read(file)
+    if dtype.hasobject:
+        return array.numpy()  # raises
+    size, left = math.prod(shape), len(array.data) - file.tell()
+    if min(shape, default=0) < 0 or not dtype.itemsize or size * dtype.itemsize > left:
+        raise ValueError(f"an array of {dtype} and shape {shape} in {count_of(left, 'byte')}")
+    if array.dtype and tuple(array.shape) != shape:
+        raise ValueError(f"an array of shape {shape} that tells shape {tuple(array.shape)}")
+    return np.frombuffer(array.data, dtype, size, file.tell())
 
 
 def _unlike(replies: list[Reply], found: list[RecordDict | str]) -> dict[int, str]:

@@ -12,6 +12,7 @@ that is killed runs again from its first line and gets the same answers, as long
 random numbers from generators that are seeded (Python's, numpy's and torch's are), and to send no clock readings.
 """
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +21,19 @@ from typing import Any
 
 import numpy as np
 
+from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensors import safetensors_file
-from atoll.aggregation.tensors.layout import Tensor, in_order
+from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
 from atoll.aggregation.tensors.pieces import piece_bytes_of
 from atoll.parallel.programs.link import Link
-from atoll.parallel.task.content import Content, from_tensors, to_tensors
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.content import Content, from_tensors, is_encodable, tensor_name, to_tensors
 
 TTL_S = 43200.0
 """Time in which a reply is of use, unless the message has its own [s]."""
+
+MAPPED_MIN = 1 << 20
+"""Size from which a reply stays in its file until its arrays are used [bytes]; each such reply has one descriptor."""
 
 KINDS = ("train", "evaluate", "query", "get_parameters", "get_properties")
 NAME_MAX = 256
@@ -49,8 +55,11 @@ class Outgoing:
     def __post_init__(self) -> None:
         if self.kind.partition(".")[0] not in KINDS or len(self.kind) > NAME_MAX or not self.kind.isprintable():
             raise ValueError(f"kind: got {self.kind!r}; allowed: {', '.join(KINDS)}, with an action as in query.stats")
-        if len(self.group) > NAME_MAX:
-            raise ValueError(f"group: got {len(self.group)} characters; allowed: at most {NAME_MAX}")
+        for name, text in (("node", self.node), ("group", self.group)):
+            if len(text) > NAME_MAX:
+                raise ValueError(f"{name}: got {len(text)} characters; allowed: at most {NAME_MAX}")
+            if not is_encodable(text):
+                raise ValueError(f"{name}: got {text!r}; allowed: text without lone surrogates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,9 @@ class Grid:
 
         The replies have the order of the messages; a node without one by then has no reply in the list. A node that
         cannot answer, or whose reply is not sound, has one with an `error`.
+
+        Raises:
+            OSError: the file of a reply cannot be read here, such as for want of descriptors: no fault of its node.
         """
         if not messages:
             return []
@@ -127,7 +139,7 @@ class Grid:
         with self._storing:  # threads may send the same: one of them writes it, and none sees a half of it
             answer = self._link.call("content", pieces=rows, piece_bytes=piece_bytes)
             if answer["path"] and not Path(answer["path"]).exists():
-                safetensors_file.write(Path(answer["path"]), tensors, piece_bytes=piece_bytes)
+                _write(Path(answer["path"]), tensors, pieces, piece_bytes, content)
         return str(answer["digest"])
 
     def _replies(self, answer: dict[str, Any]) -> list[Reply]:
@@ -137,19 +149,38 @@ class Grid:
         return replies
 
 
+def _write(path: Path, tensors: Arrays, hashed: tuple[Piece, ...], piece_bytes: int, content: Content) -> None:
+    """Write a content whose digest is that of the hashed pieces; the file has its name once it has these bytes.
+
+    Raises:
+        ValueError: another thread has changed an array in place since it was hashed.
+    """
+    unchecked = path.with_name(f"{path.name}.unchecked")
+    written = safetensors_file.write(unchecked, tensors, piece_bytes=piece_bytes)
+    changed = {piece.tensor for piece in set(hashed) ^ set(written)}
+    if changed:
+        unchecked.unlink()
+        names = [name for number, name in enumerate(content.arrays, start=1) if tensor_name(number) in changed]
+        raise ValueError(f"{', '.join(names)}: changed by another thread while being sent; send a copy of the array")
+    os.replace(unchecked, path)
+    sync_folder(path.parent)
+
+
 def _reply(row: dict[str, Any]) -> Reply:
     content, error = None, row["error"]
     if not error:
         try:
             content = _content(Path(row["path"]), row["tensors"])
-        except (ValueError, OSError) as fault:
+        except ValueError as fault:  # an OSError is a fault of this machine: without this node the model is another
             error = f"its reply cannot be read: {fault}"
     return Reply(row["number"], row["node"], row["kind"], row["group"], content, error, row["place"])
 
 
 def _content(path: Path, tensors: list[list[Any]]) -> Content:
     """Read the bytes of a reply, tensor after tensor."""
-    data, position, found = np.memmap(path, np.uint8, "c"), 0, {}  # the pages of an array come with its first use
+    is_mapped = path.stat().st_size >= MAPPED_MIN  # the pages of an array come with its first use
+    data = np.memmap(path, np.uint8, "c") if is_mapped else np.fromfile(path, np.uint8)
+    position, found = 0, {}
     for name, num_bytes in tensors:
         found[name] = data[position : position + num_bytes]
         position += num_bytes

@@ -71,7 +71,8 @@ def _conclusion(error: BaseException) -> str:
     """Return the last line of a traceback, with the place in the program that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-    return "".join(traceback.format_exception_only(error)).strip()[-DETAIL_MAX:] + place
+    detail = "".join(traceback.format_exception_only(error)).strip()[-DETAIL_MAX:] + place
+    return detail.encode(errors="backslashreplace").decode()  # a lone surrogate has no place in the journal
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ an array that a site has from an earlier message is not sent again.
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -43,24 +43,51 @@ def to_tensors(content: Content) -> Arrays:
         if array.dtype.hasobject:
             raise TaskBroken(f"{name} is of dtype {array.dtype}; allowed in a message: numbers, bools and bytes")
         listed.append([name, array.dtype.str, list(array.shape)])
-        tensors[f"{number:06d}"] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if (key := _odd_key(content.plain)) is not None:
-        raise TaskBroken(f"the plain part of a message has the key {key!r}; allowed in JSON: texts as keys")
+        tensors[tensor_name(number)] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     try:
-        header = json.dumps({"arrays": listed, "plain": content.plain}, sort_keys=True).encode()
+        odd = [repr(key) for key in _odd_keys(content.plain)]
+        header = b"" if odd else _header(listed, content.plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise TaskBroken(f"the plain part of a message must be a value that JSON has: {error}") from error
+    if odd:
+        raise TaskBroken(f"the plain part of a message has the key {odd[0]}; allowed in JSON: texts as keys")
     return {HEADER: np.frombuffer(header, np.uint8), **tensors}
 
 
-def _odd_key(value: Any) -> Any:
-    """Return a key of an object that is no text, and would come back as one; None: there is none."""
+def tensor_name(number: int) -> str:
+    """Return the name of the tensor of an array; the first array has number 1."""
+    return f"{number:06d}"
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether UTF-8 has a text: it has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _header(listed: list[Any], plain: Any) -> bytes:
+    """Return the header, in which other than ASCII is escaped.
+
+    Raises:
+        ValueError: UTF-8 lacks a text of it, which a log or a journal could not have.
+    """
+    header = json.dumps({"arrays": listed, "plain": plain}, sort_keys=True)
+    if "\\ud" in header and not is_encodable(json.dumps([listed, plain], ensure_ascii=False)):
+        raise ValueError("a text has a lone surrogate")
+    return header.encode()
+
+
+def _odd_keys(value: Any) -> Iterator[Any]:
+    """Yield the keys of objects that are no texts, and would come back as texts."""
     if isinstance(value, dict):
-        here = (key for key in value if not isinstance(key, str))
-        return next(chain(here, filter(lambda key: key is not None, map(_odd_key, value.values()))), None)
+        yield from (key for key in value if not isinstance(key, str))
+        value = list(value.values())
     if isinstance(value, list | tuple):
-        return next((key for key in map(_odd_key, value) if key is not None), None)
-    return None
+        for item in value:
+            yield from _odd_keys(item)
 
 
 def from_tensors(tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Content:
@@ -71,20 +98,23 @@ def from_tensors(tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Content:
     """
     try:
         header = json.loads(tensors[HEADER].tobytes())
-        names = [f"{number:06d}" for number in range(1, len(header["arrays"]) + 1)]
+        names = [tensor_name(number) for number in range(1, len(header["arrays"]) + 1)]
         if sorted(tensors) != [HEADER, *names]:
             raise ValueError(f"{len(tensors)} tensors for {len(names)} arrays")
         arrays = {
             name: _array(tensors[tensor], dtype, shape)
             for tensor, (name, dtype, shape) in zip(names, header["arrays"], strict=True)
         }
+        if len(arrays) != len(names) or not all(isinstance(name, str) for name in arrays):
+            raise ValueError(f"the names of its arrays are {[row[0] for row in header['arrays']]}")
         return Content(header["plain"], arrays)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, SyntaxError, RecursionError) as error:
         raise ValueError(f"this is no content of a message: {error}") from error
 
 
 def _array(values: "np.ndarray[Any, Any]", dtype: str, shape: list[int]) -> "np.ndarray[Any, Any]":
     kind = np.dtype(dtype)
-    if kind.hasobject or values.dtype != np.uint8 or any(size < 0 for size in shape):
-        raise ValueError(f"an array of {dtype} and shape {shape} in {values.dtype}")
+    is_sound = values.dtype == np.uint8 and kind.itemsize and not kind.hasobject and all(size >= 0 for size in shape)
+    if not is_sound or math.prod(shape) * kind.itemsize != values.size:
+        raise ValueError(f"an array of {dtype} and shape {shape} in {values.size} elements of {values.dtype}")
     return np.ascontiguousarray(values).view(kind).reshape(shape) if values.size else np.zeros(shape, kind)

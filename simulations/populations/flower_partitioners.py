@@ -57,6 +57,8 @@ def partitioned(
         if INDEX not in part.column_names:
             raise Impossible(f"a population divides examples; {kind.__name__} divides each by columns")
         indices = np.asarray(list(part[INDEX]), np.int64)
+        if len(np.unique(indices)) < len(indices):
+            raise Impossible(f"{kind.__name__} gives an example to a client twice; each belongs to one, once")
         if (owner[indices] >= 0).any():
             raise Impossible(f"{kind.__name__} gives an example to two clients; each belongs to one")
         owner[indices] = client

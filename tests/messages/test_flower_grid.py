@@ -86,3 +86,41 @@ def test_replies_that_do_not_fit_most_of_the_others_are_named():
     rows = [reply(n, {"stat": n}, shape=(max(n, 3),), dtype=np.uint8) for n in (1, 2, 3, 4)]
     assert faults_of(rows) == {}, "XGBoost's trees are rows of bytes, of which some happen to be equally long"
     assert faults_of([reply(1, {"a": 1}, kind="query.s"), reply(2, {"b": 1}, kind="query.s")]) == {}
+
+
+def spoilt(number, spoil):
+    """Return a reply whose array, as [bytes, row], a function has changed."""
+    from dataclasses import replace
+
+    good = reply(number, {"loss": 0.5})
+    data, rows = good.content.arrays["0"].tobytes(), good.content.plain[0][2]
+    data, good.content.plain[0][2] = spoil(data, rows)
+    return replace(good, content=replace(good.content, arrays={"0": np.frombuffer(data, np.uint8)}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda data, rows: (data[:-8], rows), "shape (2,) in 8 bytes"),
+        (lambda data, rows: (data.replace(b"(2,)", b"(1,)"), rows), "shape (1,) that tells shape (2,)"),
+        (lambda data, rows: (data.replace(b"(2,), ", b"(-1,),"), rows), "shape (-1,)"),
+        (lambda data, rows: (data.replace(b"(2,)", b"((2,"), rows), "cannot be read"),
+        (lambda data, rows: (data[:4], rows), "cannot be read"),
+        (lambda data, rows: (data, rows * 2), "a name is there twice"),
+        (lambda data, rows: (data, [*rows, ["w", "float64", "x", "numpy.ndarray", "0"]]), "a name is there twice"),
+    ],
+)
+def test_a_reply_with_an_array_that_is_not_sound_is_an_error_of_its_node(spoil, says):
+    from atoll.parallel.programs.flower_replies import records_of
+
+    found = records_of([reply(1, {"loss": 0.5}), spoilt(2, spoil), reply(3, {"loss": 0.5})])
+    assert says in found[1]
+    assert not isinstance(found[0], str)
+    assert not isinstance(found[2], str)
+
+
+def test_an_array_without_elements_is_sound():
+    from atoll.parallel.programs.flower_replies import records_of
+
+    found = records_of([reply(n, {"loss": 0.5}, shape=shape) for n, shape in enumerate([(0,), (0,), ()])])
+    assert [isinstance(one, str) for one in found] == [False, False, True], "the last has another shape than most"

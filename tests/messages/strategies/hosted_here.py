@@ -41,6 +41,7 @@ class LinkHere:
 
     def _send(self, messages, contents, timeout, waits, in_order):
         rows = [self._row(place, *message) for place, message in enumerate(messages)]
+        self._contents.sent(map(Digest, contents))
         if waits:
             return {"replies": rows}
         self._pulled |= {row["number"]: row for row in rows}

@@ -20,8 +20,15 @@ ARRAYS = {
 }
 
 
+def nested(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def test_every_array_comes_back_as_it_was() -> None:
-    plain = {"config": [["lr", 0.1], ["names", ["a", "b"]]], "none": None}
+    plain = {"config": [["lr", 0.1], ["names", ["a", "\U0001f600"]]], "none": None}
     tensors = to_tensors(Content(plain, ARRAYS))
     assert {array.dtype for array in tensors.values()} == {np.dtype(np.uint8)}
     back = from_tensors(tensors)
@@ -43,6 +50,11 @@ def test_equal_contents_have_equal_tensors() -> None:
     [
         (Content(object()), "must be a value that JSON has"),
         (Content(None, {"o": np.array([object()])}), "dtype object"),
+        (Content([{"a": {None: 1}}]), "has the key None"),
+        (Content({1: 1}), "has the key 1"),
+        (Content(nested(5000)), "must be a value that JSON has"),
+        (Content({"name": "\ud800"}), "lone surrogate"),
+        (Content(None, {"\udfff": np.zeros(1)}), "lone surrogate"),
     ],
 )
 def test_what_cannot_travel_is_refused_by_name(content: Content, says: str) -> None:
@@ -65,3 +77,18 @@ def test_tensors_of_another_form_are_refused(header: bytes) -> None:
     tensors = {"000000": np.frombuffer(header, np.uint8), "000001": np.zeros(8, np.uint8)}
     with pytest.raises(ValueError, match="no content of a message"):
         from_tensors(tensors)
+
+
+@pytest.mark.parametrize("row", ['"<f4", [10]', '"<f4", [10000000000000]', '"|V0", [10]', '"f4,(", [0]', '"f4", []'])
+def test_an_array_of_other_bytes_than_its_shape_has_is_refused(row: str) -> None:
+    header = np.frombuffer(f'{{"arrays": [["a", {row}]], "plain": 0}}'.encode(), np.uint8)
+    with pytest.raises(ValueError, match="no content of a message"):
+        from_tensors({"000000": header, "000001": np.zeros(0, np.uint8)})
+
+
+@pytest.mark.parametrize("names", ['"a", "a"', '"a", 1'])
+def test_arrays_need_names_of_their_own(names: str) -> None:
+    rows = ", ".join(f'[{name}, "|u1", [1]]' for name in names.split(", "))
+    header = np.frombuffer(f'{{"arrays": [{rows}], "plain": 0}}'.encode(), np.uint8)
+    with pytest.raises(ValueError, match="the names of its arrays"):
+        from_tensors({"000000": header, "000001": np.zeros(1, np.uint8), "000002": np.zeros(1, np.uint8)})
