@@ -46,7 +46,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import only_finite
-from atoll.parallel.task.randomness import seed_everything, seeded
+from atoll.parallel.task.randomness import repeat_on, seed_everything, seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
@@ -93,6 +93,7 @@ class MeshBench:
         self._looked: tuple[Task, list[str]] | None = None
         self._check(self._here.local, self._here.algorithm)
         self._device = world.device(device_of(request))
+        repeat_on(self._device.type)
         needs_axes = plan.mesh.size > 1 or plan.is_sharded
         self._axes = Axes(plan.mesh, self._device.type) if needs_axes else None
         self._ranks, self._clock = Ranks(), clock or count(step=INTERVAL_S).__next__
