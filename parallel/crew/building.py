@@ -222,7 +222,8 @@ def build(
         shares = shares_of(engine.parts, axes, outline.tied)
         if is_filled or _is_drawn(blank.model, outline, base, partial(bare_model, task, seed + 1)):
             together(ranks, lambda: fill(shares, engine.parts, blank, make))
-        together(ranks, lambda: read_base(base, shares, outline.frozen))
+        of_base = frozenset(share.name for share in shares) if is_filled else outline.frozen
+        together(ranks, lambda: read_base(base, shares, of_base))
     return MeshModel(engine, outline, tally, base)
 
 

@@ -47,8 +47,8 @@ def drawn_of(frozen: frozenset[str], tied: Sequence[Sequence[str]], base: Matche
     return frozenset(first.get(name, name) for name in frozen) - (base.sources.keys() if base is not None else set())
 
 
-def read_base(base: Matched | None, shares: Sequence[Share], frozen: frozenset[str]) -> None:
-    """Give this rank's boxes of the frozen tensors their values.
+def read_base(base: Matched | None, shares: Sequence[Share], names: frozenset[str]) -> None:
+    """Give this rank's boxes of these tensors the values that the files have for them.
 
     Raises:
         BaseRefused: the files have two values of a tied tensor.
@@ -56,7 +56,7 @@ def read_base(base: Matched | None, shares: Sequence[Share], frozen: frozenset[s
     """
     if base is None:
         return
-    mine = [share for share in shares if share.name in frozen]
+    mine = [share for share in shares if share.name in names]
     if faults := [fault for share in mine for fault in base.read(share.name, share.slices, share.local)]:
         raise BaseRefused("; ".join(faults))
 

@@ -57,6 +57,22 @@ def test_a_part_that_travels_is_trained_as_in_one_process(name: str, layout: str
     assert evaluations[0] == pytest.approx(evaluations[1], rel=5e-6)
 
 
+@pytest.mark.parametrize(
+    "layout", ["tp", *(pytest.param(name, marks=pytest.mark.long) for name in ("fsdp", "pp x fsdp"))]
+)
+def test_layers_that_stay_at_the_site_begin_with_the_values_of_the_base(layout: str, tmp_path: Path) -> None:
+    name = "kept_in_base"
+    load = loaded(name, tmp_path)
+    frozen = write_version(tmp_path, name, **load)
+    fields = {"local": {"model.frozen": frozen}, "model_seed": 3}
+    _, update = in_one_process(tmp_path, name=name, load=load, **fields)
+    _, found = on_a_mesh(tmp_path, LAYOUTS[layout], name=name, load=load, **fields)
+    assert distance(found, update) < 1e-6
+    kept, expected = (safetensors_file.read(tmp_path / f"{which}.own") for which in ("mesh", "one"))
+    assert any("layers.1." in tensor for tensor in kept)
+    assert distance(kept, expected) < 1e-6
+
+
 @pytest.mark.parametrize("options", [{"dp_shard": 2}, pytest.param({"dp_replicate": 2}, marks=pytest.mark.long)])
 def test_another_base_is_refused_on_a_mesh_with_the_digests_of_one_process(options: Json, tmp_path: Path) -> None:
     right = loaded("part_of_decoder", tmp_path)
