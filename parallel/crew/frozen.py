@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import _get_fqns
+from torch.distributed.fsdp import FSDPModule
 
 from atoll.parallel.adapters.base_files import BaseRefused
 from atoll.parallel.adapters.digests import digest_of, line_of
@@ -81,6 +82,7 @@ class FrozenTensors:
     def here(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what this rank holds of them now, under all names."""
         for part in self._parts if self._names else ():
+            _give_up_gathered(part)
             named = (*part.named_parameters(remove_duplicate=False), *part.named_buffers(remove_duplicate=False))
             for wrapped, tensor in named:
                 (name,) = _get_fqns(part, wrapped)
@@ -112,6 +114,13 @@ class FrozenTensors:
     def _drawn_here(self) -> list[tuple[str, torch.Tensor]]:
         local = local_state(self._parts, (), first_names(self._tied))
         return [(name, tensor) for name, tensor in local.tensors if name in self._drawn]
+
+
+def _give_up_gathered(part: nn.Module) -> None:
+    """Give up the whole parameters that an evaluation under ZeRO 1 and 2 leaves in place of a part's shares."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _agreed(found: Sequence[dict[str, str]]) -> dict[str, str]:

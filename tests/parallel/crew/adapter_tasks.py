@@ -82,9 +82,29 @@ def of_logits(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
     return loss(outputs.logits, targets)
 
 
+class WritesOnce(nn.Module):
+    """A buffer of no trained module, which the first pass of one kind changes, and no other."""
+
+    def __init__(self, in_training: bool) -> None:
+        super().__init__()
+        self.in_training = in_training
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training == self.in_training and self.calls == 0:
+            self.calls += 1
+        return x
+
+
+def with_calls(in_training: bool) -> nn.Module:
+    return nn.Sequential(nn.Embedding(VOCAB, 16), WritesOnce(in_training), nn.Linear(16, VOCAB))
+
+
 settings = {"base": "/nowhere"}
 part_of_decoder = replace(task, model=in_part, travels="trained", base=IN_BASE, settings=settings)
 drawn = replace(task, model=in_part, travels="trained")
+writes_in_training = replace(task, model=lambda: with_calls(True), travels="trained")
+writes_in_evaluation = replace(writes_in_training, model=lambda: with_calls(False))
 lora_on_llama = replace(
     part_of_decoder, model=lora, loss=of_logits, metrics={}, local=Local(epochs=1, batch_size=8, lr=0.5)
 )
