@@ -123,9 +123,10 @@ class Unchanged:
         changed = [name for name, one, seen in self._seen if now.get(name) is not one or one._version != seen]
         if changed:
             raise TaskBroken(
-                f'{", ".join(changed)}: training or evaluation changes them, and with Task(travels="trained") only parameters with '
-                "requires_grad and the buffers of their modules travel: register them in such a module, or keep them "
-                "out of the model's state (register_buffer(..., persistent=False))"
+                f"{', '.join(changed)}: training or evaluation changes them, and with "
+                'Task(travels="trained") only parameters with requires_grad and the buffers of their modules travel: '
+                "register them in such a module, or keep them out of the model's state "
+                "(register_buffer(..., persistent=False))"
             )
 
 
