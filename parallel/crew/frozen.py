@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from atoll.parallel.adapters.base_files import BaseRefused
 from atoll.parallel.adapters.digests import digest_of, line_of
 from atoll.parallel.adapters.loading import Matched
-from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.checkpoint.state import first_names, local_state
 from atoll.parallel.crew.together import together
 from atoll.parallel.engine.sharding import whole
@@ -107,7 +107,8 @@ class FrozenTensors:
         if self._names and not self._digest:
             lines = {name: line_of(whole(tensor)) for name, tensor in self._drawn_here()}
             base = self._base if is_first_here else None
-            lines |= together(ranks, lambda: {} if base is None else base.lines(self._names, cache))
+            with patient_ranks() as patient:
+                lines |= together(patient, lambda: {} if base is None else base.lines(self._names, cache))
             self._digest = digest_of(_agreed(ranks.gather(lines)))
         return self._digest
 
