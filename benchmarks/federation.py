@@ -26,7 +26,7 @@ TASK = "benchmarks.tasks:noise"
 MESH_TASK = "benchmarks.crew_task:task"
 RANK = "rank"
 """A rank of the client with a mesh, among the processes that die."""
-CHECKPOINT_EVERY = 3
+CHECKPOINT_EVERY = "3 steps"
 HANG_S = 20.0
 HEALS = ("crew.filling", "crew.filled", "crew.mid_step", "crew.stepped", "crew.saving", "crew.saved")
 """The steps of a rank after whose death the same training makes another step."""

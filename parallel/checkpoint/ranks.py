@@ -1,7 +1,9 @@
 """The communication of ranks about a checkpoint: JSON, so that nothing is unpickled, and a fault fails all of them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -9,16 +11,23 @@ import torch.distributed as dist
 
 from atoll.parallel.checkpoint.errors import listed
 
+PATIENCE_S = 86400.0
+"""Longest wait for a rank that reads files of any size [s]."""
+
 
 class Ranks:
     """The ranks of the default process group, or this process alone without one.
 
     Every rank constructs it at the same point; one thread uses it. It has a gloo group of its own, so that it crosses
     no other collective, and works beside NCCL.
+
+    Args:
+        timeout_s: longest wait for another rank [s]; None: that of all groups (`world.process_group`).
     """
 
-    def __init__(self) -> None:
-        self.group: Any = dist.new_group(backend="gloo") if dist.is_initialized() else None
+    def __init__(self, timeout_s: float | None = None) -> None:
+        wait = None if timeout_s is None else timedelta(seconds=timeout_s)
+        self.group: Any = dist.new_group(backend="gloo", timeout=wait) if dist.is_initialized() else None
         self.rank = dist.get_rank() if self.group else 0
         self.size = dist.get_world_size() if self.group else 1
 
@@ -51,3 +60,16 @@ class Ranks:
         if self.group is not None:
             dist.destroy_process_group(self.group)
             self.group = None
+
+
+@contextmanager
+def patient_ranks() -> Iterator[Ranks]:
+    """Provide ranks that wait a day for each other, while some of them read large files; every rank must call it.
+
+    The death of a rank closes its connections, so that the others notice it at once all the same.
+    """
+    ranks = Ranks(PATIENCE_S)
+    try:
+        yield ranks
+    finally:
+        ranks.close()

@@ -36,7 +36,6 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.batches import batch_sizes
-from atoll.parallel.local_training.frozen import Unchanged
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.parameters import forms_of
@@ -46,10 +45,11 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import only_finite
-from atoll.parallel.task.randomness import seed_everything, seeded
+from atoll.parallel.task.randomness import repeat_on, seed_everything, seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.data import in_order as loader_in_order
 from atoll.parallel.trainer.evaluation import statistics
+from atoll.parallel.trainer.forward import needs_look
 from atoll.parallel.trainer.stopping import INTERVAL_S, Agreement
 from atoll.parallel.worker.bench import Json
 from atoll.parallel.worker.operations import layout_fields
@@ -93,6 +93,7 @@ class MeshBench:
         self._looked: tuple[Task, list[str]] | None = None
         self._check(self._here.local, self._here.algorithm)
         self._device = world.device(device_of(request))
+        repeat_on(self._device.type)
         needs_axes = plan.mesh.size > 1 or plan.is_sharded
         self._axes = Axes(plan.mesh, self._device.type) if needs_axes else None
         self._ranks, self._clock = Ranks(), clock or count(step=INTERVAL_S).__next__
@@ -156,14 +157,13 @@ class MeshBench:
                     model=model,
                     ranks=self._ranks,
                     agreement=Agreement(is_told, self._clock, self._ranks.group),
+                    after_first=lambda: self._check_buffers(model),
                     after_step=after_step,
                 )
                 begun_at = model.engine.steps
-                unchanged = Unchanged(lambda: model.frozen.here())
                 self._use.begin_training()
                 work, is_stopped = training.run()
-                together(self._ranks, unchanged.check)
-                self._ranks.raise_if_any(model.faults_of_buffers(), TaskBroken)
+                self._check_buffers(model)
                 model.engine.flush()
                 self._use.end_training()
             examples = sum(order.sizes[step % len(order.sizes)] for step in range(begun_at, work.steps))
@@ -205,6 +205,7 @@ class MeshBench:
         with within(context), seeded(model_seed(request)):
             batches = loader_in_order(data, batch_size=size, num_ranks=mesh.dp, rank=rank, device=self._device)
             found = statistics(model.engine, self._here.task, batches, self._ranks, model.tally.check)
+        self._check_frozen(model)
         return {"statistics": only_finite(found)}
 
     def statistics(self, request: Json, deadline: Deadline) -> Json:
@@ -266,15 +267,44 @@ class MeshBench:
         self._here.check_frozen(request, lambda: frozen.digest(self._ranks, self._is_first_here, self._bases))
         return self._model
 
+    def _check_buffers(self, model: MeshModel) -> None:
+        """Check that training has changed no frozen tensor, and no buffer by a rank's own examples.
+
+        Raises:
+            TaskBroken: with their names; on all ranks.
+        """
+        self._check_frozen(model)
+        self._ranks.raise_if_any(model.faults_of_buffers(), TaskBroken)
+
+    def _check_frozen(self, model: MeshModel) -> None:
+        """Check that the frozen tensors are as they were built; the next request builds them anew if they are not.
+
+        Raises:
+            TaskBroken: with their names; on all ranks.
+        """
+        try:
+            together(self._ranks, model.unchanged.check)
+        except TaskBroken:
+            self._model = None
+            raise
+
     def _borrowed(self) -> list[str]:
-        """Look at a forward pass, once for a task and its options; return the borrowed blocks.
+        """Look at a forward pass, once for a task and its options, if the plan needs it and the site has examples.
+
+        Returns:
+            The borrowed blocks.
 
         Raises:
             TaskBroken: the mesh would compute something else than one process; on all ranks.
         """
         task = self._here.task
+
+        def borrowed() -> list[str]:
+            data = self._here.dataset("train") if needs_look(self._plan) else None
+            return look(task, self._plan, 0, data) if data is not None and len(data) else []
+
         if self._looked is None or self._looked[0] is not task:
-            self._looked = task, together(self._ranks, lambda: look(task, self._plan, 0, self._training_data()))
+            self._looked = task, together(self._ranks, borrowed)
         return self._looked[1]
 
     def _own_of(self, request: Json, local: Local) -> Path | None:
@@ -304,11 +334,15 @@ class MeshBench:
         together(self._ranks, load)
 
     def _rows_of(self, local: Local) -> int | None:
-        """Return the examples of a rank's largest batch in a pipeline, whose stages exchange one shape; else None."""
+        """Return the examples of a rank's largest batch in a pipeline, whose stages exchange one shape; else None.
+
+        A site without training examples only evaluates.
+        """
         dp = self._plan.mesh.dp
         if self._plan.mesh.pp == 1:
             return None
-        sizes = batch_sizes(len(self._training_data()), local.batch_size, model=self._outline())
+        examples = together(self._ranks, lambda: len(self._here.training_data())) or EVALUATED_AT_ONCE
+        sizes = batch_sizes(examples, local.batch_size, model=self._outline())
         return share(max(sizes), dp - 1, dp)
 
     def _begin(self, model: MeshModel, local: Local, algorithm: str, request: Json) -> None:

@@ -27,7 +27,7 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import Blank, blank_of, fill
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
-from atoll.parallel.local_training.frozen import frozen_of
+from atoll.parallel.local_training.frozen import Unchanged, frozen_of
 from atoll.parallel.local_training.parameters import bare_model, build_model, forms_of
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.optimizers.norms import local
@@ -104,6 +104,8 @@ class MeshModel:
     def __init__(self, engine: Engine, outline: "Outline", tally: Tally, base: Matched | None) -> None:
         self.engine, self.outline, self.tally = engine, outline, tally
         self.frozen = FrozenTensors(engine, outline.frozen, outline.tied, base)
+        self.unchanged = Unchanged(self.frozen.here)
+        """The check that these are as they were built."""
         self.stays: frozenset[str] = frozenset()
         """The names of the tensors that stay at the site (`Local.keep`)."""
         self.is_new = True
@@ -222,7 +224,8 @@ def build(
         shares = shares_of(engine.parts, axes, outline.tied)
         if is_filled or _is_drawn(blank.model, outline, base, partial(bare_model, task, seed + 1)):
             together(ranks, lambda: fill(shares, engine.parts, blank, make))
-        together(ranks, lambda: read_base(base, shares, outline.frozen))
+        of_base = frozenset(share.name for share in shares) if is_filled else outline.frozen
+        together(ranks, lambda: read_base(base, shares, of_base))
     return MeshModel(engine, outline, tally, base)
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import _get_fqns
+from torch.distributed.fsdp import FSDPModule
 
 from atoll.parallel.adapters.base_files import BaseRefused
 from atoll.parallel.adapters.digests import digest_of, line_of
 from atoll.parallel.adapters.loading import Matched
-from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.checkpoint.state import first_names, local_state
 from atoll.parallel.crew.together import together
 from atoll.parallel.engine.sharding import whole
@@ -47,8 +48,8 @@ def drawn_of(frozen: frozenset[str], tied: Sequence[Sequence[str]], base: Matche
     return frozenset(first.get(name, name) for name in frozen) - (base.sources.keys() if base is not None else set())
 
 
-def read_base(base: Matched | None, shares: Sequence[Share], frozen: frozenset[str]) -> None:
-    """Give this rank's boxes of the frozen tensors their values.
+def read_base(base: Matched | None, shares: Sequence[Share], names: frozenset[str]) -> None:
+    """Give this rank's boxes of these tensors the values that the files have for them.
 
     Raises:
         BaseRefused: the files have two values of a tied tensor.
@@ -56,7 +57,7 @@ def read_base(base: Matched | None, shares: Sequence[Share], frozen: frozenset[s
     """
     if base is None:
         return
-    mine = [share for share in shares if share.name in frozen]
+    mine = [share for share in shares if share.name in names]
     if faults := [fault for share in mine for fault in base.read(share.name, share.slices, share.local)]:
         raise BaseRefused("; ".join(faults))
 
@@ -81,6 +82,7 @@ class FrozenTensors:
     def here(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what this rank holds of them now, under all names."""
         for part in self._parts if self._names else ():
+            _give_up_gathered(part)
             named = (*part.named_parameters(remove_duplicate=False), *part.named_buffers(remove_duplicate=False))
             for wrapped, tensor in named:
                 (name,) = _get_fqns(part, wrapped)
@@ -105,13 +107,21 @@ class FrozenTensors:
         if self._names and not self._digest:
             lines = {name: line_of(whole(tensor)) for name, tensor in self._drawn_here()}
             base = self._base if is_first_here else None
-            lines |= together(ranks, lambda: {} if base is None else base.lines(self._names, cache))
+            with patient_ranks() as patient:
+                lines |= together(patient, lambda: {} if base is None else base.lines(self._names, cache))
             self._digest = digest_of(_agreed(ranks.gather(lines)))
         return self._digest
 
     def _drawn_here(self) -> list[tuple[str, torch.Tensor]]:
         local = local_state(self._parts, (), first_names(self._tied))
         return [(name, tensor) for name, tensor in local.tensors if name in self._drawn]
+
+
+def _give_up_gathered(part: nn.Module) -> None:
+    """Give up the whole parameters that an evaluation under ZeRO 1 and 2 leaves in place of a part's shares."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _agreed(found: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -45,6 +45,8 @@ class LocalTraining:
     ranks: Ranks
     agreement: Agreement
     """The agreement to end early."""
+    after_first: Callable[[], None] = lambda: None
+    """() -> None, called after the first step of the round: a check of its side effects."""
     after_step: Callable[[], None] = lambda: None
     """() -> None, called after each step: the checkpoint."""
 
@@ -56,7 +58,7 @@ class LocalTraining:
 
         Raises:
             OutOfTime: there was no time for a step.
-            TaskBroken: the units of the loss are guessed, and wrong; or buffers follow a rank's own examples.
+            TaskBroken: the units of the loss are guessed, and wrong; or as `after_first`.
             CopiesDiffer: under DDP something beside the optimizer changes a parameter.
         """
         engine, tally, order = self.model.engine, self.model.tally, self.order
@@ -73,7 +75,7 @@ class LocalTraining:
             engine.step(batch, total=total, report=False)
             normalizer.step()
             if engine.steps == 1:
-                self.ranks.raise_if_any(self.model.faults_of_buffers(), TaskBroken)
+                self.after_first()
             if is_due(engine.steps):
                 self._check_units()
             reached("crew.stepped")

@@ -103,7 +103,7 @@ def frozen_digest(model: torch.nn.Module, cache: Path | None = None) -> str:
 
 
 class Unchanged:
-    """The frozen tensors of a model, which no training may change: the change would travel to no other site.
+    """The frozen tensors of a model, which nothing may change: the change would travel to no other site.
 
     Args:
         tensors: () -> the frozen tensors as they are now, with their names.
@@ -123,9 +123,10 @@ class Unchanged:
         changed = [name for name, one, seen in self._seen if now.get(name) is not one or one._version != seen]
         if changed:
             raise TaskBroken(
-                f'{", ".join(changed)}: training changes them, and with Task(travels="trained") only parameters with '
-                "requires_grad and the buffers of their modules travel: register them in such a module, or keep them "
-                "out of the model's state (register_buffer(..., persistent=False))"
+                f"{', '.join(changed)}: training or evaluation changes them, and with "
+                'Task(travels="trained") only parameters with requires_grad and the buffers of their modules travel: '
+                "register them in such a module, or keep them out of the model's state "
+                "(register_buffer(..., persistent=False))"
             )
 
 

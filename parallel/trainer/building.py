@@ -10,7 +10,7 @@ from torch import nn
 from atoll.parallel.adapters.base_files import BaseRefused
 from atoll.parallel.adapters.digests import digest_of
 from atoll.parallel.adapters.loading import Matched, load
-from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.plan import Plan
@@ -116,7 +116,7 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
         ranks.close()
 
 
-def agreed_base(built: Built, world: World, ranks: Ranks, kept: Path) -> dict[str, str]:
+def agreed_base(built: Built, world: World, kept: Path) -> dict[str, str]:
     """Return the digest of the frozen tensors in the files of the base, as a setting of the training; every rank must
     call it.
 
@@ -127,8 +127,9 @@ def agreed_base(built: Built, world: World, ranks: Ranks, kept: Path) -> dict[st
     """
     if built.base is None:
         return {}
-    digest = digest_of(built.base.lines(built.from_base, kept)) if world.local_rank == 0 else ""
-    digests = {found: rank for rank, found in reversed([*enumerate(ranks.gather(digest))]) if found}
+    with patient_ranks() as ranks:
+        digest = digest_of(built.base.lines(built.from_base, kept)) if world.local_rank == 0 else ""
+        digests = {found: rank for rank, found in reversed([*enumerate(ranks.gather(digest))]) if found}
     if len(digests) > 1:
         found = ", ".join(f"{each} at rank {rank}" for each, rank in digests.items())
         raise JobRefused(f"base: the machines have different files: their digests are {found}; give all the same ones")

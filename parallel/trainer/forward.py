@@ -30,6 +30,11 @@ class Forward:
     """The blocks with a parameter that is used outside of their calls."""
 
 
+def needs_look(plan: Plan) -> bool:
+    """Return whether a plan may lose or repeat the side effects of a forward pass."""
+    return plan.is_sharded or plan.mesh.pp > 1 or plan.microbatches > 1
+
+
 def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     """Look at a forward pass of a model that is thrown away.
 
@@ -46,7 +51,7 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     Raises:
         JobRefused: with the names of the parameters.
     """
-    if not plan.is_sharded and plan.mesh.pp == 1 and plan.microbatches == 1:
+    if not needs_look(plan):
         return Forward()
     model = model_on_meta(task)
     seen = _look(model, data)

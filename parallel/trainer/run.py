@@ -223,7 +223,7 @@ class _Builder:
         ranks = Ranks()
         with self._checkpointer(built.tied) as checkpointer:
             checkpointer.without = built.from_base
-            settings = settings_of(job, self.recipe) | agreed_base(built, here.world, ranks, here.folder / BASES)
+            settings = settings_of(job, self.recipe) | agreed_base(built, here.world, here.folder / BASES)
             saver = Saver(checkpointer, settings, engine, carried, config.seed)
             saver.restore()
             local = {**asdict(job.task.local), "optimizer": job.task.local.optimizer_name}

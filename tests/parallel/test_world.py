@@ -1,3 +1,4 @@
+import time
 from datetime import timedelta
 
 import pytest
@@ -5,8 +6,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.engine.axes import Axes
+from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.world import World, process_group, ranks_here, read_world
 
@@ -73,3 +75,16 @@ def test_every_group_of_a_block_has_its_timeout() -> None:
         timeouts = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
         assert timeouts == [timedelta(seconds=7)] * len(groups)
     assert distributed_c10d.default_pg_timeout == before
+
+
+def slow_first_rank() -> list[int]:
+    """The ranks in their order, of which the first comes two seconds after the others stop to wait."""
+    with process_group(read_world(), timeout_s=1.0), patient_ranks() as ranks:
+        if ranks.is_first:
+            time.sleep(3.0)
+        return ranks.gather(ranks.rank)
+
+
+@pytest.mark.real
+def test_ranks_wait_for_one_that_reads_a_large_file() -> None:
+    assert run_ranks(slow_first_rank, 2) == [[0, 1], [0, 1]]

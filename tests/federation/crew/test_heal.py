@@ -14,7 +14,7 @@ from tests.process_table import descendants, is_running
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
-TASK, ROUNDS, EVERY, HANG_S = "benchmarks.crew_task:task", 3, 3, 15.0
+TASK, ROUNDS, EVERY, HANG_S = "benchmarks.crew_task:task", 3, "3 steps", 15.0
 DEATHS = [
     "crew.mid_step:2 1",  # of the first three steps, before the first checkpoint
     "crew.mid_step:3 0 stop",

@@ -111,7 +111,7 @@ def begin(it, slow, **crew):
     """Start a coordinator, a plain agent and one with a mesh over two machines."""
     it.coordinator(rounds=2, round__cohort_size=2, round__deadline=1200, coordinator__lease=300)
     it.agent("b", threads=1)
-    crew = {"mesh": "dp_shard=2", "nodes": 2, "checkpoint_every": 4, "max_restarts": 20, **crew}
+    crew = {"mesh": "dp_shard=2", "nodes": 2, "checkpoint_every": "4 steps", "max_restarts": 20, **crew}
     keys = {f"crew.{name}": json.dumps(value) if isinstance(value, list) else value for name, value in crew.items()}
     it.agent("a", environment={SLOWED_BY: str(slow), **LOOPBACK}, **keys)
 

@@ -27,15 +27,20 @@ def in_part() -> nn.Module:
     return model
 
 
-def write_decoder(folder: Path, seed: int = 5) -> Path:
+def write_decoder(folder: Path, seed: int = 5, leaves_out: tuple[str, ...] = TRAINED) -> Path:
     """Write the frozen tensors of the decoder, in two files, and two of them in bfloat16."""
     torch.manual_seed(seed)
-    state = {name: value for name, value in decoder().state_dict().items() if not name.endswith(TRAINED)}
+    state = {name: value for name, value in decoder().state_dict().items() if not name.endswith(leaves_out)}
     names = sorted(state)
     folder.mkdir()
     save_file({name: state[name] for name in names[::2]}, folder / "a.safetensors")
     save_file({name: state[name].bfloat16() for name in names[1::2]}, folder / "b.safetensors")
     return folder
+
+
+def write_with_trained(folder: Path) -> Path:
+    """Write the tensors of the decoder, also the trained ones without the last layer's."""
+    return write_decoder(folder, leaves_out=("head.weight",))
 
 
 def llama(layers: int = 2) -> Any:
@@ -77,12 +82,39 @@ def of_logits(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
     return loss(outputs.logits, targets)
 
 
+class WritesOnce(nn.Module):
+    """A buffer of no trained module, which the first pass of one kind changes, and no other."""
+
+    def __init__(self, in_training: bool) -> None:
+        super().__init__()
+        self.in_training = in_training
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training == self.in_training and self.calls == 0:
+            self.calls += 1
+        return x
+
+
+def with_calls(in_training: bool) -> nn.Module:
+    return nn.Sequential(nn.Embedding(VOCAB, 16), WritesOnce(in_training), nn.Linear(16, VOCAB))
+
+
 settings = {"base": "/nowhere"}
 part_of_decoder = replace(task, model=in_part, travels="trained", base=IN_BASE, settings=settings)
 drawn = replace(task, model=in_part, travels="trained")
+writes_in_training = replace(task, model=lambda: with_calls(True), travels="trained")
+writes_in_evaluation = replace(writes_in_training, model=lambda: with_calls(False))
 lora_on_llama = replace(
     part_of_decoder, model=lora, loss=of_logits, metrics={}, local=Local(epochs=1, batch_size=8, lr=0.5)
 )
+kept_in_base = replace(part_of_decoder, local=replace(task.local, epochs=1, keep="layers.1.*, head.*"))
 lora_without_a = replace(lora_on_llama, model=lambda: freeze_a(lora()))
-tasks = {"part_of_decoder": write_decoder, "drawn": None, "lora_on_llama": write_llama, "lora_without_a": write_llama}
+tasks = {
+    "part_of_decoder": write_decoder,
+    "drawn": None,
+    "kept_in_base": write_with_trained,
+    "lora_on_llama": write_llama,
+    "lora_without_a": write_llama,
+}
 """The writer of the base by the name of the task; None: it has none."""

@@ -63,6 +63,20 @@ def in_one_process(folder: Path, *, name: str = "task", load: Json | None = None
     return answer, safetensors_file.read(folder / "one")
 
 
+def evaluated_in_one_process(name: str, request: Json) -> tuple[Json, Json]:
+    """Return the description of a task, and the evaluation of the version."""
+    operations = Operations()
+    assert "error" not in operations.answer(_load(name), Deadline.never())
+    described, evaluated = (operations.answer(r, Deadline.never()) for r in ({"op": "describe"}, request))
+    return described, evaluated
+
+
+def evaluated_on_a_rank(name: str, options: Json, request: Json) -> tuple[Json, Json]:
+    """Return what `evaluated_in_one_process` does, from this rank."""
+    bench = MeshBench(_task(name), _load(name), plan_of(options), read_world())
+    return bench.describe(), bench.evaluate(request)
+
+
 def on_a_rank(name: str, options: Json, load: Json, request: Json) -> Json:
     """Train on this rank, evaluate the version, and describe the task."""
     bench = MeshBench(_task(name), _load(name, **load), plan_of(options), read_world())

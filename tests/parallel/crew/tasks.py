@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from atoll import Local, Task
 from atoll.parallel.models.cnn import CNN
@@ -47,6 +47,9 @@ task = Task(
     metrics={"right": right},
     local=Local(epochs=2, batch_size=8, lr=0.5),
     units=lambda targets: (targets != -100).sum(),
+)
+without_training_data = replace(
+    task, data=lambda site, split: sequences(site, split) if split == "test" else Subset(sequences(site, split), [])
 )
 
 pictures = Task(

@@ -69,4 +69,4 @@ def test_the_peak_is_that_of_the_allocator_and_at_least_what_check_says(tmp_path
     options: Json = {"dp_shard": 1, "zero": 3}
     [needs] = needs_of_ranks(tasks.task, tasks.task.local, plan_of(options))
     answer, _ = on_the_gpu(tmp_path, options, load={})
-    assert needs.peak <= answer["peak_bytes"] <= torch.cuda.max_memory_allocated()
+    assert needs.peak <= answer["mesh"]["peak_bytes"] <= torch.cuda.max_memory_allocated()

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.in_round import _due
+from atoll.parallel.crew.in_round import _copies_are_one, _due
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from tests.parallel.crew.clients import (
     distance,
     in_one_process,
     killed_on_a_rank,
     on_a_mesh,
+    plan_of,
     request_of,
     told_on_a_rank,
     update_in,
@@ -68,6 +69,23 @@ def test_a_short_round_is_saved_at_its_end_only_with_an_interval_in_steps() -> N
     now = [0.0]
     assert _saved(_due({"checkpoint_every_s": 300.0}, 5, Ranks(), lambda: now[0]), now, range(1, 6)) == []
     assert _saved(_due({"checkpoint_every": 100}, 5, Ranks(), lambda: now[0]), now, range(1, 6)) == [5]
+
+
+@pytest.mark.parametrize(
+    ("outer", "saves"),
+    [
+        ("none", [4, 8, 10]),
+        ("local_sgd:3", [6, 10]),
+        ("diloco:5", [5, 10]),
+        ("delayed:0", [4, 8, 10]),
+        ("delayed:2", [10]),
+    ],
+)
+def test_a_save_by_time_waits_until_the_copies_are_one_model_anyway(outer: str, saves: list[int]) -> None:
+    """Else their synchronizations, and so all numbers, would depend on the clock."""
+    now, may_save = [0.0], _copies_are_one(plan_of({"dp_replicate": 2, "outer": outer}))
+    due = _due({"checkpoint_every_s": 40.0}, 10, Ranks(), lambda: now[0], may_save)
+    assert _saved(due, now, range(1, 11)) == saves
 
 
 def _saved(due: Callable[[int], bool], now: list[float], steps: range) -> list[int]:

@@ -4,8 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.engine.forked import RankFailed
-from tests.parallel.crew.clients import Json, distance, in_one_process, on_a_mesh, write_version
+from atoll.parallel.engine.forked import RankFailed, run_ranks
+from tests.parallel.crew.clients import (
+    Json,
+    distance,
+    evaluated_in_one_process,
+    evaluated_on_a_rank,
+    in_one_process,
+    on_a_mesh,
+    request_of,
+    write_version,
+)
 
 pytestmark = pytest.mark.real
 
@@ -51,3 +60,15 @@ def test_a_pass_that_changes_a_buffer_is_refused_where_a_step_has_several(name: 
     write_version(tmp_path, name)
     with pytest.raises(RankFailed, match="mean: each forward pass changes them, and a step has 2 passes"):
         on_a_mesh(tmp_path, {"dp_replicate": 2, "accumulate": 2}, name=name)
+
+
+@pytest.mark.parametrize("options", [{"pp": 2}, pytest.param({"dp_shard": 2}, marks=pytest.mark.long)], ids=str)
+def test_a_site_without_training_examples_describes_itself_and_evaluates(options: Json, tmp_path: Path) -> None:
+    name = "without_training_data"
+    write_version(tmp_path, name)
+    request = request_of(tmp_path, "out", op="evaluate", split="test")
+    described, evaluated = evaluated_in_one_process(name, request)
+    found = run_ranks(evaluated_on_a_rank, 2, name, options, request)[0]
+    assert described["num_examples"] == 0
+    assert found[0] == {key: described[key] for key in found[0]}
+    assert found[1]["statistics"]["loss"] == pytest.approx(evaluated["statistics"]["loss"], rel=5e-6)

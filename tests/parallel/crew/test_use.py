@@ -7,9 +7,12 @@ import torch
 from torch import nn
 
 from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.crew import bench
+from atoll.parallel.crew.bench import MeshBench
 from atoll.parallel.crew.use import PeakMemory, RoundUse
+from atoll.parallel.world import World
 from tests.parallel.crew import tasks
-from tests.parallel.crew.clients import on_a_mesh, write_version
+from tests.parallel.crew.clients import on_a_mesh, plan_of, write_version
 
 MIB = 2**20
 
@@ -75,3 +78,10 @@ def test_the_peak_is_seen_after_it_is_gone_and_forgotten_in_the_next_round():
 
 def test_without_proc_there_is_no_figure(tmp_path):
     assert PeakMemory(torch.device("cpu"), tmp_path / "none").num_bytes == 0
+
+
+def test_a_mesh_repeats_itself_on_its_device_as_one_process_does(monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench, "repeat_on", asked.append)
+    MeshBench(tasks.task, {"site": "here"}, plan_of({}), World())
+    assert asked == ["cpu"]

@@ -124,7 +124,7 @@ def test_neighbours_in_one_memory_share_nothing() -> None:
 
 
 def test_a_frozen_buffer_that_training_changes_is_refused_by_name() -> None:
-    with pytest.raises(TaskBroken, match=r"^0\.calls: training changes them"):
+    with pytest.raises(TaskBroken, match=r"^0\.calls: training or evaluation changes them"):
         trained_once(task_of(lambda: partly_frozen(Counted(False))))
 
 
