@@ -16,6 +16,7 @@ from atoll.protocol.manifest import parse_update
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
 from atoll.server.config.run import RunConfig
+from atoll.server.errors import StoreCorrupted
 from atoll.server.exchanges.events import (
     AnswerMessages,
     AnswerNodes,
@@ -201,9 +202,12 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         if self.retention.keep_replies and exchanges:
             self.retention.being_read[call] = min(exchanges)
         of_open = {number: ledger.sent(number) for number in numbers}
+        await self.on_disk()  # a record may be of an event after that of the answer
         records = await on_thread(self._shared.journal_thread, partial(journal.exchanges, self.run_id, closed))
         of_closed = {one.number: one for exchange in records.values() for one in exchange.sent}
-        found = [sent for number in numbers if (sent := of_open[number] or of_closed.get(number)) is not None]
+        if lost := [number for number in numbers if not of_open[number] and number not in of_closed]:
+            raise StoreCorrupted(f"run {self.run_id}: the journal has no record of message {lost[0]}")
+        found = [of_open[number] or of_closed[number] for number in numbers]
         digests = [sent.reply for sent in found if sent.reply is not None]
         read = partial(journal.updates, self.run_id, digests)
         rows = await on_thread(self._shared.journal_thread, read) if digests else {}
