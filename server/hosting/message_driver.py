@@ -87,6 +87,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.versions = contents
         self._local = json.dumps(config.given, sort_keys=True)
         self._looking: list[int] = []
+        self._generation = 0  # of the process, raised by its start and by the end of the run
         self._snapshot_due = seq + SNAPSHOT_ENTRIES
         self.retention = MessageRetention(
             run_id, lambda: machine.ledger, contents, shared, machine.rules.keep_replies, self._spawn
@@ -165,10 +166,12 @@ class MessageDriver(JournaledDriver[Event, Effect]):
                 if is_pushed:
                     self.program.answer(call, numbers=numbers)
                 else:
-                    self._spawn(self._answer(call, numbers))
+                    self._spawn(self._answer(call, numbers, self._generation))
             case StartProgram():
+                self._generation += 1
                 self._spawn(self._start_program())
             case EndRun(state, cause):
+                self._generation += 1
                 self._spawn(self._end(state, cause))
 
     def _invitation(self, effect: Deliver) -> ServerMessage:
@@ -194,8 +197,10 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         )
         return ServerMessage(invite=invite)
 
-    async def _answer(self, call: int, numbers: tuple[RoundId, ...]) -> None:
-        """Answer with replies: those of open exchanges are in the machine, all others in their records."""
+    async def _answer(self, call: int, numbers: tuple[RoundId, ...], generation: int) -> None:
+        """Answer the process that has asked with replies: those of open exchanges are in the machine, all others in
+        their records.
+        """
         ledger, journal = self.machine.ledger, self._shared.journal
         exchanges = {self.machine.ledger.exchange_of(number) for number in numbers}
         closed = exchanges - ledger.open.keys()
@@ -205,12 +210,16 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         await self.on_disk()  # a record may be of an event after that of the answer
         records = await on_thread(self._shared.journal_thread, partial(journal.exchanges, self.run_id, closed))
         of_closed = {one.number: one for exchange in records.values() for one in exchange.sent}
+        if generation != self._generation:
+            return  # another process has a call of this number
         if lost := [number for number in numbers if not of_open[number] and number not in of_closed]:
             raise StoreCorrupted(f"run {self.run_id}: the journal has no record of message {lost[0]}")
         found = [of_open[number] or of_closed[number] for number in numbers]
         digests = [sent.reply for sent in found if sent.reply is not None]
         read = partial(journal.updates, self.run_id, digests)
         rows = await on_thread(self._shared.journal_thread, read) if digests else {}
+        if generation != self._generation:
+            return
         metas = {digest: decode_meta(row.meta, where=f"reply {digest}") for digest, row in rows.items()}
         pieces = {digest: parse_update(meta.manifest).pieces for digest, meta in metas.items()}
         answer = {"replies": [self._reply(sent, pieces) for sent in found]}

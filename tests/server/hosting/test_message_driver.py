@@ -1,4 +1,4 @@
-"""The driver of a run of messages with a real journal, and a program and nodes that are lists of what they were told."""
+"""The driver of a run of messages with a real journal; its program and nodes are lists of what they were told."""
 
 import asyncio
 import hashlib
@@ -17,7 +17,7 @@ from atoll.protocol.durable import DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId
 from atoll.server.clock import Clock
 from atoll.server.config.run import RunConfig
-from atoll.server.exchanges.events import Event, ExchangeAsked, Message, RepliesPulled
+from atoll.server.exchanges.events import Event, ExchangeAsked, Message, ProgramEnded, ProgramStarted, RepliesPulled
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import RunStore
 from atoll.server.hosting import journaled_driver
@@ -155,3 +155,13 @@ async def test_a_pull_waits_for_the_record_of_an_exchange_that_is_not_yet_on_dis
         run.journal.room = None
         await closed
         assert [one["number"] for one in (await run.answer(2))["replies"]] == [1]
+
+
+@live
+async def test_an_answer_for_a_process_that_has_died_does_not_reach_the_next_one(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as run:
+        await run.all(run.push(NOBODY))
+        await run.all(RepliesPulled(2, (RoundId(1),)), ProgramEnded(is_dead=True))
+        await run.all(ProgramStarted(), run.push(NOBODY), RepliesPulled(3, (RoundId(1),)))
+        await run.answer(3)
+        assert 2 not in dict(run.program.answers)
