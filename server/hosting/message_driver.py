@@ -87,6 +87,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.versions = contents
         self._local = json.dumps(config.given, sort_keys=True)
         self._looking: list[int] = []
+        self._offered: dict[int, list[Digest]] = {}  # by the call that sends them, until it is on disk
         self._generation = 0  # of the process, raised by its start and by the end of the run
         self._snapshot_due = seq + SNAPSHOT_ENTRIES
         self.retention = MessageRetention(
@@ -116,7 +117,8 @@ class MessageDriver(JournaledDriver[Event, Effect]):
             self._snapshot_due = self._seq + SNAPSHOT_ENTRIES + ledger.num_rows
         is_news = isinstance(event, ExchangeAsked) or any(isinstance(effect, RecordExchange) for effect in effects)
         lines = tuple(lines_of(self.machine, event, effects))
-        return Decision(lines, self.retention.after() if is_over or is_news else None)
+        offered = self._offered.pop(event.call, []) if isinstance(event, ExchangeAsked) else []
+        return Decision(lines, self.retention.after(offered) if is_over or is_news else None)
 
     @property
     def where(self) -> str:
@@ -286,7 +288,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         for node, kind, digest, group, ttl in call["messages"]:
             content = self.contents.keep(Digest(digest))
             listed.append(Message(node, kind, content.digest, content.manifest.num_bytes, group, float(ttl)))
-        self.contents.sent(map(Digest, call["contents"]))
+        self._offered[number] = [Digest(digest) for digest in call["contents"]]
         return ExchangeAsked(number, tuple(listed), call["timeout"], call["in_order"], call["waits"])
 
     def _pulled(self, number: int, numbers: tuple[RoundId, ...]) -> None:

@@ -7,7 +7,7 @@ The machine's memory runs ahead of the disk, so a deletion starts from the state
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,11 +89,16 @@ class MessageRetention:
         self._task: asyncio.Task[None] | None = None
         self._dropped = 0
 
-    def after(self) -> Callable[[], None]:
-        """Return the collection that may begin once the last event is on disk."""
-        return partial(self._begin, Kept.after(self._ledger(), self.keep_replies))
+    def after(self, offered: Collection[Digest] = ()) -> Callable[[], None]:
+        """Return the collection that may begin once the last event is on disk.
 
-    def _begin(self, kept: Kept) -> None:
+        Args:
+            offered: the contents that this event has sent; until then they stay, even if the exchange is over.
+        """
+        return partial(self._begin, Kept.after(self._ledger(), self.keep_replies), offered)
+
+    def _begin(self, kept: Kept, offered: Collection[Digest]) -> None:
+        self._contents.sent(offered)
         self._contents.drop_unused(kept.contents | _contents_of(self._ledger()))
         self._next = kept
         if self._task is None or self._task.done():

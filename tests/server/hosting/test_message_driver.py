@@ -165,3 +165,20 @@ async def test_an_answer_for_a_process_that_has_died_does_not_reach_the_next_one
         await run.all(ProgramStarted(), run.push(NOBODY), RepliesPulled(3, (RoundId(1),)))
         await run.answer(3)
         assert 2 not in dict(run.program.answers)
+
+
+@live
+async def test_a_content_stays_until_the_event_that_sends_it_is_on_disk(tmp_path: Path) -> None:
+    async with hosted(tmp_path) as run:
+        await run.all(run.push(NORTH))
+        digest = run.content(2)
+        first = run.driver.post(ClientFailed(NORTH, RoundId(1), FailureReason.TRAINING_FAILED, "no data"))
+        row = [NORTH, "train", digest, "", 60.0]
+        run.driver._called(
+            {"op": "send", "call": 2, "messages": [row], "contents": [digest]}
+            | {"timeout": None, "in_order": True, "waits": False}
+        )
+        last = run.driver.post(ClientFailed(NORTH, RoundId(2), FailureReason.TRAINING_FAILED, "no data"))
+        await asyncio.gather(first, last)
+        assert run.nodes.numbers == [1, 2], "each is delivered, though its exchange has closed in memory"
+        assert run.driver.contents.by_digest(digest) is None, "nothing needs it now"
