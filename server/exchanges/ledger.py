@@ -94,16 +94,21 @@ class Ledger:
             self.rosters.append(nodes)
         self.looks.append(Look(num_exchanges, len(self.rosters) - 1))
 
-    def forget_pulls(self, exchange: Exchange) -> None:
-        """Forget the pulls since an exchange that the end of the run cuts off: its messages will have other numbers."""
+    def forget_after(self, exchange: Exchange) -> None:
+        """Forget what has come after an exchange that the end of the run cuts off, if its replies could be pulled.
+
+        The program sends it again, and its messages will have other numbers and replies. So the later pulls are others,
+        and so may be the later exchanges: a call that differs from theirs must not look like that of another program.
+        """
         if exchange.call.is_waiting:
             return
         first = exchange.sent[0].number
         kept = next((place for place, pull in enumerate(self.pulls) if pull.newest >= first), len(self.pulls))
         for pull in self.pulls[kept:]:
             self.unpulled.update(pull.got)
-        self.unpulled.difference_update(exchange.numbers)
         del self.pulls[kept:]
+        self.unpulled = {number for number in self.unpulled if number < first}
+        self.settled = {number: settled for number, settled in self.settled.items() if number < exchange.number}
 
     @property
     def pausing(self) -> str:

@@ -310,7 +310,7 @@ class ExchangeMachine(Deliveries):
         self.process.held, self.process.paused = [], []
         for exchange in [*ledger.open.values()]:
             exchange.is_void = True
-            ledger.forget_pulls(exchange)
+            ledger.forget_after(exchange)
             for sent in exchange.waiting:
                 end(sent, Fate.RELEASED, ledger.now, f"the run ended first ({state})")
                 effects += self._take_back(sent, ReleaseReason.RUN_ENDED, ledger.now)

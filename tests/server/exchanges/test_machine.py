@@ -407,3 +407,30 @@ def test_a_look_that_finds_the_same_nodes_need_not_be_an_event() -> None:
     run.post(NodesAsked(2))
     run.post(asked(message(), call=3))
     assert not run.machine.has_looked(), "a look after another exchange has a place of its own"
+
+
+@pytest.mark.parametrize("end", [StopRequested("later"), ProgramEnded("KeyError: '0'")])
+def test_a_resumed_program_sends_again_all_that_came_after_a_push_that_the_end_cut_off(end: Event) -> None:
+    run = Run()
+    run.post(asked(message(content="before")))
+    run.reply(NORTH, 1)
+    run.post(asked(message(SOUTH, "slow"), call=2, is_waiting=False))
+    run.post(asked(message(content="after"), call=3, is_waiting=False))
+    run.reply(NORTH, 3)
+    assert run.post(RepliesPulled(4, (RoundId(3),))) == (AnswerMessages(4, (RoundId(3),)),)
+    run.post(asked(message(content="follows from message 3"), call=5))
+    run.reply(NORTH, 4)
+    run.post(end)
+    run.post(ResumeRequested())
+    for client in (NORTH, SOUTH):
+        run.post(ClientJoined(client, "2"))
+    run.post(ProgramStarted())
+    assert run.post(asked(message(content="before"))) == (AnswerMessages(1, (RoundId(1),)),)
+    run.post(asked(message(SOUTH, "slow"), call=2, is_waiting=False))
+    effects = run.post(asked(message(content="after"), call=3, is_waiting=False))
+    assert AnswerMessages(3, (RoundId(6),), is_pushed=True) in effects
+    run.reply(NORTH, 6)
+    assert run.post(RepliesPulled(4, (RoundId(6),))) == (AnswerMessages(4, (RoundId(6),)),)
+    run.post(asked(message(content="follows from message 6"), call=5))
+    assert AnswerMessages(5, (RoundId(7),)) in run.reply(NORTH, 7)
+    assert run.machine.ledger.state is RunState.RUNNING
