@@ -6,6 +6,7 @@ was sent and the numbers of the replies; the record of the exchange has the rest
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
 from atoll.server.exchanges.events import ExchangeAsked
@@ -109,6 +110,18 @@ class Ledger:
         del self.pulls[kept:]
         self.unpulled = {number for number in self.unpulled if number < first}
         self.settled = {number: settled for number, settled in self.settled.items() if number < exchange.number}
+
+    def first_kept(self, keep_replies: int) -> int:
+        """Return the first exchange whose replies a program may ask for again.
+
+        Counted are the closed exchanges before the first open one: a stop may cut off that and what came after it.
+
+        Args:
+            keep_replies: the newest exchanges whose replies stay; 0: all.
+        """
+        open_from = min(self.open, default=self.num_exchanges + 1)
+        newest = nlargest(keep_replies, (number for number in self.settled if number < open_from))
+        return newest[-1] if keep_replies and len(newest) == keep_replies else 1
 
     @property
     def pausing(self) -> str:

@@ -163,7 +163,7 @@ class ExchangeMachine(Deliveries):
             Forgotten: the replies are no longer kept.
         """
         exchange = self.ledger.open.get(number) or self.ledger.settled[number]
-        if self.rules.keep_replies and number <= self.ledger.num_exchanges - self.rules.keep_replies:
+        if number < self.ledger.first_kept(self.rules.keep_replies):
             kept = f"program.keep_replies = {self.rules.keep_replies}"
             raise Forgotten(f"the replies of exchange {number} are no longer kept ({kept})")
         if not exchange.call.is_waiting:

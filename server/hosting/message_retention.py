@@ -37,9 +37,7 @@ class Kept:
     def after(cls, ledger: Ledger, keep_replies: int) -> "Kept":
         """Return what must stay after the last event of a ledger."""
         num_exchanges = ledger.num_exchanges
-        first = 1 if not keep_replies else num_exchanges - keep_replies + 1
-        if ledger.state is RunState.FINISHED:
-            first = num_exchanges + 1
+        first = num_exchanges + 1 if ledger.state is RunState.FINISHED else ledger.first_kept(keep_replies)
         unpulled = [ledger.exchange_of(min(ledger.unpulled))] if ledger.unpulled and ledger.is_open else []
         return cls(ledger.now, _contents_of(ledger), max(1, min([first, *ledger.open, *unpulled])), num_exchanges)
 

@@ -434,3 +434,33 @@ def test_a_resumed_program_sends_again_all_that_came_after_a_push_that_the_end_c
     run.post(asked(message(content="follows from message 6"), call=5))
     assert AnswerMessages(5, (RoundId(7),)) in run.reply(NORTH, 7)
     assert run.machine.ledger.state is RunState.RUNNING
+
+
+def test_an_exchange_that_a_stop_cuts_off_is_none_of_those_whose_replies_are_kept() -> None:
+    run = Run(keep_replies=1)
+    run.post(asked(message(content="1")))
+    run.reply(NORTH, 1)
+    run.post(asked(message(content="2"), call=2))
+    assert run.machine.ledger.first_kept(1) == 1, "the replies of exchange 1 stay until exchange 2 has closed"
+    run.post(StopRequested("later"))
+    run.post(ResumeRequested())
+    run.post(ProgramStarted())
+    assert run.post(asked(message(content="1"))) == (AnswerMessages(1, (RoundId(1),)),)
+    run.post(asked(message(content="2"), call=2))
+    run.post(ClientJoined(NORTH, "2"))
+    run.reply(NORTH, 3)
+    assert run.machine.ledger.first_kept(1) == 3
+
+
+def test_an_exchange_after_a_push_that_is_open_does_not_let_the_replies_before_it_go() -> None:
+    run = Run(keep_replies=1)
+    run.post(asked(message(content="1")))
+    run.reply(NORTH, 1)
+    run.post(asked(message(SOUTH, "slow"), call=2, is_waiting=False))
+    run.post(asked(message(content="3"), call=3))
+    run.reply(NORTH, 3)
+    assert run.machine.ledger.first_kept(1) == 1
+    run.post(StopRequested("later"))
+    assert run.machine.ledger.first_kept(1) == 1, "exchanges 2 and 3 are sent again"
+    assert run.machine.ledger.first_kept(0) == 1
+    assert run.machine.ledger.first_kept(2) == 1
