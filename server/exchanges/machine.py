@@ -299,6 +299,8 @@ class ExchangeMachine(Deliveries):
             return ()
         if not ledger.has_process:
             return self._start_program()
+        for held in self.process.held if state is not RunState.RUNNING else ():
+            held.until = now + self.rules.hold  # its time does not run in a pause
         paused, self.process.paused = self.process.paused, []
         return tuple(effect for asked in paused for effect in self._open(asked, now))
 

@@ -464,3 +464,18 @@ def test_an_exchange_after_a_push_that_is_open_does_not_let_the_replies_before_i
     assert run.machine.ledger.first_kept(1) == 1, "exchanges 2 and 3 are sent again"
     assert run.machine.ledger.first_kept(0) == 1
     assert run.machine.ledger.first_kept(2) == 1
+
+
+def test_a_call_that_is_held_has_its_whole_time_again_after_a_pause() -> None:
+    run = Run(hold=60.0)
+    for number, content in enumerate("ab", 1):
+        run.post(asked(message(content=content), in_order=False))
+        run.reply(NORTH, number)
+    run.post(ProgramStarted())
+    assert run.post(asked(message(content="c"), in_order=False)) == ()
+    run.post(PauseRequested("lunch"))
+    assert run.post(ResumeRequested(), after=1000.0) == ()
+    assert run.post(asked(message(content="a"), call=2, in_order=False), after=50.0) == (
+        AnswerMessages(2, (RoundId(1),)),
+    )
+    assert isinstance(run.post(TimePassed(), after=10.0)[0], EndRun)
