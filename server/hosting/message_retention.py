@@ -114,13 +114,14 @@ class MessageRetention:
     async def _collect(self, kept: Kept) -> None:
         journal, thread = self._shared.journal, self._shared.journal_thread
         first = min([kept.first, *self.being_read.values()])
-        live, rounds = None, None
+        rounds = None
         if first > self._dropped + 1:
             old = await on_thread(thread, partial(journal.exchanges, self._run_id, range(self._dropped + 1, first)))
             dead = frozenset(one.reply for each in old.values() for one in each.sent if one.reply is not None)
             live, rounds = _AllBut(dead), max(self._shared.keep_rounds, kept.num_exchanges - first + 1)
+            await on_thread(thread, partial(journal.prune, self._run_id, Stay(since=kept.at - FOLLOWED_S, live=live)))
             collect = self._contents.store.collect_garbage
             await on_thread(None, partial(collect, live, keep_versions=1, current=Version(0)))
-        stay = Stay(since=kept.at - FOLLOWED_S, rounds=rounds, live=live)
+        stay = Stay(since=kept.at - FOLLOWED_S, rounds=rounds)  # the records name the files, and go last
         await on_thread(thread, partial(journal.prune, self._run_id, stay))
         self._dropped = max(self._dropped, first - 1)

@@ -20,10 +20,11 @@ from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import Event, ExchangeAsked, Message, ProgramEnded, ProgramStarted, RepliesPulled
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import RunStore
-from atoll.server.hosting import journaled_driver
+from atoll.server.hosting import journaled_driver, message_retention
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.journal import Batch, Journal, RunRow
+from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import ClientFailed, ClientJoined, RunStarted
@@ -182,3 +183,22 @@ async def test_a_content_stays_until_the_event_that_sends_it_is_on_disk(tmp_path
         await asyncio.gather(first, last)
         assert run.nodes.numbers == [1, 2], "each is delivered, though its exchange has closed in memory"
         assert run.driver.contents.by_digest(digest) is None, "nothing needs it now"
+
+
+@live
+async def test_the_rows_of_replies_go_before_their_files_and_their_records_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def prune(run_id: RunId, stay: Stay) -> None:
+        done.extend(["rows"] * (stay.live is not None) + ["records"] * (stay.rounds is not None))
+
+    monkeypatch.setattr(message_retention, "INTERVAL_S", 0.01)
+    async with hosted(tmp_path) as run:
+        monkeypatch.setattr(run.journal, "prune", prune)
+        monkeypatch.setattr(run.driver.store, "collect_garbage", lambda *_, **__: done.append("files"))
+        await run.all(run.push(NOBODY), ProgramEnded())
+        while "records" not in done:
+            await asyncio.sleep(0.01)
+        assert done == ["rows", "files", "records"], "a backup between two of them lacks no file that a row names"
