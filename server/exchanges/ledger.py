@@ -6,6 +6,7 @@ was sent and the numbers of the replies; the record of the exchange has the rest
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
 from atoll.server.exchanges.events import ExchangeAsked
@@ -94,16 +95,33 @@ class Ledger:
             self.rosters.append(nodes)
         self.looks.append(Look(num_exchanges, len(self.rosters) - 1))
 
-    def forget_pulls(self, exchange: Exchange) -> None:
-        """Forget the pulls since an exchange that the end of the run cuts off: its messages will have other numbers."""
+    def forget_after(self, exchange: Exchange) -> None:
+        """Forget what has come after an exchange that the end of the run cuts off, if its replies could be pulled.
+
+        The program sends it again, and its messages will have other numbers and replies. So the later pulls are others,
+        and so may be the later exchanges: a call that differs from theirs must not look like that of another program.
+        """
         if exchange.call.is_waiting:
             return
         first = exchange.sent[0].number
         kept = next((place for place, pull in enumerate(self.pulls) if pull.newest >= first), len(self.pulls))
         for pull in self.pulls[kept:]:
             self.unpulled.update(pull.got)
-        self.unpulled.difference_update(exchange.numbers)
         del self.pulls[kept:]
+        self.unpulled = {number for number in self.unpulled if number < first}
+        self.settled = {number: settled for number, settled in self.settled.items() if number < exchange.number}
+
+    def first_kept(self, keep_replies: int) -> int:
+        """Return the first exchange whose replies a program may ask for again.
+
+        Counted are the closed exchanges before the first open one: a stop may cut off that and what came after it.
+
+        Args:
+            keep_replies: the newest exchanges whose replies stay; 0: all.
+        """
+        open_from = min(self.open, default=self.num_exchanges + 1)
+        newest = nlargest(keep_replies, (number for number in self.settled if number < open_from))
+        return newest[-1] if keep_replies and len(newest) == keep_replies else 1
 
     @property
     def pausing(self) -> str:

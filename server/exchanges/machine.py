@@ -163,7 +163,7 @@ class ExchangeMachine(Deliveries):
             Forgotten: the replies are no longer kept.
         """
         exchange = self.ledger.open.get(number) or self.ledger.settled[number]
-        if self.rules.keep_replies and number <= self.ledger.num_exchanges - self.rules.keep_replies:
+        if number < self.ledger.first_kept(self.rules.keep_replies):
             kept = f"program.keep_replies = {self.rules.keep_replies}"
             raise Forgotten(f"the replies of exchange {number} are no longer kept ({kept})")
         if not exchange.call.is_waiting:
@@ -299,6 +299,8 @@ class ExchangeMachine(Deliveries):
             return ()
         if not ledger.has_process:
             return self._start_program()
+        for held in self.process.held if state is not RunState.RUNNING else ():
+            held.until = now + self.rules.hold  # its time does not run in a pause
         paused, self.process.paused = self.process.paused, []
         return tuple(effect for asked in paused for effect in self._open(asked, now))
 
@@ -310,7 +312,7 @@ class ExchangeMachine(Deliveries):
         self.process.held, self.process.paused = [], []
         for exchange in [*ledger.open.values()]:
             exchange.is_void = True
-            ledger.forget_pulls(exchange)
+            ledger.forget_after(exchange)
             for sent in exchange.waiting:
                 end(sent, Fate.RELEASED, ledger.now, f"the run ended first ({state})")
                 effects += self._take_back(sent, ReleaseReason.RUN_ENDED, ledger.now)

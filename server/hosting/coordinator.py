@@ -433,6 +433,8 @@ class Coordinator:
 
     def _start_next(self) -> None:
         """Start or resume runs from the head of the queue while there is room."""
+        waiting = [one for one in dict.fromkeys(self.queue) if self.state_of(one) is RunState.QUEUED]
+        self.queue[:] = waiting  # a program may end while its run waits to go on
         while self.queue and self.has_room:
             run = self.runs[self.queue.pop(0)]
             if run.machine.ledger.is_open:  # it was queued by `resume_run`

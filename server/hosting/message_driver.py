@@ -16,6 +16,7 @@ from atoll.protocol.manifest import parse_update
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
 from atoll.server.config.run import RunConfig
+from atoll.server.errors import StoreCorrupted
 from atoll.server.exchanges.events import (
     AnswerMessages,
     AnswerNodes,
@@ -86,6 +87,8 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.versions = contents
         self._local = json.dumps(config.given, sort_keys=True)
         self._looking: list[int] = []
+        self._offered: dict[int, list[Digest]] = {}  # by the call that sends them, until it is on disk
+        self._generation = 0  # of the process, raised by its start and by the end of the run
         self._snapshot_due = seq + SNAPSHOT_ENTRIES
         self.retention = MessageRetention(
             run_id, lambda: machine.ledger, contents, shared, machine.rules.keep_replies, self._spawn
@@ -114,7 +117,8 @@ class MessageDriver(JournaledDriver[Event, Effect]):
             self._snapshot_due = self._seq + SNAPSHOT_ENTRIES + ledger.num_rows
         is_news = isinstance(event, ExchangeAsked) or any(isinstance(effect, RecordExchange) for effect in effects)
         lines = tuple(lines_of(self.machine, event, effects))
-        return Decision(lines, self.retention.after() if is_over or is_news else None)
+        offered = self._offered.pop(event.call, []) if isinstance(event, ExchangeAsked) else []
+        return Decision(lines, self.retention.after(offered) if is_over or is_news else None)
 
     @property
     def where(self) -> str:
@@ -164,10 +168,12 @@ class MessageDriver(JournaledDriver[Event, Effect]):
                 if is_pushed:
                     self.program.answer(call, numbers=numbers)
                 else:
-                    self._spawn(self._answer(call, numbers))
+                    self._spawn(self._answer(call, numbers, self._generation))
             case StartProgram():
+                self._generation += 1
                 self._spawn(self._start_program())
             case EndRun(state, cause):
+                self._generation += 1
                 self._spawn(self._end(state, cause))
 
     def _invitation(self, effect: Deliver) -> ServerMessage:
@@ -193,20 +199,29 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         )
         return ServerMessage(invite=invite)
 
-    async def _answer(self, call: int, numbers: tuple[RoundId, ...]) -> None:
-        """Answer with replies: those of open exchanges are in the machine, all others in their records."""
+    async def _answer(self, call: int, numbers: tuple[RoundId, ...], generation: int) -> None:
+        """Answer the process that has asked with replies: those of open exchanges are in the machine, all others in
+        their records.
+        """
         ledger, journal = self.machine.ledger, self._shared.journal
         exchanges = {self.machine.ledger.exchange_of(number) for number in numbers}
         closed = exchanges - ledger.open.keys()
         if self.retention.keep_replies and exchanges:
             self.retention.being_read[call] = min(exchanges)
         of_open = {number: ledger.sent(number) for number in numbers}
+        await self.on_disk()  # a record may be of an event after that of the answer
         records = await on_thread(self._shared.journal_thread, partial(journal.exchanges, self.run_id, closed))
         of_closed = {one.number: one for exchange in records.values() for one in exchange.sent}
-        found = [sent for number in numbers if (sent := of_open[number] or of_closed.get(number)) is not None]
+        if generation != self._generation:
+            return  # another process has a call of this number
+        if lost := [number for number in numbers if not of_open[number] and number not in of_closed]:
+            raise StoreCorrupted(f"run {self.run_id}: the journal has no record of message {lost[0]}")
+        found = [of_open[number] or of_closed[number] for number in numbers]
         digests = [sent.reply for sent in found if sent.reply is not None]
         read = partial(journal.updates, self.run_id, digests)
         rows = await on_thread(self._shared.journal_thread, read) if digests else {}
+        if generation != self._generation:
+            return
         metas = {digest: decode_meta(row.meta, where=f"reply {digest}") for digest, row in rows.items()}
         pieces = {digest: parse_update(meta.manifest).pieces for digest, meta in metas.items()}
         answer = {"replies": [self._reply(sent, pieces) for sent in found]}
@@ -273,7 +288,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         for node, kind, digest, group, ttl in call["messages"]:
             content = self.contents.keep(Digest(digest))
             listed.append(Message(node, kind, content.digest, content.manifest.num_bytes, group, float(ttl)))
-        self.contents.sent(map(Digest, call["contents"]))
+        self._offered[number] = [Digest(digest) for digest in call["contents"]]
         return ExchangeAsked(number, tuple(listed), call["timeout"], call["in_order"], call["waits"])
 
     def _pulled(self, number: int, numbers: tuple[RoundId, ...]) -> None:

@@ -7,7 +7,7 @@ The machine's memory runs ahead of the disk, so a deletion starts from the state
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,9 +37,7 @@ class Kept:
     def after(cls, ledger: Ledger, keep_replies: int) -> "Kept":
         """Return what must stay after the last event of a ledger."""
         num_exchanges = ledger.num_exchanges
-        first = 1 if not keep_replies else num_exchanges - keep_replies + 1
-        if ledger.state is RunState.FINISHED:
-            first = num_exchanges + 1
+        first = num_exchanges + 1 if ledger.state is RunState.FINISHED else ledger.first_kept(keep_replies)
         unpulled = [ledger.exchange_of(min(ledger.unpulled))] if ledger.unpulled and ledger.is_open else []
         return cls(ledger.now, _contents_of(ledger), max(1, min([first, *ledger.open, *unpulled])), num_exchanges)
 
@@ -89,11 +87,16 @@ class MessageRetention:
         self._task: asyncio.Task[None] | None = None
         self._dropped = 0
 
-    def after(self) -> Callable[[], None]:
-        """Return the collection that may begin once the last event is on disk."""
-        return partial(self._begin, Kept.after(self._ledger(), self.keep_replies))
+    def after(self, offered: Collection[Digest] = ()) -> Callable[[], None]:
+        """Return the collection that may begin once the last event is on disk.
 
-    def _begin(self, kept: Kept) -> None:
+        Args:
+            offered: the contents that this event has sent; until then they stay, even if the exchange is over.
+        """
+        return partial(self._begin, Kept.after(self._ledger(), self.keep_replies), offered)
+
+    def _begin(self, kept: Kept, offered: Collection[Digest]) -> None:
+        self._contents.sent(offered)
         self._contents.drop_unused(kept.contents | _contents_of(self._ledger()))
         self._next = kept
         if self._task is None or self._task.done():
@@ -111,13 +114,14 @@ class MessageRetention:
     async def _collect(self, kept: Kept) -> None:
         journal, thread = self._shared.journal, self._shared.journal_thread
         first = min([kept.first, *self.being_read.values()])
-        live, rounds = None, None
+        rounds = None
         if first > self._dropped + 1:
             old = await on_thread(thread, partial(journal.exchanges, self._run_id, range(self._dropped + 1, first)))
             dead = frozenset(one.reply for each in old.values() for one in each.sent if one.reply is not None)
             live, rounds = _AllBut(dead), max(self._shared.keep_rounds, kept.num_exchanges - first + 1)
+            await on_thread(thread, partial(journal.prune, self._run_id, Stay(since=kept.at - FOLLOWED_S, live=live)))
             collect = self._contents.store.collect_garbage
             await on_thread(None, partial(collect, live, keep_versions=1, current=Version(0)))
-        stay = Stay(since=kept.at - FOLLOWED_S, rounds=rounds, live=live)
+        stay = Stay(since=kept.at - FOLLOWED_S, rounds=rounds)  # the records name the files, and go last
         await on_thread(thread, partial(journal.prune, self._run_id, stay))
         self._dropped = max(self._dropped, first - 1)

@@ -144,8 +144,10 @@ def _records(number: int, run: str, state: Path, database: str) -> Iterator[Docu
         note_trouble(item)
         here: Document = item.get("run") or {}
         if item["kind"] == "began" and number < here["next_round"] and number != here["open_round"]:
-            yield read_view("round", state, database, run=here["run"], number=number)
-            return
+            record = read_view("round", state, database, run=here["run"], number=number)
+            if record["ended_at"] is not None:  # otherwise it is one of several exchanges that are open
+                yield record
+                return
         for record in (*item.get("records", ()), *filter(None, [item.get("record")])):
             if record["round_id"] == number:
                 yield record

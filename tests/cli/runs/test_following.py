@@ -183,3 +183,17 @@ def test_a_state_directory_stays_as_it_is(state: Path) -> None:
     said("run", "show", "r", "--follow", "--after", 0, "--state", state)
     assert (state / "state.db").read_bytes() == before
     assert History(state).coordinator() is None
+
+
+@pytest.mark.parametrize("ended_at", [None, 9.0])
+def test_an_exchange_beside_a_newer_open_one_is_followed_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended_at: float | None
+) -> None:
+    here = {"run": "talk-1", "state": "running", "cause": "", "next_round": 3, "open_round": 2, "exchanges": 2}
+    first = {"round_id": 1, "ended_at": ended_at, "sentences": ["exchange 1 is open"]}
+    last = {"round_id": 1, "ended_at": 9.0, "sentences": ["exchange 1 is closed"]}
+    stream = [{"kind": "began", "run": here}, {"kind": "open", "record": first}, {"kind": "event", "records": [last]}]
+    monkeypatch.setattr(following, "items", lambda *_: iter(stream))
+    monkeypatch.setattr(following, "read_view", lambda *_, **__: first)
+    found = [*following._records(1, "talk", tmp_path, "")]
+    assert found == ([first, last] if ended_at is None else [first])

@@ -407,3 +407,75 @@ def test_a_look_that_finds_the_same_nodes_need_not_be_an_event() -> None:
     run.post(NodesAsked(2))
     run.post(asked(message(), call=3))
     assert not run.machine.has_looked(), "a look after another exchange has a place of its own"
+
+
+@pytest.mark.parametrize("end", [StopRequested("later"), ProgramEnded("KeyError: '0'")])
+def test_a_resumed_program_sends_again_all_that_came_after_a_push_that_the_end_cut_off(end: Event) -> None:
+    run = Run()
+    run.post(asked(message(content="before")))
+    run.reply(NORTH, 1)
+    run.post(asked(message(SOUTH, "slow"), call=2, is_waiting=False))
+    run.post(asked(message(content="after"), call=3, is_waiting=False))
+    run.reply(NORTH, 3)
+    assert run.post(RepliesPulled(4, (RoundId(3),))) == (AnswerMessages(4, (RoundId(3),)),)
+    run.post(asked(message(content="follows from message 3"), call=5))
+    run.reply(NORTH, 4)
+    run.post(end)
+    run.post(ResumeRequested())
+    for client in (NORTH, SOUTH):
+        run.post(ClientJoined(client, "2"))
+    run.post(ProgramStarted())
+    assert run.post(asked(message(content="before"))) == (AnswerMessages(1, (RoundId(1),)),)
+    run.post(asked(message(SOUTH, "slow"), call=2, is_waiting=False))
+    effects = run.post(asked(message(content="after"), call=3, is_waiting=False))
+    assert AnswerMessages(3, (RoundId(6),), is_pushed=True) in effects
+    run.reply(NORTH, 6)
+    assert run.post(RepliesPulled(4, (RoundId(6),))) == (AnswerMessages(4, (RoundId(6),)),)
+    run.post(asked(message(content="follows from message 6"), call=5))
+    assert AnswerMessages(5, (RoundId(7),)) in run.reply(NORTH, 7)
+    assert run.machine.ledger.state is RunState.RUNNING
+
+
+def test_an_exchange_that_a_stop_cuts_off_is_none_of_those_whose_replies_are_kept() -> None:
+    run = Run(keep_replies=1)
+    run.post(asked(message(content="1")))
+    run.reply(NORTH, 1)
+    run.post(asked(message(content="2"), call=2))
+    assert run.machine.ledger.first_kept(1) == 1, "the replies of exchange 1 stay until exchange 2 has closed"
+    run.post(StopRequested("later"))
+    run.post(ResumeRequested())
+    run.post(ProgramStarted())
+    assert run.post(asked(message(content="1"))) == (AnswerMessages(1, (RoundId(1),)),)
+    run.post(asked(message(content="2"), call=2))
+    run.post(ClientJoined(NORTH, "2"))
+    run.reply(NORTH, 3)
+    assert run.machine.ledger.first_kept(1) == 3
+
+
+def test_an_exchange_after_a_push_that_is_open_does_not_let_the_replies_before_it_go() -> None:
+    run = Run(keep_replies=1)
+    run.post(asked(message(content="1")))
+    run.reply(NORTH, 1)
+    run.post(asked(message(SOUTH, "slow"), call=2, is_waiting=False))
+    run.post(asked(message(content="3"), call=3))
+    run.reply(NORTH, 3)
+    assert run.machine.ledger.first_kept(1) == 1
+    run.post(StopRequested("later"))
+    assert run.machine.ledger.first_kept(1) == 1, "exchanges 2 and 3 are sent again"
+    assert run.machine.ledger.first_kept(0) == 1
+    assert run.machine.ledger.first_kept(2) == 1
+
+
+def test_a_call_that_is_held_has_its_whole_time_again_after_a_pause() -> None:
+    run = Run(hold=60.0)
+    for number, content in enumerate("ab", 1):
+        run.post(asked(message(content=content), in_order=False))
+        run.reply(NORTH, number)
+    run.post(ProgramStarted())
+    assert run.post(asked(message(content="c"), in_order=False)) == ()
+    run.post(PauseRequested("lunch"))
+    assert run.post(ResumeRequested(), after=1000.0) == ()
+    assert run.post(asked(message(content="a"), call=2, in_order=False), after=50.0) == (
+        AnswerMessages(2, (RoundId(1),)),
+    )
+    assert isinstance(run.post(TimePassed(), after=10.0)[0], EndRun)
