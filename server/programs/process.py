@@ -118,8 +118,8 @@ class ProgramProcess:
                     error, is_dead = call.get("detail", ""), False
                     break
                 self._on_call(call)
-        except (OSError, ValueError) as fault:
-            logger.warning("the server program's socket broke, or a file of its call is missing: %s", fault)
+        except (OSError, ValueError, TypeError, LookupError) as fault:
+            logger.warning("the server program's socket broke, or a call of it cannot be met: %r", fault)
         if is_dead:
             _kill(process)
         await process.wait()
