@@ -26,7 +26,7 @@ import numpy as np
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.model_cache import ModelCache
-from atoll.client.disk.spool import Entry, EntryPart
+from atoll.client.disk.spool import NO_COSTS, Entry, EntryPart
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.download import download
 from atoll.client.wire.part_uploads import verdict_on
@@ -158,7 +158,7 @@ class Client:
             parts=tuple(part.listed for part, _ in parts),
         )
         encoded = manifest.encode()
-        entry = Entry(self.material.path, encoded, digest_of(encoded), 0, manifest.num_bytes, {}, 0.0, 0.0)
+        entry = Entry(self.material.path, encoded, digest_of(encoded), 0, manifest.num_bytes, {}, NO_COSTS)
         contents = [EntryPart(entry.path, part.encode(), part.num_bytes, begin) for part, begin in parts] or [None]
         begun = time.perf_counter()
         async with self._link.calls() as stub:
