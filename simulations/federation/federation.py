@@ -15,11 +15,10 @@ from types import TracebackType
 from typing import Self
 
 from atoll.client.session.events import Invitation
-from atoll.client.session.session import SessionRules
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Metrics, Statistics
-from atoll.parallel.task.task import Task, task_name
+from atoll.parallel.task.task import Task
 from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.process import RunTerms
 from atoll.protocol.settings import ConfigError
@@ -50,7 +49,7 @@ from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.report import Json, Measured, RunFolder, best_of, line_of
 from atoll.simulations.federation.round_count import reopen
 from atoll.simulations.federation.service import Service
-from atoll.simulations.federation.site import Environment, Site
+from atoll.simulations.federation.site import Site, sites_of
 from atoll.simulations.federation.snapshots import Snapshot, SnapshotFile
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.training_engine import engine_of, kind_of
@@ -145,7 +144,7 @@ class Federation:
             self, self.timeline, self.versions, config, self.machine, setting.sampler, setting.lease, due
         )
         self.work = self._client_work(saved.train if saved else {})
-        self.sites = self._sites()
+        self.sites = sites_of(self.setting, self.timeline, self.service, self.work)
         self._report = RunFolder(folder, next_round - 1)
         self._measured: dict[Version, Measured] = {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
@@ -169,19 +168,6 @@ class Federation:
             has_codec=bool(setting.config.aggregation.codec_name),
             statistics={Digest(digest): sums for digest, sums in statistics.items()},
         )
-
-    def _sites(self) -> dict[ClientId, Site]:
-        """Return the sites, in the order of the clients."""
-        setting = self.setting
-        env = Environment(
-            timeline=self.timeline,
-            service=self.service,
-            work=self.work,
-            session_rules=SessionRules(tasks=frozenset({task_name(setting.config.task)}), lease=setting.lease),
-            num_examples=setting.num_examples,
-            may_sleep=not setting.fleet.is_always_awake,
-        )
-        return {name: Site(env, name, setting.fleet[name]) for name in setting.num_examples}
 
     # ------------------------------------------------------------ life
 

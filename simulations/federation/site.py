@@ -8,7 +8,7 @@ work in progress is lost.
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.client.session.events import (
     Answered,
@@ -36,10 +36,12 @@ from atoll.client.session.events import (
 )
 from atoll.client.session.events import Work as WorkOrder
 from atoll.client.session.session import Session, SessionRules, mean_upload_seconds
+from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
+from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import Update
-from atoll.simulations.devices.fleet import Device
+from atoll.simulations.devices.fleet import Device, Fleet
 from atoll.simulations.federation.host import Coordinator, Work
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Training
@@ -354,3 +356,36 @@ class Site:
 def _is_inline(update: Update) -> bool:
     """Return whether an update is sent inline, together with its manifest, as an agent sends a small one."""
     return update.num_bytes <= INLINE_BYTES_MAX
+
+
+class Population(Protocol):
+    """The part of a setting that describes the sites."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of the run."""
+
+    @property
+    def num_examples(self) -> Mapping[ClientId, int]:
+        """The number of each client's training examples."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """The device of each client."""
+
+    @property
+    def lease(self) -> float:
+        """The time after which a disconnected client is lost [virtual s]."""
+
+
+def sites_of(setting: Population, timeline: Timeline, service: Coordinator, work: Work) -> dict[ClientId, Site]:
+    """Return the sites of a federation, in the order of the clients."""
+    env = Environment(
+        timeline=timeline,
+        service=service,
+        work=work,
+        session_rules=SessionRules(tasks=frozenset({task_name(setting.config.task)}), lease=setting.lease),
+        num_examples=setting.num_examples,
+        may_sleep=not setting.fleet.is_always_awake,
+    )
+    return {name: Site(env, name, setting.fleet[name]) for name in setting.num_examples}

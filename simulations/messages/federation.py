@@ -21,10 +21,8 @@ from typing import Any, ClassVar, Self
 
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Piece
-from atoll.client.session.session import SessionRules
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import (
@@ -48,7 +46,7 @@ from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.report import RESULT, Json
-from atoll.simulations.federation.site import Environment, Site
+from atoll.simulations.federation.site import Site, sites_of
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.messages.answering import Benches, Pool, Sequential
 from atoll.simulations.messages.program import Lines, Program
@@ -115,7 +113,7 @@ class MessageFederation:
         states = ClientStates(folder / "clients", {name: n for n, name in enumerate(setting.num_examples)})
         self.work = MessageWork(self.engine, self.contents, states, setting.num_examples, folder / "replies")
         self.service = self.service_type(self, self.timeline, self.contents, config, setting.lease)
-        self.sites = self._sites()
+        self.sites = sites_of(self.setting, self.timeline, self.service, self.work)
         self._lines: Lines = queue.SimpleQueue()
         self._program: Program | None = None
         self._waiting: dict[int, bool] = {}  # calls that have no answer, and whether other threads may call meanwhile
@@ -125,18 +123,6 @@ class MessageFederation:
         self._looks_in_a_row, self._is_quiet = 0, False
         self._is_over = self._is_interrupted = False
         self._records = (folder / EXCHANGES).open("w", encoding="utf-8")
-
-    def _sites(self) -> dict[ClientId, Site]:
-        setting = self.setting
-        env = Environment(
-            timeline=self.timeline,
-            service=self.service,
-            work=self.work,
-            session_rules=SessionRules(tasks=frozenset({task_name(setting.config.task)}), lease=setting.lease),
-            num_examples=setting.num_examples,
-            may_sleep=not setting.fleet.is_always_awake,
-        )
-        return {name: Site(env, name, setting.fleet[name]) for name in setting.num_examples}
 
     # ------------------------------------------------------------ life
 
