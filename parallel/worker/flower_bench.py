@@ -2,8 +2,8 @@
 
 import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -167,9 +167,10 @@ class MainBench(_AppBench):
         """Return the arrays with which `main()` starts its strategy; measure them once, as Flower does."""
         if self._host is None:
             seed_everything(seed)
-        started = self._main().started()
-        if self._first() is None:
-            found = numbers_of(self._main().evaluate(0, started.arrays) or {})
+        with self._main() as main:
+            started = main.started()
+            found = None if self._first() is not None else numbers_of(main.evaluate(0, started.arrays) or {})
+        if found is not None:
             self._of_version_0 = {name: number for name, number in found.items() if math.isfinite(number)}
             if self._folder is not None:
                 self._file_of_first(self._folder).write_text(json.dumps(self._of_version_0), encoding="utf-8")
@@ -187,7 +188,8 @@ class MainBench(_AppBench):
         """Return what the app's `evaluate_fn` measures."""
         if request["split"] != "server":
             return "there is no site"
-        found = self._main().evaluate(request.get("version") or 0, self._record(arrays.version))
+        with self._main() as main:
+            found = main.evaluate(request.get("version") or 0, self._record(arrays.version))
         if found is None:
             return "the app has no evaluate_fn, or it has returned None"
         return {name: (value, 1.0) for name, value in numbers_of(found).items()}
@@ -195,7 +197,8 @@ class MainBench(_AppBench):
     def plan(self, nodes: int) -> dict[str, Any]:
         """Return how the app runs natively, or why not; see `strategies.native`."""
         try:
-            return asdict(native(self._app, self._main().started(), nodes))
+            with self._main() as main:
+                return asdict(native(self._app, main.started(), nodes))
         except NotNative as error:
             return asdict(Native("", {}, {}, reasons=(str(error),)))
 
@@ -207,16 +210,19 @@ class MainBench(_AppBench):
             kind: {int(number): metric_record(values) for number, values in rounds.items()}
             for kind, rounds in {**history, "server": server}.items()
         }
-        self._main().finish(Result(self._record(arrays), by_round["train"], by_round["clients"], by_round["server"]))
+        with self._main() as main:
+            main.finish(Result(self._record(arrays), by_round["train"], by_round["clients"], by_round["server"]))
         self._host = None
 
-    def _main(self) -> ServerHost:
-        if self._host is None:
-            if self._folder is not None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                os.chdir(self._folder)  # an app writes into its current folder
-            self._host = ServerHost(self._app, self._run_config)
-        return self._host
+    @contextmanager
+    def _main(self) -> Iterator[ServerHost]:
+        """Let `main()` run in its folder: an app writes into its current folder, and a simulator has another one."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        with nullcontext() if self._folder is None else chdir(self._folder):
+            if self._host is None:
+                self._host = ServerHost(self._app, self._run_config)
+            yield self._host
 
     def _first(self) -> dict[str, float] | None:
         """Return the metrics of version 0, also after a restart; None: they were not measured."""

@@ -1,6 +1,7 @@
 """A Flower app with all its clients in one process, for the simulator. Importing this imports no flwr."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.parallel.task.array_task import Instructions, Trained
@@ -25,6 +26,7 @@ class FlowerTask:
         nodes: the number of clients; client i has the partition i.
         options: values of the run config over its defaults.
         site_settings: further entries of `node_config`, by site.
+        folder: the current folder of `main()`, which is made; None: that of this process.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class FlowerTask:
         nodes: int,
         options: Mapping[str, Any] | None = None,
         site_settings: Mapping[str, Mapping[str, Any]] | None = None,
+        folder: Path | None = None,
     ) -> None:
+        self._folder = None if folder is None else folder.absolute()
         self.app, self.sites = app, tuple(f"node-{number}" for number in range(nodes))
         self._options, self._site_settings = dict(options or {}), dict(site_settings or {})
         self._server: MainBench | None = None
@@ -48,7 +52,7 @@ class FlowerTask:
             self.app.run_config(values)
         except ValueError as error:
             raise OverridesRefused(str(error).split("; ")) from error
-        return FlowerTask(self.app, len(self.sites), {**self._options, **values}, self._site_settings)
+        return FlowerTask(self.app, len(self.sites), {**self._options, **values}, self._site_settings, self._folder)
 
     def with_site_settings(self, tables: Mapping[str, Mapping[str, Any]]) -> "FlowerTask":
         """Return a copy with further entries of `node_config` for some sites.
@@ -59,7 +63,8 @@ class FlowerTask:
         if faults := [f"sites.{site}: no site of the task (its sites: {', '.join(self.sites)})" for site in tables
                       if site not in self.sites]:  # fmt: skip
             raise OverridesRefused(faults)
-        return FlowerTask(self.app, len(self.sites), self._options, {**self._site_settings, **tables})
+        settings = {**self._site_settings, **tables}
+        return FlowerTask(self.app, len(self.sites), self._options, settings, self._folder)
 
     def bench(self, request: Mapping[str, Any]) -> "ClientBench | MainBench":
         """Return the bench of a request's site; without a site the one bench in which `main()` runs."""
@@ -71,7 +76,7 @@ class FlowerTask:
         given = {f"{OPTION}{key}": value for key, value in self._options.items()}
         asked = {**request, "local": {**(request.get("local") or {}), **given}}
         if site is None:
-            self._server = MainBench(self.app, asked)
+            self._server = MainBench(self.app, {**asked, "folder": self._folder})
             return self._server
         partition = {"partition-id": self.sites.index(site), "num-partitions": len(self.sites)}
         return ClientBench(self.app, {**asked, "settings": {**partition, **self._site_settings.get(site, {})}})

@@ -27,7 +27,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "batch_norm": {"": "batchnorm must be sync", "accumulate": "2 micro-batches divide it"},
     "odd_parameters": {"dp_shard": "nothing: no elements"},
     "tied_by_views": {"dp_shard": "are views of one memory"},
-    "clamped": {"dp_shard": "forward changes them in place", "accumulate": "each forward pass changes them"},
+    "clamped": {"dp_shard": "forward changes them in place"},
     **{
         name: {"accumulate": "each forward pass changes them"}
         for name in ("byte_counter", "short_counter", "long_counter", "spectral_norm")

@@ -33,8 +33,8 @@ def simulate_app(reference: str, overrides: Sequence[str], *, nodes: int | None,
     from atoll.simulations.federation.config import SimulationFile
 
     file, app = load_app(reference, overrides, SimulationFile, nodes=nodes)
-    task = FlowerTask(app, nodes or app.num_supernodes or NODES)
     folder = out or Path(f"atoll-flower-{file.name}-simulated")
+    task = FlowerTask(app, nodes or app.num_supernodes or NODES, folder=folder / "app")
     if file.run.is_of_messages:
         result = run_messages(file, task, folder, handling=with_signals)
         say_messages(result, folder)
