@@ -124,6 +124,7 @@ def test_it_trains_says_so_and_goes_on_unless_it_must_be_fresh(tmp_path: Path) -
     )
 
 
+@pytest.mark.real
 def test_the_planner_chooses_the_mesh_and_the_ranks_take_its_choice(tmp_path: Path) -> None:
     result = invoke("train", TASK, "--nproc", 2, "--mesh", "auto", "--out", tmp_path / "out", "--steps", 1, "--json")
     assert result.exit_code == 0, result.stderr

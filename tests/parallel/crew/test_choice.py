@@ -26,6 +26,7 @@ def on_a_rank(request, memory, of_rank):
     return str(found.plan.mesh), found.plan.precision, found.why
 
 
+@pytest.mark.real
 def test_the_ranks_choose_for_the_one_with_the_least_memory():
     little = 2 * need_of(tasks.decoder(), given_plan("dp_shard=2", {"precision": "bf16"}), "sgd")
     (first, second) = run_ranks(on_a_rank, 2, AUTO, 10**9, little)
