@@ -86,6 +86,7 @@ REAL = (
     "server/hosting/test_program_process.py",
     "server/identity/test_enrolments.py",
     "server/identity/test_guard.py",
+    "server/identity/test_setup.py",
     "server/journal/test_earlier_state.py",
     "server/journal/test_postgres.py",
     "server/names/test_refusals.py",
@@ -125,7 +126,13 @@ class Acts:
             return
         self.seen.add(what)
         if self.is_strict:
-            raise AssertionError(f"{what} in a fast test: mark it `real`, or put its file into REAL of tests/fast.py")
+            raise AssertionError(self.fault)
+
+    @property
+    def fault(self) -> str:
+        """The sentence about a fast test that acts."""
+        what = ", ".join(sorted(self.seen))
+        return f"{what} in a fast test: mark it `real`, or put its file into REAL of tests/fast.py"
 
 
 ACTS = Acts()
@@ -205,3 +212,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             with Path(path).open("a") as file:
                 file.write(f"{item.nodeid}\t{', '.join(sorted(ACTS.seen))}\n")
         ACTS.test = ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that acted, also where its code took the guard's word for an error of the network."""
+    yield
+    if ACTS.is_strict and ACTS.seen:
+        raise AssertionError(ACTS.fault)

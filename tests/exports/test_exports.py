@@ -80,6 +80,7 @@ def test_a_place_takes_one_run_and_one_export_at_a_time(tool: str, tmp_path: Pat
             export(tool, other, place)
 
 
+@pytest.mark.slow
 def test_mlflow_has_the_settings_the_state_and_one_run_of_each_folder(tmp_path: Path, place_of: Places) -> None:
     place = place_of("mlflow")
     run = a_run(tmp_path / "run")

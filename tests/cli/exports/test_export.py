@@ -147,6 +147,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert refused("export", "wndb", "x")[0].startswith("TOOL: got 'wndb': did you mean wandb?")
 
 
+@pytest.mark.real
 def test_a_tracking_server_that_does_not_answer_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

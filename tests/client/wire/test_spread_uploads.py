@@ -41,6 +41,7 @@ def test_each_part_goes_to_the_next_rank_and_moves_by_its_own_time(uploads):
     asyncio.run(check())
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("spreads", [False, True])
 def test_parts_go_to_one_rank_unless_the_invitation_spreads_them(uploads, spreads, monkeypatch):
     """An older coordinator does not say so: then the one rank has every part."""

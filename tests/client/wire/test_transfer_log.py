@@ -24,6 +24,7 @@ def test_bytes_that_were_there_before_say_nothing_of_the_speed(
     assert so_far(first, now, total, elapsed_s) == expected
 
 
+@pytest.mark.real
 def test_a_long_transfer_is_told_of_and_a_short_one_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

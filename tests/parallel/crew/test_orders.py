@@ -27,6 +27,7 @@ def test_an_order_reaches_all_ranks_and_a_vote_tells_the_first_of_every_fault():
     assert second.vote(FAULT) == [FAULT, FAULT]
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_failed_alone_is_told_to_end():
     first, second = both()
     first.give({"op": "train"})

@@ -81,6 +81,7 @@ def test_settings_that_need_tp_between_machines_are_refused_with_the_way_out():
     assert plan.mesh.tp == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["dp=4", "dp_shard=4", "dp_replicate=2,dp_shard=2", "tp=2", "dp_shard=2,tp=2"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_need_is_that_of_the_engine_s_own_boxes_and_what_is_gathered(mesh, optimizer):

@@ -51,6 +51,7 @@ def test_tensor_parallelism_stays_inside_a_node() -> None:
     assert kinds["tensor parallelism would cross nodes"] == (9, "tp=16 with 8 devices in a node")
 
 
+@pytest.mark.slow
 def test_of_gpt_3_on_64_devices_tensor_parallelism_is_inside_and_the_pipeline_across() -> None:
     """The mesh is 4 x 4 x 4, which the engine fits into 141 GB and not into 80."""
     cluster = replace(CLUSTERS["h200-141"], nodes=8)

@@ -110,6 +110,7 @@ def test_what_cannot_be_batched_falls_back_with_the_reason(case: Case, reason: s
         assert told in str(choice)
 
 
+@pytest.mark.slow
 def test_a_client_that_fills_the_cache_is_measured_in_products_of_one() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Identity(), nn.Linear(6, 150_000), nn.ReLU(), nn.Linear(150_000, 3))

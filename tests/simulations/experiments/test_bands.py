@@ -160,6 +160,7 @@ def test_seeds_that_were_measured_at_different_times_give_steps_up_to_the_end_of
     assert list(drawn.get_ydata()) == pytest.approx([0.2, 0.25, 0.3])
 
 
+@pytest.mark.slow
 def test_there_is_a_picture_of_every_metric_and_one_of_a_comparison(tmp_path: Path) -> None:
     runs = [a_run(tmp_path, name, [0.1, 0.2]) for name in "ab"]
     assert plots.metrics_plot([Repeats("x", tuple(runs))], tmp_path / "m.png").stat().st_size

@@ -29,6 +29,7 @@ def png_width(path: Path) -> int:
     return int.from_bytes(head[16:20])
 
 
+@pytest.mark.slow
 def test_there_is_a_file_for_each_plot_and_one_of_all(tmp_path: Path) -> None:
     files = plots.plots([run(tmp_path, "one")], tmp_path / "plots")
     assert [file.stem for file in files] == [*plots.PLOTS, "overview"]
@@ -36,6 +37,7 @@ def test_there_is_a_file_for_each_plot_and_one_of_all(tmp_path: Path) -> None:
     assert png_width(files[-1]) == 2 * 768
 
 
+@pytest.mark.slow
 def test_what_nobody_measured_has_no_plot(tmp_path: Path) -> None:
     report = read_run(write_run(tmp_path / "plain", [line(1), line(2)]))
     assert "fairness" not in [file.stem for file in plots.plots([report], tmp_path / "plots")]

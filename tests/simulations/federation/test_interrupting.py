@@ -58,6 +58,7 @@ def test_what_a_killed_run_goes_on_with_is_no_garbage(tmp_path, monkeypatch, opt
     assert without_real_time(found) == without_real_time(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -171,6 +172,7 @@ def test_what_a_run_without_a_saved_state_has_left_belongs_to_no_other(tmp_path)
     assert populations[0] == populations[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_before_it_saves_finds_the_versions_of_its_state(tmp_path):
     overrides = ("round.mode=fedbuff", "round.buffer_size=1", "round.concurrency=4", "round.max_staleness=5")
     overrides += ("devices.examples_per_s={low=1,high=60}", "rounds=40")

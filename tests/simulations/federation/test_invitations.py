@@ -70,6 +70,7 @@ def test_an_interrupted_asynchronous_run_goes_on_with_its_account(tmp_path):
     check(result, lines_of(tmp_path), max_staleness=1, alpha=0.6)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=15)
 @given(
     mode=st.sampled_from(["fedasync", "fedbuff"]),

@@ -37,6 +37,7 @@ def remarks(history: History, text: str) -> list[float]:
     return [remark.at for remark in history.remarks if text in remark.what]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["none", "network", "crashes", "disk", "clock"])
 def test_a_preset_has_its_own_faults_and_no_others(preset: str) -> None:
     seen: Counter[str] = Counter()

@@ -106,6 +106,7 @@ def test_every_history_keeps_the_invariants(seeds: Iterable[int]) -> None:
     seen_in_all(seeds)
 
 
+@pytest.mark.slow
 def test_the_worlds_exercise_every_reason_fate_and_end() -> None:
     seen = seen_in_all([*range(SEEDS), *RARE])
     wanted: set[object] = {*CloseReason, *AbandonReason, *(set(RejectReason) - NOT_THE_MACHINES)}
@@ -202,10 +203,12 @@ def test_faults_of_a_history_that_was_tampered_with_are_found() -> None:
     assert list(faults_of(history)) == []
 
 
+@pytest.mark.slow
 def test_agents_give_up_for_more_than_one_reason() -> None:
     seen = seen_in_all(range(100))
     assert {FailureReason.DOWNLOAD_FAILED, FailureReason.WORKER_CRASHED, FailureReason.OUT_OF_TIME} <= set(seen)
 
 
+@pytest.mark.slow
 def test_the_standard_worlds_have_every_fault() -> None:
     assert {field.name for field in fields(Faults)} - NOT_COUNTED - set(seen_in_all(range(200))) == set()
