@@ -112,6 +112,7 @@ def test_the_contract_covers_every_name_of_the_tables():
 # ---------------------------------------------------------------- rules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 30))

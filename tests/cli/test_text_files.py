@@ -73,6 +73,7 @@ def outcome(command: str) -> tuple[int, str, list[str]]:
     return result.exit_code, result.stdout, told(result.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_byte_order_mark_and_the_lines_of_windows_change_nothing(command: str, folder: Path) -> None:
     path = folder / COMMANDS[command][0]

@@ -49,6 +49,7 @@ def test_each_number_is_there_once_however_often_a_run_is_exported(tool: str, tm
     assert ("sites/north/loss", 4) not in wanted  # it has no value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["tensorboard", "wandb", "jsonl"])
 def test_a_file_that_was_cut_off_anywhere_ends_as_the_whole_one(tool: str, tmp_path: Path, place_of: Places) -> None:
     run, place = a_run(tmp_path / "run", 3), place_of(tool)
@@ -102,6 +103,7 @@ def test_mlflow_has_the_settings_the_state_and_one_run_of_each_folder(tmp_path: 
     assert mlflow_run(place, "twin")[1].data.metrics["round/invited"] == 13
 
 
+@pytest.mark.slow
 def test_a_setting_that_a_resumed_run_has_changed_is_a_tag_in_mlflow(tmp_path: Path, place_of: Places) -> None:
     place, run = place_of("mlflow"), a_run(tmp_path / "run")
     for rounds in (4, 9):

@@ -38,6 +38,7 @@ def test_a_task_compared_is_what_the_command_prints(tmp_path, capfd):
     assert "<table>" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_runs_of_any_kind_stand_beside_each_other(tmp_path):
     kept = {**SETTINGS, "evaluation.clients_every": 1}
     del kept["train.batch_size"]

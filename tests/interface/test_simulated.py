@@ -83,6 +83,7 @@ def test_mistakes_are_raised_all_at_once_before_anything_runs(tmp_path):
         atoll.simulate(7)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_in_its_folder(tmp_path):
     whole = simulated()
     fixed = {"schedule.local.lr": {"kind": "cosine", "end": 0.01, "rounds": 4}}

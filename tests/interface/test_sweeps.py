@@ -45,6 +45,7 @@ def test_the_table_and_the_digests_are_the_commands(tmp_path, capfd):
     assert [each.digest for each in there] == digests
 
 
+@pytest.mark.slow
 def test_the_table_has_values_and_means_over_the_seeds(tmp_path):
     found = atoll.sweep({"grid": {"local.lr": np.array([0.05, 0.1]), "seed": (1, 2)}, "task": line_task.task, **BASE})
     assert found.metric == "server/accuracy"

@@ -53,6 +53,7 @@ def test_the_fault_names_the_tensors_their_bytes_and_what_is_allowed():
         check_model_travels(model(30_000))
 
 
+@pytest.mark.slow
 def test_many_pieces_of_few_tensors_are_counted_too():
     with pytest.raises(ManifestError, match="the model has 1 tensor in 65537 pieces; allowed: 65536 pieces"):
         check_model_travels(model(1, shape=(65_537, 2**20)))

@@ -51,6 +51,7 @@ def raises(error: BaseException) -> Any:
     return method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_built_in_codecs_have_no_fault(family: str) -> None:
     for fraction in (0.001, 0.01, 1.0) if family == "topk" else (None,):

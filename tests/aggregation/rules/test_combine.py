@@ -113,6 +113,7 @@ def test_combine_adds_mixed_rows_in_the_order_of_the_sources(tmp_path):
         assert sorted(mixed)[3] == value
 
 
+@pytest.mark.slow
 def test_combine_memory_is_a_tile_of_each_update(tmp_path):
     values = np.random.default_rng(5).standard_normal(1 << 17).astype(np.float32)
     tensor = Tensor("w", "F32", values.shape)

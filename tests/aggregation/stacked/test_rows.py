@@ -29,6 +29,7 @@ def stored(row, k):
     return StoredUpdate(path=f"update {k}", pieces=tuple(pieces), magnitudes=magnitudes, data=row.tobytes())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -73,6 +74,7 @@ def test_rows_fold_to_the_bits_of_files_over_several_rounds(
                 assert slots[f"{slot}/{name}"].tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 def test_many_large_rows_are_added_by_the_compiled_loop_to_the_same_bits():
     layout, rng = (Tensor("w", "F32", (1 << 20,)),), np.random.default_rng(0)
     values = rng.standard_normal((5, 1 << 20)).astype(np.float32)

@@ -62,6 +62,7 @@ def test_a_metric_that_is_not_measured_is_refused_before_anything_runs(tmp_path:
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_metric_that_turns_out_not_to_be_measured_is_named(tmp_path: Path) -> None:
     settings = ["--rounds", 1, "--set", "evaluation.clients_every=9"]
     result = invoke("compare", TASK, *SMALL, *FAST, *settings, "--out", tmp_path / "o", "--metric", "clients/loss")

@@ -24,6 +24,7 @@ def test_the_task_s_own_sites_are_shown_client_by_client() -> None:
     assert sum(int(count) for count in north.split()[3:] if count != "-") == 186
 
 
+@pytest.mark.slow
 def test_a_script_gets_every_client() -> None:
     found = shown("population", DIGITS, *SHARDS)
     assert [row["client"] for row in found["clients"]] == [f"c{k:04d}" for k in range(30)]

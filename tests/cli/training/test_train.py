@@ -106,6 +106,7 @@ def test_the_ranks_of_several_machines_choose_no_mesh_by_themselves(
     assert "a named mesh" in line
 
 
+@pytest.mark.slow
 def test_it_trains_says_so_and_goes_on_unless_it_must_be_fresh(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = shown("train", TASK, "--out", out, "--epochs", 2, *EVERY_STEP)

@@ -37,6 +37,7 @@ def compiled_inside() -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [checkpointed, compiled_inside, lambda: torch.compile(Tiny(), backend="eager")])
 def test_wrappers_leave_no_trace_in_the_names(wrapped: Callable[[], nn.Module]) -> None:
     assert {"model/up.weight", "optimizer/up.weight/exp_avg", "values/up.weight"} <= keys(Tiny())

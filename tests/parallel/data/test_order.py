@@ -194,6 +194,7 @@ def test_with_partition_a_shard_belongs_to_one_rank_but_for_those_at_the_cuts() 
     assert all(len(shards) <= 11 for shards in owners)
 
 
+@pytest.mark.slow
 def test_the_order_of_a_billion_examples_in_shards_takes_the_memory_of_the_open_ones() -> None:
     order = Order(num_examples=10**9, batch_size=1024, num_ranks=4, shards=(10**5,) * 10**4, open_shards=2)
     tracemalloc.start()
@@ -207,6 +208,7 @@ def test_the_order_of_a_billion_examples_in_shards_takes_the_memory_of_the_open_
     assert peak < 30_000_000
 
 
+@pytest.mark.slow
 def test_all_permutations_of_a_few_examples_are_equally_likely() -> None:
     for order in (Order(num_examples=3, batch_size=3), Order(num_examples=3, batch_size=3, shards=(1, 1, 1))):
         seen = Counter(tuple(flat(given_out(order, epoch))) for epoch in range(1200))

@@ -27,6 +27,7 @@ def trained(task: Task, version: Arrays, own: Arrays | None, number: int = 0, **
     return ModelBench(task, request).train(Received(version, own), request, Deadline.never())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOCALS)
 def test_two_rounds_are_one_training_of_two_epochs(kind: str) -> None:
     settings = {**LOCALS[kind], "shuffle": False}

@@ -112,6 +112,7 @@ OF_ELEMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [1e-6, 0.01])
 @pytest.mark.parametrize("optimizer", OF_ELEMENTS)
 def test_an_optimizer_that_moves_each_element_by_itself_is_known_by_a_trial(optimizer: Any, lr: float) -> None:

@@ -121,6 +121,7 @@ def test_of_equals_the_one_with_fewer_moving_parts_leads_and_the_others_are_told
     assert all("% slower: " in reason for reason in slower)
 
 
+@pytest.mark.slow
 def test_the_choice_is_explained_axis_by_axis() -> None:
     cluster = replace(CLUSTERS["h200-141"], nodes=8)
     found = search(MODELS["gpt3"], cluster, Wanted(batch=512))

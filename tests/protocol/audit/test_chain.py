@@ -149,6 +149,7 @@ def _split(data):
     return [part + b"\n" for part in parts[:-1]] + [part for part in parts[-1:] if part]
 
 
+@pytest.mark.slow
 def test_every_bit_of_the_last_checkpoint_counts():
     lines, _ = log_of(3)
     last = lines[-1]

@@ -156,6 +156,7 @@ def test_a_credential_whose_renewing_was_cut_is_whole_in_a_backup(state, monkeyp
     assert not (state.parent / "from-public.tar" / "identity").exists()
 
 
+@pytest.mark.slow
 def test_a_certificate_that_changes_without_end_is_said(state, monkeypatch):
     credential().store(mine := state / "identity" / "coordinator")
     needs_of = backup.needs_of

@@ -181,6 +181,7 @@ def test_a_renewed_certificate_counts_beside_the_older_one(register: Register) -
     assert [member.expires_at for member in register.members(now=NOW)] == [leaf.expires_at]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("was_revoked", [False, True])
 def test_whoever_renews_without_end_fills_neither_the_disk_nor_memory(
     register: Register, state: StateDirectory, was_revoked: bool

@@ -379,6 +379,7 @@ def test_prune_of_a_run_without_enough_snapshots_drops_nothing(journal):
     assert (journal.load("r").snapshot_seq, journal.load("r").seq) == (2, 2)
 
 
+@pytest.mark.slow
 @only_sqlite
 def test_the_file_and_the_wal_stay_bounded_when_the_journal_is_pruned(journal, state):
     sizes = []

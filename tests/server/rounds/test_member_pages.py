@@ -185,6 +185,7 @@ class Kept:
         self.snapshot()  # two good ones again
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(changes)
 def test_the_last_good_snapshot_and_later_events_are_the_membership(

@@ -103,6 +103,7 @@ def test_the_pooled_data_is_as_large_as_its_tensors() -> None:
     assert pooled(task) == Pooled(10, 10 * (3 * 4 + 8))
 
 
+@pytest.mark.slow
 def test_everything_is_written_for_a_script_and_drawn_for_a_person(
     report: RunReport, log: Path, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def test_the_rounds_until_the_end_are_those_of_a_run_without_a_stop(tmp_path):
     assert without_real_time(found) == without_real_time(lines_of_whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [STOP, (*STOP, *CLIENTS)], ids=["server", "clients"])
 def test_an_interrupted_run_ends_where_a_whole_one_does(tmp_path, overrides):
     whole, told = simulate(tmp_path / "whole", *overrides)

@@ -76,6 +76,7 @@ def test_the_same_seed_gives_the_same_rounds_and_another_seed_others(tmp_path):
     assert without_real_time(told) == without_real_time(again) != without_real_time(others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -132,6 +133,7 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path):
         simulate(tmp_path, *few)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -187,6 +189,7 @@ def test_a_run_whose_last_round_was_another_than_a_middle_one_is_given_no_more(t
     assert simulate(tmp_path, *few, "rounds=3")[0]["model_digest"] == ended["model_digest"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_may_end_after_another_number_of_rounds(tmp_path):
     few = ("round.cohort_size=2", "round.late=next_round", "evaluation.server_every=2")
     whole, told = simulate(tmp_path / "whole", *few, "rounds=5")
@@ -272,6 +275,7 @@ def test_scaffold_keeps_the_mean_of_the_control_variates_in_the_model(tmp_path):
         assert np.abs(version[name]).max() > 0
 
 
+@pytest.mark.slow
 def test_a_biased_codec_owes_what_it_left_out_and_learns_all_the_same(tmp_path):
     result, told = simulate(tmp_path, "aggregation.codec=topk", "aggregation.topk_fraction=0.25", *ALL, "rounds=12")
     assert result["bytes_up"] < 0.6 * result["bytes_up_plain"]
@@ -295,6 +299,7 @@ def test_clients_that_sleep_are_not_asked(tmp_path):
         assert set(line["fates"]) == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_a_malicious_client_is_outvoted_by_the_median_and_not_by_the_mean(tmp_path):
     attack = (*ALL, "attack.kind=scaled_flip", "attack.malicious=1", "attack.factor=1000.0", "rounds=6")
     _, honest = simulate(tmp_path / "honest", *ALL, "rounds=6")

@@ -40,6 +40,7 @@ def interrupted(folder, overrides, after):
     return begun(folder, overrides, lambda federation, number: federation.interrupt() if number == after else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["fedavg", "fedadam"])
 def test_what_a_killed_run_goes_on_with_is_no_garbage(tmp_path, monkeypatch, optimizer):
     def kill(_, number):
@@ -123,6 +124,7 @@ def test_an_interruption_while_a_version_is_measured_keeps_its_round(tmp_path):
     assert without_real_time(lines(folder)) == without_real_time(told)
 
 
+@pytest.mark.slow
 def test_a_pause_in_which_something_happens_is_not_begun_anew(tmp_path):
     trace = tmp_path / "awake.csv"
     trace.write_text("client,from_s,to_s,period_s\na,0,20,30\nb,5,28,30\nc,0,29.9,30\nd,10,29,30\n")

@@ -47,6 +47,7 @@ def base_of(lines, round_id):
 FOUR = ("round.mode=fedasync", "round.concurrency=4", "rounds=30", "devices.examples_per_s=5")
 
 
+@pytest.mark.slow
 def test_fedasync_with_too_small_a_staleness_accounts_for_every_invitation(tmp_path):
     told = []
     result, lines = simulate(tmp_path, *FOUR, "round.max_staleness=1", on_round=told.append)
@@ -55,6 +56,7 @@ def test_fedasync_with_too_small_a_staleness_accounts_for_every_invitation(tmp_p
     assert told == lines
 
 
+@pytest.mark.slow
 def test_an_interrupted_asynchronous_run_goes_on_with_its_account(tmp_path):
     from atoll.cli.files import load_user_task
     from atoll.simulations.federation.run import opened

@@ -42,6 +42,7 @@ def test_a_version_that_is_not_read_is_never_a_file(tmp_path):
     assert versions(tmp_path) == [0, 6, 7, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [(), ADAM])
 def test_what_becomes_a_file_at_the_end_is_what_would_have_been_one_at_once(tmp_path, monkeypatch, optimizer):
     for name, share in (("once", 1e-12), ("always", 1e12)):
@@ -54,6 +55,7 @@ def test_what_becomes_a_file_at_the_end_is_what_would_have_been_one_at_once(tmp_
     lines_task.model().load_state_dict(newest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [(), ADAM])
 @pytest.mark.usefixtures("saved_once")
 def test_a_run_that_was_killed_long_after_it_was_saved_comes_to_the_same_end(tmp_path, optimizer):
@@ -74,6 +76,7 @@ def test_a_run_that_was_killed_long_after_it_was_saved_comes_to_the_same_end(tmp
     assert without_real_time(told) == without_real_time(lines(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked_in", ["the log", "a training"])
 @pytest.mark.usefixtures("saved_once")
 def test_a_run_that_was_interrupted_goes_on_from_the_last_round_that_has_ended(tmp_path, asked_in, monkeypatch):

@@ -74,6 +74,7 @@ def test_an_independent_loop_with_torchs_schedulers_ends_at_the_same_model(tmp_p
         np.testing.assert_allclose(array, expected[name].numpy(), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_without_the_schedule_the_model_is_another(tmp_path):
     scheduled, _ = simulate(tmp_path / "a", *NO_EPOCHS, task=TASK)
     for leave_out in ("schedule.local.lr", "schedule.local.epochs", "schedule.optimizer.lr", "task.smoothing"):
@@ -123,6 +124,7 @@ def test_what_cannot_fit_in_some_round_is_refused_before_the_first(tmp_path):
     assert not (tmp_path / "rounds.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_the_schedule(tmp_path):
     whole, _ = simulate(tmp_path / "whole", *NO_EPOCHS, task=TASK)
     part = [each for each in NO_EPOCHS if not each.startswith("rounds")]

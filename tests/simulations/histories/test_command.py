@@ -10,6 +10,7 @@ from atoll.simulations.histories.command import judge_histories
 from atoll.simulations.histories.soak import soak
 
 
+@pytest.mark.slow
 def test_good_histories_end_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert judge_histories(seeds=30, jobs=1) == 0
     out = capsys.readouterr().out

@@ -77,6 +77,7 @@ def test_a_repeated_message_comes_twice() -> None:
     assert max(asked.values()) == 2
 
 
+@pytest.mark.slow
 def test_overtaking_turns_the_order_of_two_messages_round() -> None:
     def orders(history: History) -> bool:
         rounds: dict[str, list[int]] = {}

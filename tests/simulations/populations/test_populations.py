@@ -256,6 +256,7 @@ def test_what_these_data_cannot_give_is_said_with_the_numbers_at_fault() -> None
     assert "had 0 examples or fewer, and min_examples is 1" in faults(config_of("dirichlet", 40, alpha=0.01), few)
 
 
+@pytest.mark.slow
 def test_natural_sites_without_data_are_all_named() -> None:
     task = task_of({"a": labelled([0]), "b": labelled([]), "c": None})
     way_out = "--drop-empty (population.drop_empty = true) leaves them out"

@@ -110,12 +110,14 @@ def test_the_change_of_each_client_is_told() -> None:
     assert [row.features for row in report.clients] == ["noise 0.1", "noise 0.2", "noise 0.3", "noise 0.4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 25, 300])
 def test_a_population_is_drawn(clients: int, tmp_path: Path) -> None:
     plot(of_digits(kind="iid", clients=clients), tmp_path / "who.png")
     assert (tmp_path / "who.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_a_population_without_labels_or_with_many_is_drawn(tmp_path: Path) -> None:
     regression = task_of({"a": TensorDataset(torch.rand(30, 2), torch.rand(30))})
     many = task_of({"a": labelled(np.arange(300) % 60)})

@@ -34,6 +34,7 @@ def test_one_folder_is_shared_and_nothing_is_left_in_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_another_folder_is_named_with_its_ranks(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()

@@ -281,6 +281,7 @@ def test_what_is_no_chain_is_not_done_by_hand(
         BatchTrainer(Case("odd", model=model).training(), at_once=3, kind="by hand")
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
