@@ -1,6 +1,7 @@
 """The table of all odd tasks in all ways, by the commands as a user types them: `python -m tests.odd_tasks [TASK...]`.
 
-It prints each cell as it is known, then the sentences of the refusals, and ends with 1 if a cell is wrong.
+It prints each cell as it is known, then the sentences of the refusals, and ends with 1 if a cell is wrong. The commands
+start warm (`tests.warm`); with ATOLL_COLD_START=1 each is an exec.
 """
 
 import subprocess
@@ -13,6 +14,7 @@ from tests.federation.processes import ATOLL, federation
 from tests.odd_tasks import plain
 from tests.odd_tasks.cells import WAYS, Answer, Verdict, cell, judge
 from tests.odd_tasks.table import TASKS, is_compared, wrong
+from tests.warm import start
 
 LIMIT_S = 300
 SITES = ("a", "b", "c")
@@ -72,4 +74,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    start.install()
     sys.exit(main(sys.argv[1:]))
