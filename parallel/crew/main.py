@@ -117,7 +117,7 @@ def work(folder: Path, make_bench: MakeBench) -> None:
                 member.follow()
     except Exception as error:  # before or between orders: there is no place to work, or rank 0 is gone with its store
         traceback.print_exc()
-        is_lost = is_lost_peer(error)
+        is_lost = is_lost_peer(error) or isinstance(error, ConnectionError)  # the line, which is no code of the user's
         fault = RankFault(rank=world.rank, kind="task_broken", detail=detail_of(error), is_lost_peer=is_lost)
         fault.write(folder)
         raise SystemExit(RESTART) from error
