@@ -263,4 +263,5 @@ def _write_to(log: Path) -> None:
         os.dup2(file.fileno(), 2)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher: end at once, also in a collective
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher: end at once, also in a collective
