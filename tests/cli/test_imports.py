@@ -11,6 +11,7 @@ from atoll.protocol.vocabulary import RunId
 from atoll.server.config.run import RunConfig
 from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.journal.state_directory import StateDirectory
+from tests.cli.invoking import invoke
 from tests.waiting import BOUND_S
 
 PROGRAM = """
@@ -105,6 +106,15 @@ def test_a_coordinator_listens_without_torch(tmp_path: Path) -> None:
     found = set(json.loads(line.removeprefix("MODULES ")))
     assert found.isdisjoint(("torch", *DATABASE, *PLOTS))
     assert len(found) < 1100
+
+
+def test_the_first_project_needs_torch_and_numpy_alone(tmp_path: Path) -> None:
+    """scikit-learn alone would take a second, half as long as all else together."""
+    invoke("new", tmp_path)
+    out = str(tmp_path / "o")
+    found = imported(tmp_path, "simulate", "task.py:task", "--rounds", "1", "--engine", "sequential", "--out", out)
+    assert "torch" in found
+    assert found.isdisjoint(("scipy", *PLOTS)), sorted(found & {"scipy", *PLOTS})
 
 
 def test_a_training_in_one_process_imports_no_compiler(tmp_path: Path) -> None:
