@@ -21,8 +21,7 @@ from atoll.parallel.crew.amendments import correct, pull
 from atoll.parallel.crew.building import Here, MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
 from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
-from atoll.parallel.crew.faults import look, outline_of
+from atoll.parallel.crew.faults import faults_of_mesh, look, outline_of
 from atoll.parallel.crew.in_round import checkpoints
 from atoll.parallel.crew.kept_optimizer import give_state
 from atoll.parallel.crew.together import together
