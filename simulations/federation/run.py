@@ -15,6 +15,7 @@ from atoll.protocol.durable import write_atomically
 from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.journal.holder import lock_directory
+from atoll.simulations.federation.app import conclude, with_folder
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.report import Json
@@ -40,6 +41,8 @@ def opened(
 ) -> Iterator[Federation]:
     """Open a federation that is ready to run; an interrupted run in the same folder is resumed.
 
+    The `main()` of a Flower app runs in the folder, and goes on to its end when the block has finished the run.
+
     Args:
         file: the settings.
         task: the task that they name.
@@ -51,9 +54,10 @@ def opened(
     Raises:
         ConfigError: all faults of the settings, the task or the folder.
         StoreCorrupted: the files of an earlier process are damaged.
+        Exception: any error that the rest of `main()` raises.
     """
     check_folder(file, folder, is_fresh=is_fresh)
-    setting = setting_of(file, task)
+    setting = setting_of(file, with_folder(task, folder))
     for line in setting.notes:
         tell(line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,6 +69,7 @@ def opened(
             write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
         with Federation(setting, folder, on_round=on_round, tell=tell) as federation:
             yield federation
+            conclude(federation, folder)
     finally:
         os.close(lock)
 
