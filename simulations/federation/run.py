@@ -85,13 +85,23 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
         return
     if is_fresh:
         raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or pass --resume"])
-    before, now = _settings_of(folder), _decisive(effective(file))
-    wrong = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    if wrong == ["rounds"]:
-        _check_rounds(file, folder, int(before["rounds"]))
+    wrong = differing(file, folder)
+    if [*wrong] == ["rounds"]:
+        _check_rounds(file, folder, int(wrong["rounds"][0] or 0))
     elif wrong:
-        differences = "; ".join(f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in wrong[:5])
+        differences = "; ".join(f"{key}: {there!r} there, {here!r} here" for key, (there, here) in [*wrong.items()][:5])
         raise ConfigError([f"{folder}: there is a run with other settings ({differences}); choose another --out"])
+
+
+def differing(file: SimulationFile, folder: Path) -> dict[str, tuple[str | None, str | None]]:
+    """Return the settings on which decisions depend that the run in a folder has otherwise: its value, and this one.
+
+    Raises:
+        ConfigError: its settings are damaged.
+    """
+    before, now = _settings_of(folder), _decisive(effective(file))
+    names = sorted(before.keys() | now.keys())
+    return {key: (before.get(key), now.get(key)) for key in names if before.get(key) != now.get(key)}
 
 
 def _check_rounds(file: SimulationFile, folder: Path, before: int) -> None:
