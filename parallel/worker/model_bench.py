@@ -130,7 +130,7 @@ class ModelBench:
 
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
-        local = self._here.local_of(request, request.get("version") or 0)
+        local = self._here.local_of(request, (request.get("version") or 0) + 1)
         algorithm = request.get("algorithm") or "fedavg"
         check_training(self._here.task, algorithm, local)
         dataset, model = self._here.training_data(), self._the_model(request)
