@@ -217,6 +217,7 @@ class _Builder:
             prefetch=config.prefetch,
             num_workers=config.workers,
             count=units_of(job.task),
+            parts=job.plan.accumulate if job.plan.mesh.pp == 1 else 1,
         )
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}

@@ -274,6 +274,18 @@ OWN_FAULTS = {
         "no tests",
     ),
     "file": ("def data(site, split):\n    open('/none')\ntask = replace(tasks.task, data=data)", "/none"),
+    "row": (
+        "import torch\nclass Short:\n    rows = torch.zeros(9, 6)\n    def __len__(self):\n        return 99\n"
+        "    def __getitem__(self, index):\n        return self.rows[index], 0\n"
+        "task = replace(tasks.task, data=lambda site, split: Short())",
+        "is out of bounds for dimension 0",
+    ),
+    "gradient": (
+        "import torch\nclass Model(torch.nn.Linear):\n    def forward(self, inputs):\n"
+        "        found = super().forward(inputs).exp()\n        found.add_(1)\n        return found\n"
+        "task = replace(tasks.task, model=lambda: Model(6, 2))",
+        "modified by an inplace operation",
+    ),
 }
 
 
