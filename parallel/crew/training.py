@@ -77,7 +77,7 @@ class LocalTraining:
             if engine.steps == 1:
                 self.after_first()
             if is_due(engine.steps):
-                self._check_units()
+                self._check_task()
             reached("crew.stepped")
             self.after_step()
         if engine.steps == 0:
@@ -102,8 +102,8 @@ class LocalTraining:
             batch = Batch.of(fetched, units, len(rows), is_filler=not len(mine))
             yield batch.to(self.model.engine.device)
 
-    def _check_units(self) -> None:
-        found = self.model.tally.check.found
+    def _check_task(self) -> None:
+        found = self.model.tally.check.found or self.model.form.fault()
         self.ranks.raise_if_any([found] if found else [], TaskBroken)
 
     def _work(self, normalizer: Normalizer) -> Work:

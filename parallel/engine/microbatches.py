@@ -66,7 +66,7 @@ def _check_rows(batch: Batch, num_rows: int) -> None:
         if tensor.dim() == 0 or len(tensor) != num_rows:
             raise TaskBroken(
                 f"a batch of {count_of(num_rows, 'example')} has a tensor of shape {tuple(tensor.shape)}, which cannot "
-                "be divided into micro-batches: Task(collate=...) must make tensors whose first dimension counts examples"
+                "be divided into micro-batches; allowed: tensors whose first dimension counts the examples"
             )
 
 

@@ -31,11 +31,11 @@ def count_units(targets: Any) -> int:
             else: the length of the first dimension (of a tree: of its first tensor).
 
     Raises:
-        ValueError: there is no tensor among the targets.
+        TaskBroken: there is no tensor among the targets.
     """
     first = next(tensors(targets), None)
     if first is None:
-        raise ValueError(f"no tensor among the targets to count, got {type(targets).__name__}")
+        raise TaskBroken(f"no tensor among the targets to count, got {type(targets).__name__}")
     if first is targets and are_numbered(first):
         return int((first != IGNORED).sum())
     return len(first)
@@ -98,8 +98,8 @@ class Units:
         """Return the units of some rows; of a sum 1, since its parts are added unweighted.
 
         Raises:
-            ValueError: there is no tensor among the targets to count.
-            TaskBroken: the task's function returns no number, or a negative or infinite one.
+            TaskBroken: there is no tensor among the targets to count, or the task's function returns no number, or a
+                negative or infinite one.
         """
         if self._said is None:
             return count_units(targets)

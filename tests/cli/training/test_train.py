@@ -304,6 +304,13 @@ def test_a_fault_of_the_task_s_own_code_is_one_line_and_2(what: str, tmp_path: P
     assert words in line
 
 
+@pytest.mark.parametrize(("name", "words"), failing_tasks.METRICS.items())
+def test_a_metric_that_is_no_sum_is_one_line_and_2(name: str, words: str, tmp_path: Path) -> None:
+    result = invoke("train", f"{failing_tasks.__name__}:{name}", "--out", tmp_path / "out")
+    assert (result.exit_code, "Traceback" in result.stderr) == (2, False), result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"atoll: {words}")
+
+
 @pytest.mark.parametrize(("name", "words"), [*failing_tasks.LOSSES.items(), ("infinite_mask", "persistent=False")])
 def test_a_loss_or_a_value_that_cannot_be_trained_on_is_one_line_and_2(name: str, words: str, tmp_path: Path) -> None:
     (line,) = refused("train", f"{failing_tasks.__name__}:{name}", "--out", tmp_path / "out")
