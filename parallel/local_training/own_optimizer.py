@@ -11,8 +11,7 @@ import torch
 
 from atoll.parallel.task.context import Context, contextual
 from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.local import Local
-from atoll.parallel.task.local_optimizers import load
+from atoll.parallel.task.local import Local, load_local_optimizer
 
 TRIAL_SHAPES = ((6, 4), (6,))
 TRIAL_REPEATS = 50
@@ -84,7 +83,7 @@ def _kind_of(local: Local) -> _Kind | None:
     values = {**vars(made), "param_groups": groups, "momentum": local.momentum, "weight_decay": local.weight_decay}
     if not _is_plain(values):
         return None
-    factory = local.optimizer if callable(local.optimizer) else load(local.optimizer)
+    factory = local.optimizer if callable(local.optimizer) else load_local_optimizer(local.optimizer)
     return _Kind(id(factory), type(made), repr(_without_rate(values)), local)
 
 
@@ -187,7 +186,7 @@ def own_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> tor
     given = {"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay}
     given = {key: value for key, value in given.items() if key == "lr" or value}
     try:
-        found = local.optimizer if callable(local.optimizer) else load(local.optimizer)
+        found = local.optimizer if callable(local.optimizer) else load_local_optimizer(local.optimizer)
         made: Any = contextual(found, Context())(list(parameters), **given)
     except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
         raise TaskBroken(f"{name}: {type(error).__name__}: {error}") from error
