@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from atoll.interface.errors import AtollError, one_error
+from atoll.interface.errors import AtollError, number_of, one_error
 from atoll.interface.following import Event, async_events, events
 from atoll.interface.overrides import overrides_of
 from atoll.interface.tables import Table, of_sites
@@ -246,7 +246,7 @@ class DeployedRun:
         if version == "best":
             number = model_export.best_version(self._view("versions"))
         elif version != "newest":
-            number = int(version)
+            number = number_of(version)
         federation = self._federation
         model_export.export(federation._state, self.run_id, number, out, database=federation._database)
 

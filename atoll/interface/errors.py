@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import index
+from typing import SupportsIndex
 
 
 class AtollError(ValueError):
@@ -24,6 +26,17 @@ class AtollError(ValueError):
         if isinstance(self.__cause__, TaskFailed):
             raise NotImplementedError  # IPython then shows the traceback
         return [f"AtollError: {fault}" for fault in self.faults]
+
+
+def number_of(version: object) -> int:
+    """Return the number of a version.
+
+    Raises:
+        AtollError: it is none.
+    """
+    if isinstance(version, bool) or not isinstance(version, SupportsIndex):
+        raise AtollError(f'version: got {version!r}; allowed: a number, "newest", "best"')
+    return index(version)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     """Return settings by their dotted keys as `key=value`.
 
     Raises:
-        ConfigError: a value is none that TOML has; with all faults.
+        ConfigError: they are no table, or a value is none that TOML has; with all faults.
     """
-    settings = {key: plain_of(value) for key, value in settings.items()}
+    settings = _plain_table(settings)
     faults = [
         f"set: {key}: got {value!r}; allowed: a number, a text, true, false, a list, a table of them"
         for key, value in settings.items()
@@ -28,9 +28,9 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     """Return settings of a training by their dotted keys as `key=value`, with words and without quotes.
 
     Raises:
-        ConfigError: a value is no number, text, true, false or None; with all faults.
+        ConfigError: they are no table, or a value is no number, text, true, false or None; with all faults.
     """
-    settings = {key: plain_of(value) for key, value in settings.items()}
+    settings = _plain_table(settings)
     faults = [
         f"set: {key}: got {value!r}; allowed: a number, a text, true, false, None"
         for key, value in settings.items()
@@ -43,6 +43,12 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
         f"{key}={words[value] if value is None or isinstance(value, bool) else value}"
         for key, value in settings.items()
     ]
+
+
+def _plain_table(settings: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise ConfigError([f'set: got {settings!r}; allowed: a dictionary, such as {{"local.lr": 0.1}}'])
+    return {key: plain_of(value) for key, value in settings.items()}
 
 
 def plain_of(value: Any) -> Any:

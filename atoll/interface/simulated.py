@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.interface.errors import AtollError, one_error
+from atoll.interface.errors import AtollError, number_of, one_error
 from atoll.interface.overrides import overrides_of
 from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, of_sites
-from atoll.interface.tasks import Named, named
+from atoll.interface.tasks import Named, named, refuse_within_a_load
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
@@ -69,6 +69,7 @@ def _settings(
     """Return the settings of a call, and its task with its reference."""
     from atoll.cli.experiments.simulate import with_task
 
+    refuse_within_a_load()
     overrides = overrides_of(settings)
     if isinstance(task, str):
         file, loaded = with_task(task, overrides, rounds=rounds, clients=clients)
@@ -182,7 +183,7 @@ class SimulatedRun:
         if version == "newest":
             return there[-1] if there else 0
         if version != "best":
-            return int(version)
+            return number_of(version)
         if "best" not in self.result:
             raise AtollError('the run has no best version: set {"model.best": METRIC}')
         return int(self.result["best"]["version"])

@@ -14,7 +14,7 @@ from atoll.interface.overrides import is_plain, overrides_of, plain_of
 from atoll.interface.progress import Show, bar_of
 from atoll.interface.simulated import SimulatedRun, in_this_process
 from atoll.interface.tables import Table
-from atoll.interface.tasks import Named, named
+from atoll.interface.tasks import Named, named, refuse_within_a_load
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 
@@ -62,6 +62,7 @@ def sweep(
 
     if jobs is not None and jobs < 1:
         raise AtollError(f"jobs: got {jobs}; allowed: at least 1")
+    refuse_within_a_load()
     notes: list[str] = []
     with notes_to(notes.append):
         cells, of_call = _grid(grid, task, set or {})

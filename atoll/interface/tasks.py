@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.interface.errors import AtollError
 from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.reference import loaded_now
 from atoll.parallel.task.task import Task, is_task
 
 OF_A_FILE = "_atoll_user_"
@@ -28,9 +29,10 @@ def named(task: Task | ArrayTask | str) -> Named:
     """Return a task with its reference.
 
     Raises:
-        AtollError: the object is no task.
+        AtollError: the object is no task, or the call is one of a task's file while it is loaded.
         CommandError: there is no such reference, or its code fails.
     """
+    refuse_within_a_load()
     if isinstance(task, str):
         from atoll.cli.files import load_user_task
 
@@ -42,6 +44,19 @@ def named(task: Task | ArrayTask | str) -> Named:
         if (attribute := _attribute_of(module, task)) is not None:
             return Named(task, _reference(module, attribute), is_of_a_cell=_is_interactive(module))
     return Named(task, "__main__:task", is_of_a_cell=_is_interactive(sys.modules["__main__"]))
+
+
+def refuse_within_a_load() -> None:
+    """Refuse a training that a task's file begins while it is loaded: each process that loads it would begin another.
+
+    Raises:
+        AtollError: such a file is being loaded.
+    """
+    if file := loaded_now():
+        raise AtollError(
+            f"{file} is loaded as a task, and trains while it is: put its calls of Atoll under "
+            'if __name__ == "__main__":, so that other processes can load it'
+        )
 
 
 def reference_of(task: Task | ArrayTask) -> str:

@@ -58,7 +58,7 @@ def train(
     from atoll.cli.printing import notes_to
 
     length = {"train.epochs": epochs, "train.steps": steps}
-    overrides = words_of({**(set or {}), **{key: value for key, value in length.items() if value is not None}})
+    overrides = [*words_of(set or {}), *words_of({key: value for key, value in length.items() if value is not None})]
     of_call = named(task)
     found = Training(
         tempfile.mkdtemp(prefix="atoll-") if out is None else out, is_temporary=out is None, task=of_call.task

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.engine.mesh import AXES, Mesh, divisors, meshes
+from atoll.parallel.engine.mesh import AXES, Mesh, meshes
 from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.planner.accounting import ACCOUNTINGS
 from atoll.parallel.planner.candidate import ITEM_BYTES, MOMENTS, Candidate, crosses
@@ -192,7 +192,7 @@ def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
 def _sized(model: ModelShape, plan: Plan, wanted: Wanted, cluster: Cluster) -> Iterator[tuple[Candidate, float]]:
     """Yield the plan with increasing micro-batches, while they fit."""
     rows = wanted.batch // plan.mesh.dp
-    for microbatch in (size for size in divisors(rows) if size & (size - 1) == 0):
+    for microbatch in (1 << power for power in range(rows.bit_length()) if rows % (1 << power) == 0):
         number = rows // microbatch
         if plan.mesh.pp == 1:
             sized = replace(plan, accumulate=number)

@@ -9,11 +9,14 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
 from atoll.aggregation.text_files import wide_encoding
 from atoll.parallel.task.children import let_children_find
+
+_loading: ContextVar[str] = ContextVar("_loading", default="")
 
 
 class ReferenceNotFound(ValueError):
@@ -34,7 +37,16 @@ def load_module(reference: str) -> ModuleType:
         Exception: any error that the user's module raises.
     """
     place, _ = split(reference)
-    return _file_module(place, reference) if is_file(place) else _named_module(place, reference)
+    before = _loading.set(place)
+    try:
+        return _file_module(place, reference) if is_file(place) else _named_module(place, reference)
+    finally:
+        _loading.reset(before)
+
+
+def loaded_now() -> str:
+    """Return the file or module that is being loaded around this call; empty: none is."""
+    return _loading.get()
 
 
 def split(reference: str) -> tuple[str, str]:

@@ -149,3 +149,9 @@ def test_a_cluster_says_what_it_cannot_be() -> None:
     assert not H100.spans_nodes(1, 8)
     assert H100.spans_nodes(1, 16)
     assert H100.spans_nodes(2, 8)
+
+
+def test_a_batch_of_any_size_is_planned_at_once() -> None:
+    """The micro-batches are powers of two: nothing looks at each number up to the batch."""
+    found = search_anew(SMALL, H100, Wanted(batch=2**40 * 8))
+    assert found.ranked[0].candidate.batch == 2**40 * 8
