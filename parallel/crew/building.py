@@ -120,6 +120,12 @@ class MeshModel:
         every = shares_of(self.engine.parts, self.engine.axes, self.outline.tied)
         return [share for share in every if share.name in self.outline.forms]
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what this rank has of each tensor that is not frozen: of a trained one the optimizer's parameter."""
+        held = local_state(self.engine.parts, self.engine.optimizers, first_names(self.outline.tied))
+        found = dict(held.tensors) | {trained.name: trained.parameter for trained in held.trained}
+        return {name: found[name] for name in self.outline.forms}
+
     def owned(self) -> list[Share]:
         """Return the boxes that this rank sends."""
         return [share for share in self._owned() if share.name not in self.stays]

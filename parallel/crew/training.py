@@ -11,6 +11,7 @@ from atoll.aggregation.printable import count_of
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.crash_points import reached
+from atoll.parallel.crew.hooks import MeshClient
 from atoll.parallel.data.batch import Batch, in_parts
 from atoll.parallel.data.order import cut
 from atoll.parallel.engine.optimization import MakeOptimizer
@@ -45,6 +46,8 @@ class LocalTraining:
     ranks: Ranks
     agreement: Agreement
     """The agreement to end early."""
+    client: MeshClient | None
+    """The client of the task's own algorithm."""
     after_first: Callable[[], None] = lambda: None
     """() -> None, called after the first step of the round: a check of its side effects."""
     after_step: Callable[[], None] = lambda: None
@@ -66,6 +69,8 @@ class LocalTraining:
         for _ in range(engine.steps):
             normalizer.step()
         reached("crew.filled")
+        if self.client is not None:
+            self.client.begin()
         total, is_stopped = (1.0 if units_of(self.task).is_sum else None), False
         for batch in self._batches(engine.steps):
             if is_stopped := self.agreement.should_stop():
@@ -74,6 +79,8 @@ class LocalTraining:
             tally.is_first_epoch = engine.steps < len(order.sizes)
             engine.step(batch, total=total, report=False)
             normalizer.step()
+            if self.client is not None:
+                self.client.stepped()
             if engine.steps == 1:
                 self.after_first()
             if is_due(engine.steps):
