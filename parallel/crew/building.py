@@ -112,7 +112,7 @@ class MeshModel:
         self.is_new = True
         """These have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
-        self.form = SameForm(*engine.parts)
+        self.form = tally.form = SameForm(*engine.parts)
         """The form of the parts here, which no forward pass may change."""
 
     def shares(self) -> list[Share]:

@@ -11,6 +11,7 @@ from atoll.parallel.data.batch import map_tensors, tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
+from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.metrics import Statistics, as_statistics, merge, of_batch
@@ -34,6 +35,8 @@ class Tally:
 
     def __init__(self, task: Task, plan: Plan, axes: Axes | None, ranks: Ranks) -> None:
         self.check = UnitCheck(task.loss, units_of(task), must_hold=plan.divides)
+        self.form: SameForm | None = None
+        """The form of the model, which a forward pass must leave; known when the model is built."""
         self._task, self._units, self._ranks = task, units_of(task), ranks
         self._counts = axes is None or axes.coordinates["tp"] == 0
         self.begin()
@@ -50,8 +53,10 @@ class Tally:
         """Return the mean loss over the units of some rows of the batch.
 
         Raises:
-            TaskBroken: it is no single number, or has no gradient.
+            TaskBroken: it is no single number, or has no gradient; or the forward pass has changed the model's form.
         """
+        if self.form is not None:
+            self.form.see()
         loss: torch.Tensor = self.check(outputs, targets)
         with torch.no_grad():
             self._see(loss, outputs, targets)

@@ -7,6 +7,7 @@ values at other sites. A saved buffer that is registered late does not travel, a
 import torch
 from torch import nn
 
+from atoll.parallel.local_training.unit_check import is_due
 from atoll.parallel.task.errors import TaskBroken
 
 Shapes = dict[str, tuple[int, ...]]
@@ -25,6 +26,7 @@ class SameForm:
     def __init__(self, *modules: nn.Module) -> None:
         self._modules = modules
         self._parameters, self._buffers = _forms(modules)
+        self._seen = 0
 
     def fault(self) -> str | None:
         """Return the reason that the form is another one now; None: it is the same."""
@@ -50,13 +52,14 @@ class SameForm:
                 )
         return None
 
-    def check(self) -> None:
-        """Refuse another form.
+    def see(self) -> None:
+        """Check the form after a forward pass, if that is due.
 
         Raises:
-            TaskBroken: as `fault`.
+            TaskBroken: it is another one.
         """
-        if fault := self.fault():
+        self._seen += 1
+        if is_due(self._seen) and (fault := self.fault()):
             raise TaskBroken(fault)
 
 

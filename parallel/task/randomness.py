@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atoll.parallel.task.collated import check_form
 from atoll.parallel.task.context import context_of, within
-from atoll.parallel.task.data_sets import check_form
 
 if TYPE_CHECKING:
     from atoll.parallel.task.task import Task
@@ -95,9 +95,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def data_of(task: "Task", site: str, split: str) -> Any:
-    """Return `task.data(site, split)`, read with seeded generators; errors as in `data_sets.check_form`."""
+    """Return `task.data(site, split)`, read with seeded generators; errors as in `collated.check_form`."""
     with seeded(DATA_SEED), within(context_of(task, site=site)):
-        return check_form(task, task.data(site, split), f"task.data({site!r}, {split!r})")
+        return check_form(task.data(site, split), f"task.data({site!r}, {split!r})", has_fit=task.fit is not None)
 
 
 def server_data_of(task: "Task") -> Any:
@@ -105,4 +105,4 @@ def server_data_of(task: "Task") -> Any:
     if task.test_data is None:
         return None
     with seeded(DATA_SEED), within(context_of(task)):
-        return check_form(task, task.test_data(), "task.test_data()")
+        return check_form(task.test_data(), "task.test_data()", has_fit=task.fit is not None)

@@ -175,6 +175,11 @@ def _faults(task: Task) -> Iterator[str]:
     for name in ("test_data", "fit", "collate", "statistics"):
         if getattr(task, name) is not None and not callable(getattr(task, name)):
             yield f"{name} must be callable or None, got {getattr(task, name)!r}"
+    if task.fit is None and (names := _trainable_in(task.loss)):
+        yield (
+            f"loss has parameters of its own ({', '.join(names)}), which no optimizer trains and no version has: make "
+            "them parameters of the model, whose forward may return them; of a fixed network, requires_grad_(False)"
+        )
     if not (task.units is None or task.units == "sum" or callable(task.units)):
         yield f'units must be a function of the targets, "sum" or None, got {task.units!r}'
     if not isinstance(task.local, Local):
@@ -187,6 +192,14 @@ def _faults(task: Task) -> Iterator[str]:
     if not (wrong := value_faults("settings", task.settings)):
         wrong = _site_settings_faults(task.settings, task.site_settings, task.sites)
     yield from wrong
+
+
+def _trainable_in(loss: Any) -> list[str]:
+    """Return the names of the parameters with requires_grad of the module that a loss is, or whose method it is."""
+    for attribute in ("function", "func", "__self__"):
+        loss = getattr(loss, attribute, loss)
+    named = getattr(loss, "named_parameters", None)
+    return [name for name, parameter in named() if parameter.requires_grad] if callable(named) else []
 
 
 def _site_faults(sites: object) -> Iterator[str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.task.data_sets import form_fault
+from atoll.parallel.task.collated import form_fault
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError

@@ -30,7 +30,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "clamped": {"dp_shard": "forward changes them in place"},
     **{
         name: {"accumulate": "each forward pass changes them"}
-        for name in ("byte_counter", "short_counter", "long_counter", "spectral_norm")
+        for name in ("byte_counter", "short_counter", "long_counter", "spectral_norm", "growing_buffer")
     },
 }
 """Words of the refusals of a mesh alone, by task and a word of the options; the last one counts."""

@@ -52,13 +52,13 @@ def changed(kind: str, model: nn.Module) -> None:
 def test_another_form_is_refused_by_the_name_of_its_tensor(kind: str, fault: str | None) -> None:
     model = Model()
     form = SameForm(model)
-    form.check()
+    form.see()
     changed(kind, model)
     if fault is None:
-        form.check()
+        form.see()
         return
     with pytest.raises(TaskBroken, match=fault):
-        form.check()
+        form.see()
 
 
 def test_a_buffer_that_a_forward_pass_has_registered_does_not_reach_the_next_training() -> None:

@@ -1,3 +1,4 @@
+import functools
 import os
 import subprocess
 import sys
@@ -5,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from atoll import Local, Metric, Task, load_task, task_name
 from atoll.parallel.task.errors import TaskNotFound
@@ -142,3 +144,25 @@ def test_a_name_is_the_same_on_every_machine() -> None:
     assert task_name("digits.py:task") == "digits:task"
     assert task_name("pkg.digits:task") == "pkg.digits:task"
     assert task_name("digits:task") == "digits:task"
+
+
+class LearnedLoss(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.body = torch.nn.Parameter(torch.zeros(2)), torch.nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy((outputs + self.bias) * scale, targets)
+
+
+@pytest.mark.parametrize("form", ["module", "method", "partial"])
+def test_a_loss_with_parameters_of_its_own_is_refused_by_their_names(form: str) -> None:
+    """No optimizer would have them."""
+    module = LearnedLoss()
+    loss = {"module": module, "method": module.forward, "partial": functools.partial(module, scale=2.0)}[form]
+    fields: dict[str, Any] = {"model": lambda: torch.nn.Linear(2, 2), "data": lambda site, split: None, "loss": loss}
+    with pytest.raises(ValueError, match=r"loss has parameters of its own \(bias\), which no optimizer trains"):
+        Task(**fields)
+    Task(**fields, fit=lambda model, data, local, deadline: 1.0)  # a loop that may train them
+    module.requires_grad_(False)
+    Task(**fields)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from atoll.parallel.task.data_sets import form_fault
+from atoll.parallel.task.collated import form_fault
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
