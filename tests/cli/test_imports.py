@@ -24,6 +24,7 @@ SHARDS = ("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distribut
 PLOTS = ("matplotlib", "pandas", "sklearn", "tensorboard")
 SERVICE = ("grpc", "sqlalchemy")
 TASK = "tests.odd_tasks.tasks.base:plain"
+APP = str(Path(__file__).parents[1] / "parallel" / "flower" / "apps" / "every_strategy")
 
 
 def imported(folder: Path, *arguments: str, code: int = 0) -> set[str]:
@@ -48,6 +49,8 @@ DATABASE = ("sqlalchemy.dialects.postgresql",)
         (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 560),
         (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 560),
         (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 560),
+        (["agent", TASK, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", *PLOTS), 2600),
+        (["agent", APP, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", "torch", *PLOTS), 1100),
         (["run", "list", "--state", "none"], 2, (*NUMBERS, "grpc", *PLOTS), 800),
         (["audit", "verify", "none.log"], 2, ("torch", *PLOTS), 1000),
     ],

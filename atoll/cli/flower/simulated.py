@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll.cli.experiments.messages import run_messages, say_messages
 from atoll.cli.experiments.simulate import run_simulation, with_signals
@@ -56,15 +56,12 @@ def _conclude(federation: "Federation", folder: Path) -> None:
     """Let main() go on with the result of a finished run."""
     from atoll.protocol.vocabulary import RunState
     from atoll.simulations.experiments.report import read_run
+    from atoll.simulations.federation.report import history_of
 
     ledger, task = federation.machine.ledger, federation.setting.task
     if ledger.state is not RunState.FINISHED:
         return
     assert isinstance(task, FlowerTask)
     assert ledger.model_digest is not None
-    history: dict[str, dict[str, Any]] = {"train": {}, "clients": {}, "server": {}}
-    for line in read_run(folder).rounds:
-        for kind, rounds in history.items():
-            if line["version"] is not None and line.get(kind):
-                rounds[str(line["version"])] = {name: v for name, v in line[kind].items() if v is not None}
+    history = history_of(read_run(folder).rounds)
     task.conclude(federation.versions.arrays(ledger.model_digest), history)
