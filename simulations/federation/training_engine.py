@@ -55,8 +55,8 @@ def engine_of(
     """Return an engine that is ready to train, after a check that the task is deterministic.
 
     Two models of one seed, and two trainings of one client, must be equal. A Flower app is neither checked nor
-    measured: each training may have effects of its own, so its clients train as often as in Flower, in the sequential engine
-    unless another one is named.
+    measured: a training may have effects of its own, so its clients train as often as in Flower, in the sequential
+    engine unless another one is named.
 
     Args:
         simulation: the settings that name the engine.

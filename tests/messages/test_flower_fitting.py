@@ -1,4 +1,4 @@
-"""Flower's own aggregations get the replies that fit, and code of the app's own all of them, by stock Flower's results."""
+"""Flower's own aggregations get the replies that fit, code of the app's own gets all; stock Flower is the judge."""
 
 import numpy as np
 import pytest
