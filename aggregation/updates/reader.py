@@ -202,7 +202,12 @@ class UpdateReader:
         begins = box.begins(first, last) - start
         head = max(0, -int(begins[0]))
         tail = max(0, int(begins[-1]) + box.run - (stop - start))
-        values = np.empty((last - first) * box.run - head - tail, block.dtype)
+        size = (last - first) * box.run - head - tail
+        if last - first == 1:  # rows of a tensor, one after the other
+            low = max(int(begins[0]), 0)
+            self._read_piece(box.place, first * box.run + head, block[low : low + size])
+            return
+        values = np.empty(size, block.dtype)
         self._read_piece(box.place, first * box.run + head, values)
         if box.run < SHORT_RUN:
             index = (begins[:, np.newaxis] + np.arange(box.run)).reshape(-1)

@@ -9,8 +9,7 @@ def plugins(json: options.Json = False) -> None:
 
     A package declares them in its entry points. A setting takes the name of one as it takes a built-in name.
     """
-    from atoll.parallel.task.local import OPTIMIZERS
-    from atoll.parallel.task.local_optimizers import GROUP as LOCAL_OPTIMIZERS
+    from atoll.parallel.task.local import LOCAL_OPTIMIZERS, OPTIMIZERS
     from atoll.protocol.plugins import ExtensionKind, listed
     from atoll.server.config.extensions import (
         CODEC_EXTENSION,

@@ -5,10 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.parallel.task.local_optimizers import is_declared
+from atoll.aggregation.entry_points import NAME, declared
 from atoll.parallel.task.overrides import overridden, type_faults
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+
+LOCAL_OPTIMIZERS = "atoll.local_optimizers"
+"""The entry points of installed packages that give names to local optimizers. A run may name one; it sends no reference
+to code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,3 +121,20 @@ def _range_faults(local: Local) -> list[str]:
         ),
     ]
     return [f"local.{name}: {rule}, got {getattr(local, name)!r}" for is_met, name, rule in rules if not is_met]
+
+
+def is_declared(name: str) -> bool:
+    """Return whether exactly one installed package declares a local optimizer of this name. Imports no code."""
+    return NAME.fullmatch(name) is not None and len(declared(LOCAL_OPTIMIZERS).get(name, ())) == 1
+
+
+def load_local_optimizer(name: str) -> object:
+    """Import a package's local optimizer.
+
+    Raises:
+        LookupError: not exactly one installed package declares the name.
+        Exception: any error of the package's code.
+    """
+    if not is_declared(name):
+        raise LookupError(f"no installed package, or more than one, declares {name!r} in {LOCAL_OPTIMIZERS}")
+    return declared(LOCAL_OPTIMIZERS)[name][0].load()

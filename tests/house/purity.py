@@ -23,6 +23,7 @@ PURE: dict[str, frozenset[str]] = {
     "aggregation/fold/weights.py": NOTHING,
     "parallel/statistics/exact.py": NOTHING,
     "parallel/statistics/parts.py": NOTHING,
+    "parallel/task/errors.py": NOTHING,
     "parallel/task/metrics.py": NOTHING,
     "protocol/backoff.py": NOTHING,
     "protocol/disclosure.py": NOTHING,
