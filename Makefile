@@ -62,11 +62,13 @@ pages: setup # every command of every page, also the long ones: five minutes
 odd-tasks: setup # every odd task in every way to run one, as a table; about an hour
 	$(BIN)/python -m tests.odd_tasks $(ODD)
 
+OF_FLOWER := tests/parallel/flower tests/messages/strategies tests/messages/test_flower_grid.py
+
 # Each version lies in a folder of its own before the installed one on the path, above the same other packages.
-test-flower: setup # the room of Flower apps with every minor version of flwr that the extra allows
+test-flower: setup # native and hosted Flower apps with every minor version of flwr that the extra allows
 	@for version in 1.38.0 1.39.0 1.40.0 1.41.0 1.42.0; do echo "flwr $$version"; folder="$(CURDIR)/.flower/$$version"; \
 	  test -d "$$folder/flwr" || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target "$$folder" "flwr==$$version" || exit 1; \
-	  PYTHONPATH="$$folder" $(BIN)/python -m pytest -q -n 2 --show-capture=no tests/parallel/flower || exit 1; done
+	  PYTHONPATH="$$folder" $(BIN)/python -m pytest -q -n 2 --show-capture=no $(OF_FLOWER) || exit 1; done
 
 flower-table: setup # Flower's strategies, wrappers and workflows over our grid, with real agents, as a table; two minutes
 	@$(BIN)/python -m tests.messages.strategies

@@ -117,8 +117,6 @@ def load_app(
     number = nodes or app.num_supernodes or (NODES if is_simulated else None)
     options = options_among(reference, overrides)
     text = run_of_app(reference, options, nodes=number)
-    if is_simulated:
-        text += '\n[simulation]\nengine = "sequential"\n'
     return load_text(kind, text, overrides, name=""), app
 
 

@@ -2,7 +2,8 @@
 
     app = ServerApp(...)                      program.main = "server_app.py:app"
 
-Replies have the order of the messages. A reply that does not fit becomes an error of its node (`flower_replies`).
+Replies have the order of the messages, and are handed over as they are. Of those that Flower's own aggregation gets,
+one that does not fit becomes an error of its node (`flower_fitting`).
 """
 
 import itertools
@@ -15,13 +16,14 @@ from flwr.supercore.run import Run
 
 from atoll.parallel.flower.client_host import code_of
 from atoll.parallel.flower.records import to_content
+from atoll.parallel.programs.flower_fitting import FAILED, only_fitting
 from atoll.parallel.programs.flower_replies import records_of
 from atoll.parallel.programs.grid import TTL_S, Grid, Outgoing, Reply
 from atoll.parallel.task.content import Content
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, node_id
 
-FAILED, UNAVAILABLE = 2, 5
-"""Flower's codes of an app that raised, and of a node that is away."""
+UNAVAILABLE = 5
+"""Flower's code of a node that is away."""
 
 
 def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
@@ -29,7 +31,8 @@ def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
 
     def main(grid: Grid) -> None:
         _identify()
-        app(FlowerGrid(grid), Context(RUN_ID, SERVER, {}, RecordDict(), dict(options)))
+        with only_fitting():
+            app(FlowerGrid(grid), Context(RUN_ID, SERVER, {}, RecordDict(), dict(options)))
 
     return main
 

@@ -30,6 +30,9 @@ from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.randomness import seed_everything, seeded
 from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received
 
+EMPTY, NUMBER = "[0:0]", "[]"
+"""The endings of the names of an empty list of metrics, and of a number whose own name ends as those of lists do."""
+
 
 class _AppBench(AllTravels):
     """The part that both benches share; see `bench.Bench`."""
@@ -169,9 +172,10 @@ class MainBench(_AppBench):
             seed_everything(seed)
         with self._main() as main:
             started = main.started()
-            found = None if self._first() is not None else numbers_of(main.evaluate(0, started.arrays) or {})
-        if found is not None:
-            self._of_version_0 = {name: number for name, number in found.items() if math.isfinite(number)}
+            measured = None if self._first() is not None else main.evaluate(0, started.arrays)
+        if measured is not None:
+            found = numbers_of(measured)
+            self._of_version_0 = found
             if self._folder is not None:
                 self._file_of_first(self._folder).write_text(json.dumps(self._of_version_0), encoding="utf-8")
         return arrays_of(started.arrays)
@@ -205,7 +209,7 @@ class MainBench(_AppBench):
     def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:
         """Let `main()` go on with the result of the run."""
         first = self._first()
-        server = ({"0": first} if first else {}) | history["server"]
+        server = ({} if first is None else {"0": first}) | history["server"]
         by_round = {
             kind: {int(number): metric_record(values) for number, values in rounds.items()}
             for kind, rounds in {**history, "server": server}.items()
@@ -272,30 +276,42 @@ def weighted(metrics: MetricRecord, weight: str) -> tuple[int, dict[str, tuple[f
         TaskBroken: there is no weight, or it is no whole number.
     """
     number = metrics.get(weight)
-    if isinstance(number, bool | list) or number is None or number != int(number):
+    if not isinstance(number, int | float) or isinstance(number, bool) or not float(number).is_integer():
         raise TaskBroken(f"{weight!r} in the metrics of a reply must be a whole number, got {number!r}")
     others = {name: value for name, value in numbers_of(metrics).items() if name != weight}
     return int(number), {name: (value * number, float(number)) for name, value in others.items()}
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record of metrics; the value j of a list named `m` is `m[j]`."""
+    """Return the numbers of a record of metrics, of which `metric_record` makes it again.
+
+    The value j of a list named `m` is `m[j]`, an empty list `m[0:0]`, a number named `m[j]` itself `m[j][]`.
+    """
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, list):
             numbers |= {f"{name}[{place}]": float(item) for place, item in enumerate(value)}
+            numbers |= {} if value else {f"{name}{EMPTY}": 0.0}
         else:
-            numbers[name] = float(value)
+            numbers[f"{name}{NUMBER}" if name.endswith("]") else name] = float(value)
     return numbers
 
 
-def metric_record(numbers: Mapping[str, float]) -> MetricRecord:
-    """Return the record of metrics of which `numbers_of` makes these numbers, but for integers, which are floats."""
+def metric_record(numbers: Mapping[str, float | None]) -> MetricRecord:
+    """Return the record of metrics of which `numbers_of` makes these numbers, but for integers, which are floats.
+
+    JSON has null for NaN.
+    """
     values: dict[str, Any] = {}
-    for name, number in numbers.items():
-        listed, bracket, place = name.removesuffix("]").rpartition("[")
-        if bracket and name.endswith("]") and place.isdecimal():
-            values.setdefault(listed, []).append(number)
+    lists: dict[str, dict[int, float]] = {}
+    for name, given in numbers.items():
+        number = math.nan if given is None else given
+        listed, _, place = name.removesuffix("]").rpartition("[")
+        if name.endswith(EMPTY):
+            values[name.removesuffix(EMPTY)] = []
+        elif name.endswith("]") and place.isdecimal():
+            values[listed] = lists.setdefault(listed, {})
+            lists[listed][int(place)] = number
         else:
-            values[name] = number
-    return MetricRecord(values)
+            values[name.removesuffix(NUMBER)] = number
+    return MetricRecord(values | {name: [found[j] for j in sorted(found)] for name, found in lists.items()})

@@ -1,14 +1,15 @@
 """The end of a run of a Flower app: its `main()` gets the result, as if its strategy had run here, and goes on."""
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from atoll.parallel.task.metrics import merge, values
-from atoll.protocol.vocabulary import RunId
+from atoll.parallel.task.metrics import merge, names_refused, values
+from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
 from atoll.server.journal.journal import EvaluationRow
-from atoll.server.journal.sources import TRAINING, WHOLE
+from atoll.server.journal.sources import SITE, TRAINING, WHOLE
 from atoll.server.rounds.events import Sums
 
 logger = logging.getLogger(__name__)
@@ -17,41 +18,59 @@ History = dict[str, dict[str, dict[str, float]]]
 """Metrics by kind ("train", "clients", "server"), round and name."""
 
 
-async def conclude(run_id: RunId, evaluator: Evaluator, model: Path, rows: Iterable[EvaluationRow]) -> None:
+async def conclude(
+    run_id: RunId, evaluator: Evaluator, version: Version, model: Path, rows: Iterable[EvaluationRow]
+) -> None:
     """Let an app's `main()` go on to its end; its failure is logged, and changes nothing in the run.
 
     Args:
         run_id: the run.
         evaluator: the worker in which `main()` waits.
+        version: the number of the last version.
         model: the last version.
         rows: all evaluations of the run.
     """
     logger.info("%s: main() of the app goes on", run_id)
     try:
-        await evaluator.conclude(model, history_of(rows))
+        await evaluator.conclude(model, history_of(version, rows))
     except EvaluationFailed as error:
         logger.error("%s: main() of the app failed after the last round: %s", run_id, error)
     else:
         logger.info("%s: main() of the app has ended", run_id)
 
 
-def history_of(rows: Iterable[EvaluationRow]) -> History:
-    """Return the metrics of a run by round; round n makes version n.
+def history_of(last: Version, rows: Iterable[EvaluationRow]) -> History:
+    """Return the metrics of a run by round; round n makes version n, so each version has a training.
 
-    The metrics of a round's training are the sums over the clients whose policy lets theirs leave alone.
+    The metrics of a round's training are the sums over the clients whose policy lets theirs leave alone. As in Flower,
+    a metric is NaN where that of one client is not finite, as far as the clients' policies let it be known.
+
+    Args:
+        last: the number of the last version.
+        rows: all evaluations of the run.
     """
-    history: History = {"train": {}, "clients": {}, "server": {}}
+    history: History = {"train": {str(n): {} for n in range(1, last + 1)}, "clients": {}, "server": {}}
     trained: dict[int, list[Sums]] = {}
+    refused: dict[str, dict[str, float]] = {}
     for row in rows:
         if row.statistics is None:
             continue
         if row.source.startswith(TRAINING):
             trained.setdefault(row.version + 1, []).append(row.statistics)
+        elif row.source.startswith(SITE):
+            refused.setdefault(str(row.version), {}).update(_not_finite(row.statistics))
         elif row.source in WHOLE:
-            history[row.source][str(row.version)] = _defined(row.statistics)
-    history["train"] = {str(number): _defined(merge(sums)) for number, sums in sorted(trained.items())}
+            history[row.source][str(row.version)] = _defined([row.statistics])
+    history["train"] |= {str(number): _defined(sums) for number, sums in trained.items() if number <= last}
+    for version, found in history["clients"].items():
+        found |= refused.get(version, {})
     return history
 
 
-def _defined(sums: Sums) -> dict[str, float]:
-    return {name: value for name, value in values({}, sums).items() if value is not None}
+def _defined(sums: Sequence[Sums]) -> dict[str, float]:
+    found = {name: value for name, value in values({}, merge(sums)).items() if value is not None}
+    return found | {name: number for one in sums for name, number in _not_finite(one).items()}
+
+
+def _not_finite(sums: Sums) -> dict[str, float]:
+    return dict.fromkeys(names_refused(sums), math.nan)

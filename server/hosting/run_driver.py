@@ -229,7 +229,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
         """Let the `main()` of a Flower app go on after the last round, unless it has."""
         if self.machine.ledger.state is RunState.FINISHED and self._evaluator.has_main:
             rows = await on_thread(self._shared.journal_thread, self._shared.journal.evaluations, self.run_id)
-            await conclude(self.run_id, self._evaluator, await self.reducer.whole(self.machine.ledger.version), rows)
+            version = self.machine.ledger.version
+            await conclude(self.run_id, self._evaluator, version, await self.reducer.whole(version), rows)
 
     # ------------------------------------------------------------ long work
 

@@ -8,7 +8,7 @@ from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.protocol.vocabulary import RunState
-from atoll.simulations.federation.report import ROUNDS, Json
+from atoll.simulations.federation.report import ROUNDS, history_of
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.federation import Federation
@@ -34,15 +34,6 @@ def conclude(federation: "Federation", folder: Path) -> None:
         return
     if concluded.exists() and concluded.read_text(encoding="utf-8") == ledger.model_digest:
         return
-    task.conclude(federation.versions.arrays(ledger.model_digest), _history(folder))
+    lines = map(json.loads, (folder / ROUNDS).read_text(encoding="utf-8").splitlines())
+    task.conclude(federation.versions.arrays(ledger.model_digest), history_of(lines))
     concluded.write_text(ledger.model_digest, encoding="utf-8")
-
-
-def _history(folder: Path) -> dict[str, Json]:
-    """Return the metrics of the rounds, by kind and version."""
-    history: dict[str, Json] = {"train": {}, "clients": {}, "server": {}}
-    for line in map(json.loads, (folder / ROUNDS).read_text(encoding="utf-8").splitlines()):
-        for kind, rounds in history.items():
-            if line["version"] is not None and line.get(kind):
-                rounds[str(line["version"])] = {name: v for name, v in line[kind].items() if v is not None}
-    return history

@@ -7,6 +7,7 @@ A metric is the task's value of the sums over all examples, never a mean of valu
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,6 +139,23 @@ def line_of(
         failed = islice(record.with_fate(Fate.FAILED), FATES_MAX)
         line["failures"] = {name: _reason_of(client) for name, client in failed}
     return line
+
+
+def history_of(lines: Iterable[Mapping[str, Any]]) -> dict[str, Json]:
+    """Return the metrics by kind ("train", "clients", "server") and version, for the `main()` of a Flower app.
+
+    Each version has a training. As in Flower, a metric is NaN where that of one client is not finite.
+    """
+    history: dict[str, Json] = {"train": {}, "clients": {}, "server": {}}
+    for line in lines:
+        refused = [name.partition(".") for name in line.get("not_finite", {})]
+        found = {"train": line["train"] or {}, "clients": line["clients"], "server": line["server"]}
+        for kind, numbers in found.items():
+            if line["version"] is not None and numbers is not None:
+                defined = {name: value for name, value in numbers.items() if value is not None}
+                odd = {name: math.nan for of_kind, _, name in refused if of_kind == kind}
+                history[kind][str(line["version"])] = defined | odd
+    return history
 
 
 def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:

@@ -8,6 +8,7 @@ from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.task import Task
+from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import Resources, choose
@@ -53,7 +54,9 @@ def engine_of(
 ) -> Engine:
     """Return an engine that is ready to train, after a check that the task is deterministic.
 
-    Two models of one seed, and two trainings of one client, must be equal.
+    Two models of one seed, and two trainings of one client, must be equal. A Flower app is neither checked nor
+    measured: a training may have effects of its own, so its clients train as often as in Flower, in the sequential
+    engine unless another one is named.
 
     Args:
         simulation: the settings that name the engine.
@@ -69,10 +72,14 @@ def engine_of(
     Raises:
         ConfigError: the task is not deterministic, its model is not that of the version, or the engine is missing.
     """
-    name = before if simulation.engine == "auto" and before else simulation.engine
+    is_app = isinstance(training.task, FlowerTask)
+    name: str = simulation.engine
+    if name == "auto":
+        name = before or ("sequential" if is_app else name)
     try:
-        check_model(training)
-        check_deterministic(lambda: Sequential(training, threads=simulation.threads), version, clients)
+        if not is_app:
+            check_model(training)
+            check_deterministic(lambda: Sequential(training, threads=simulation.threads), version, clients)
         choice = choose(
             training,
             version,

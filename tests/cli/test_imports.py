@@ -25,6 +25,7 @@ SHARDS = ("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distribut
 PLOTS = ("matplotlib", "pandas", "sklearn", "tensorboard")
 SERVICE = ("grpc", "sqlalchemy")
 TASK = "tests.odd_tasks.tasks.base:plain"
+APP = str(Path(__file__).parents[1] / "parallel" / "flower" / "apps" / "every_strategy")
 
 
 def imported(folder: Path, *arguments: str, code: int = 0) -> set[str]:
@@ -46,6 +47,8 @@ DATABASE = ("sqlalchemy.dialects.postgresql",)
     ("arguments", "code", "unused", "most"),
     [
         (["--help"], 0, ("torch", "numpy", "pydantic", "asyncio", *SERVICE, *PLOTS), 430),
+        (["agent", TASK, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", *PLOTS), 2600),
+        (["agent", APP, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", "torch", *PLOTS), 1100),
         (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),
         (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 410),
         (["settings", "--json"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),

@@ -10,6 +10,7 @@ from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.programs.flower_grid import as_program
 from atoll.parallel.programs.grid import Grid
 from atoll.parallel.task.content import from_tensors, to_tensors
+from atoll.parallel.task.given import OPTION
 from atoll.parallel.task.randomness import seeded
 from atoll.parallel.worker.flower_bench import ClientBench
 from atoll.protocol.vocabulary import Digest
@@ -19,11 +20,13 @@ from atoll.server.programs.contents import Contents
 class LinkHere:
     """The calls of a program, answered at once."""
 
-    def __init__(self, app, sites, folder):
+    def __init__(self, app, sites, folder, options=()):
         self._contents, self._folder, self._lock = Contents(folder, None), folder, threading.RLock()
+        local = {f"{OPTION}{key}": value for key, value in dict(options).items()}
+        partitions = {site: {"partition-id": n, "num-partitions": len(sites)} for n, site in enumerate(sites)}
         self._benches = {
-            site: ClientBench(app, {"site": site, "settings": {"partition-id": n, "num-partitions": len(sites)}})
-            for n, site in enumerate(sites)
+            site: ClientBench(app, {"site": site, "settings": settings, "local": local})
+            for site, settings in partitions.items()
         }
         self._own, self._pulled, self._num_sent = {}, {}, 0
 
