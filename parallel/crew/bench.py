@@ -22,8 +22,7 @@ from atoll.parallel.crew.amendments import correct, in_turn, pull
 from atoll.parallel.crew.building import Here, MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
 from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
-from atoll.parallel.crew.faults import is_divided, look, outline_of
+from atoll.parallel.crew.faults import faults_of_mesh, is_divided, look, outline_of
 from atoll.parallel.crew.hook_files import client_of
 from atoll.parallel.crew.hooks import MeshClient
 from atoll.parallel.crew.hooks_trial import ROUNDS, HooksTrial, places_of

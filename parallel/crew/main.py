@@ -117,7 +117,7 @@ def work(folder: Path, make_bench: MakeBench) -> None:
                 member.follow()
     except Exception as error:  # before or between orders: there is no place to work, or rank 0 is gone with its store
         traceback.print_exc()
-        is_lost = is_lost_peer(error)
+        is_lost = is_lost_peer(error) or isinstance(error, ConnectionError)  # the line, which is no code of the user's
         fault = RankFault(rank=world.rank, kind="task_broken", detail=detail_of(error), is_lost_peer=is_lost)
         fault.write(folder)
         raise SystemExit(RESTART) from error
@@ -263,4 +263,5 @@ def _write_to(log: Path) -> None:
         os.dup2(file.fileno(), 2)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher: end at once, also in a collective
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher: end at once, also in a collective

@@ -131,13 +131,22 @@ def value_faults(model: torch.nn.Module) -> list[str]:
     """Return the reasons why values of a newly built model cannot be in a model's file; none on the meta device."""
     frozen = frozen_of(model)
     return [
-        f"{name} starts with NaN, infinite values or values beyond float32, and only finite numbers travel (a "
-        "constant, such as a mask, stays out of the model that travels with register_buffer(..., persistent=False))"
+        fault
         for name, tensor in model.state_dict().items()
         if name not in frozen
         if isinstance(tensor, torch.Tensor) and not tensor.is_meta and travel_fault(name, tensor) is None
-        if not torch.isfinite(tensor.detach().float()).all()
+        if (fault := value_fault(name, tensor)) is not None
     ]
+
+
+def value_fault(name: str, tensor: torch.Tensor) -> str | None:
+    """Return the reason why the first values of a tensor, or of a part of it, cannot be in a model's file."""
+    if torch.isfinite(tensor.detach().float()).all():
+        return None
+    return (
+        f"{name} starts with NaN, infinite values or values beyond float32, and only finite numbers travel (a "
+        "constant, such as a mask, stays out of the model that travels with register_buffer(..., persistent=False))"
+    )
 
 
 def parameters_of(model: torch.nn.Module) -> Arrays:

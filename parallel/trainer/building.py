@@ -19,7 +19,7 @@ from atoll.parallel.exchange.initial import Blank, NotRepeatable, blank_of, fill
 from atoll.parallel.exchange.shares import shares_of
 from atoll.parallel.exchange.start import start_shares
 from atoll.parallel.local_training.frozen import frozen_of, keep_frozen
-from atoll.parallel.local_training.parameters import forms_of, value_faults
+from atoll.parallel.local_training.parameters import forms_of, value_fault, value_faults
 from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.local_training.warm_start import Aliases, Start, StartRefused, start_model
 from atoll.parallel.task.base import TRAINED
@@ -99,9 +99,9 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
         if built.base is not None:
             faults += [fault for s in shares for fault in built.base.read(s.name, s.slices, s.local)]
         faults += [
-            f"{share.name} starts with NaN or infinite values, and only finite numbers can be trained"
+            fault
             for share in shares
-            if share.local.is_floating_point() and not torch.isfinite(share.local).all()
+            if share.name in built.forms and (fault := value_fault(share.name, share.local)) is not None
         ]
         if built.start is not None:
             built.note, of_start = start_shares(shares, built.forms, built.aliases, built.start)

@@ -49,7 +49,7 @@ from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.report import Json, Measured, RunFolder, best_of, line_of
 from atoll.simulations.federation.round_count import reopen
 from atoll.simulations.federation.service import Service
-from atoll.simulations.federation.site import Site, sites_of
+from atoll.simulations.federation.site import sites_of
 from atoll.simulations.federation.snapshots import Snapshot, SnapshotFile
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.training_engine import engine_of, kind_of
@@ -209,19 +209,7 @@ class Federation:
                 site.wake()
             elif name in ledger.training:
                 self.service.start_lease(site)  # otherwise its place would be taken until its deadline
-            self._plan_change(site)
-
-    def _plan_change(self, site: Site) -> None:
-        change = self.setting.fleet.next_change(site.client_id, self.timeline.now)
-        if change is not None:
-            self.timeline.at(change, self._changed, site)
-
-    def _changed(self, site: Site) -> None:
-        if self.setting.fleet.is_awake(site.client_id, self.timeline.now):
-            site.wake()
-        else:
-            site.sleep()
-        self._plan_change(site)
+            site.follow(self.setting.fleet)
 
     # ------------------------------------------------------------ training
 

@@ -55,7 +55,7 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, SamplerError, draw
 from atoll.simulations.federation.host import Client, Host
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.timeline import Timeline
+from atoll.simulations.federation.timeline import DeadlineTimer, Timeline
 
 
 class Service:
@@ -90,7 +90,7 @@ class Service:
         self._sampler, self._lease, self._round_due = sampler, lease, round_due
         self._task, self._local = task_name(config.task), json.dumps(dict(config.local), sort_keys=True)
         self._connected: dict[ClientId, Client] = {}
-        self._timer: float | None = None
+        self._timer = DeadlineTimer(timeline, lambda: self.machine.deadline, lambda: self.post(TimePassed()))
         self._fetched = Digest(""), 0
 
     # ------------------------------------------------------------ events in
@@ -100,24 +100,8 @@ class Service:
         effects = self.machine.receive(event, self._timeline.now)
         for effect in effects:
             self._act(effect)
-        self._arm_timer()
+        self._timer.arm()
         return effects
-
-    def _arm_timer(self) -> None:
-        """Arm the timer lazily: it stays when the deadline moves later, and is armed again when it fires."""
-        deadline = self.machine.deadline
-        if deadline is not None and (self._timer is None or deadline < self._timer):
-            self._timer = deadline
-            self._timeline.at(deadline, self._timer_fired, deadline)
-
-    def _timer_fired(self, timer: float) -> None:
-        if timer != self._timer:
-            return
-        self._timer = None
-        if self.machine.deadline is not None and self.machine.deadline <= self._timeline.now:
-            self.post(TimePassed())
-        else:
-            self._arm_timer()
 
     def stop(self, reason: str) -> None:
         """Stop the run on behalf of the operator."""

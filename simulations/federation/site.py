@@ -135,6 +135,19 @@ class Site:
         self._forget()
         self.env.service.left(self)
 
+    def follow(self, fleet: Fleet) -> None:
+        """Wake up and fall asleep with the availability of the client, from now on."""
+        change = fleet.next_change(self.client_id, self.env.timeline.now)
+        if change is not None:
+            self.env.timeline.at(change, self._changed, fleet)
+
+    def _changed(self, fleet: Fleet) -> None:
+        if fleet.is_awake(self.client_id, self.env.timeline.now):
+            self.wake()
+        else:
+            self.sleep()
+        self.follow(fleet)
+
     @property
     def seconds_of_uploads(self) -> float | None:
         """The expected duration of the next upload, once the session has heard of all accepted updates.

@@ -32,3 +32,34 @@ class Timeline:
             self.now = when
         action(*arguments)
         return True
+
+
+class DeadlineTimer:
+    """A lazy timer at a moving deadline: it stays when the deadline moves later, and is armed again when it fires.
+
+    Args:
+        timeline: virtual time.
+        deadline: returns the present deadline [virtual s]; None: there is none.
+        passed: called when it is here.
+    """
+
+    def __init__(self, timeline: Timeline, deadline: Callable[[], float | None], passed: Callable[[], object]) -> None:
+        self._timeline, self._deadline, self._passed = timeline, deadline, passed
+        self._due: float | None = None
+
+    def arm(self) -> None:
+        """Fire at the deadline, if that is earlier than what is planned."""
+        deadline = self._deadline()
+        if deadline is not None and (self._due is None or deadline < self._due):
+            self._due = deadline
+            self._timeline.at(deadline, self._fire, deadline)
+
+    def _fire(self, due: float) -> None:
+        if due != self._due:
+            return
+        self._due = None
+        deadline = self._deadline()
+        if deadline is not None and deadline <= self._timeline.now:
+            self._passed()
+        else:
+            self.arm()

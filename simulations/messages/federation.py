@@ -46,7 +46,7 @@ from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.report import RESULT, Json
-from atoll.simulations.federation.site import Site, sites_of
+from atoll.simulations.federation.site import sites_of
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.messages.answering import Benches, Pool, Sequential
 from atoll.simulations.messages.program import Lines, Program
@@ -132,7 +132,7 @@ class MessageFederation:
         for name, site in self.sites.items():
             if self.setting.fleet.is_awake(name, self.timeline.now):
                 site.wake()
-            self._plan_change(site)
+            site.follow(self.setting.fleet)
         while not (self._is_over or self._is_interrupted):
             self._step()
         result = self._result()
@@ -171,18 +171,6 @@ class MessageFederation:
         for call, numbers in [*self._pulls.items()]:
             self._pull(call, numbers)
         self._look_first()
-
-    def _plan_change(self, site: Site) -> None:
-        change = self.setting.fleet.next_change(site.client_id, self.timeline.now)
-        if change is not None:
-            self.timeline.at(change, self._changed, site)
-
-    def _changed(self, site: Site) -> None:
-        if self.setting.fleet.is_awake(site.client_id, self.timeline.now):
-            site.wake()
-        else:
-            site.sleep()
-        self._plan_change(site)
 
     # ------------------------------------------------------------ the program
 

@@ -38,7 +38,7 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.simulations.federation.host import Client
-from atoll.simulations.federation.timeline import Timeline
+from atoll.simulations.federation.timeline import DeadlineTimer, Timeline
 
 
 class ProgramHost(Protocol):
@@ -80,7 +80,7 @@ class MessageService:
         self.bytes_down = self.bytes_up = 0
         self._task, self._local = task_name(config.task), json.dumps(config.given, sort_keys=True)
         self._connected: dict[ClientId, Client] = {}
-        self._timer: float | None = None
+        self._timer = DeadlineTimer(timeline, lambda: self.machine.deadline, lambda: self.post(TimePassed()))
 
     # ------------------------------------------------------------ events in
 
@@ -89,29 +89,13 @@ class MessageService:
         effects = self.machine.receive(event, self._timeline.now)
         for effect in effects:
             self._act(effect)
-        self._arm_timer()
+        self._timer.arm()
         return effects
 
     @property
     def is_running(self) -> bool:
         """Return whether the run has begun and not ended."""
         return self.machine.ledger.state is RunState.RUNNING
-
-    def _arm_timer(self) -> None:
-        """Arm the timer lazily: it stays when the deadline moves later, and is armed again when it fires."""
-        deadline = self.machine.deadline
-        if deadline is not None and (self._timer is None or deadline < self._timer):
-            self._timer = deadline
-            self._timeline.at(deadline, self._timer_fired, deadline)
-
-    def _timer_fired(self, timer: float) -> None:
-        if timer != self._timer:
-            return
-        self._timer = None
-        if self.machine.deadline is not None and self.machine.deadline <= self._timeline.now:
-            self.post(TimePassed())
-        else:
-            self._arm_timer()
 
     # ------------------------------------------------------------ effects out
 

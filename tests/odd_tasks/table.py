@@ -32,8 +32,8 @@ TASKS: dict[str, tuple[str, Any]] = {
 REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "complex_buffer": {EVERYWHERE: "buffer is torch.complex64"},
     "float8_buffer": {EVERYWHERE: "buffer is torch.float8_e4m3fn"},
-    "infinite_mask": {EVERYWHERE: "persistent=False"},
-    "beyond_float32": {EVERYWHERE: "persistent=False"},
+    "infinite_mask": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "persistent=False"},
+    "beyond_float32": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "persistent=False"},
     "extra_state": {EVERYWHERE: "only tensors can travel"},
     "shared_elements": {EVERYWHERE: "several elements share one place in memory"},
     "lazy_layer": {EVERYWHERE: "has no shape yet"},

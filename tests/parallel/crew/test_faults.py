@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from atoll import Algorithm, Base, Local
-from atoll.parallel.crew.bench import MeshBench, faults_of_mesh
+from atoll.parallel.crew.bench import MeshBench
+from atoll.parallel.crew.faults import faults_of_mesh
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.errors import TaskBroken

@@ -10,7 +10,8 @@ import torch
 
 from atoll import Algorithm
 from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.crew.bench import MeshBench, faults_of_mesh
+from atoll.parallel.crew.bench import MeshBench
+from atoll.parallel.crew.faults import faults_of_mesh
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan

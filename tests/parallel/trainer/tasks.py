@@ -117,6 +117,23 @@ class Clamped(nn.Module):
 
 clamped = replace(task, model=lambda: nn.Sequential(Clamped(), nn.Linear(12, 2)))
 
+
+class Scaled(nn.Module):
+    """Inputs times a buffer, which may start with a number that no model's file holds."""
+
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor([largest, *[1.0] * 63], dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale.to(x.dtype)
+
+
+infinite, too_large = (
+    replace(task, model=lambda largest=largest: nn.Sequential(Scaled(largest), nn.Linear(64, 12), nn.Linear(12, 2)))
+    for largest in (float("inf"), 1e300)
+)
+
 in_order = replace(task, local=replace(task.local, shuffle=False))
 
 

@@ -86,6 +86,17 @@ def test_a_weight_that_forward_clamps_is_refused_before_the_first_step(plan: Pla
     assert not (tmp_path / "checkpoints").exists()
 
 
+def too_large_on_ranks(folder: Path, name: str, plan: Plan) -> None:
+    run(folder, task=getattr(tasks, name), plan=plan)
+
+
+@pytest.mark.parametrize("plan", [mesh(dp_shard=2), mesh(pp=2), mesh(dp_replicate=2)], ids=["zero-3", "pp", "ddp"])
+@pytest.mark.parametrize("name", ["infinite", "too_large"])
+def test_a_first_value_that_no_file_holds_is_refused_with_the_way_out(name: str, plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"JobRefused: 0\.scale starts with NaN, infinite values .* persistent=False"):
+        run_ranks(too_large_on_ranks, 2, tmp_path, name, plan)
+
+
 def seed_of_a_rank(folder: Path, plan: Plan) -> int:
     on_ranks(folder, plan)
     return torch.initial_seed()
