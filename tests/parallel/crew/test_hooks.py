@@ -116,6 +116,7 @@ def test_hooks_have_the_numbers_of_one_process(layout: str, one_process: tuple[P
                 assert all(states[0][tensor].dtype == array.dtype for tensor, array in states[1].items()), where
 
 
+@pytest.mark.slow
 def test_the_algorithms_differ(one_process: tuple[Path, dict[str, list[Json]]]) -> None:
     """What is compared above is changed by the hooks: updates differ, and the state and the shared tensors count."""
     folder, _ = one_process
