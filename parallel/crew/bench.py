@@ -141,7 +141,7 @@ class MeshBench:
             TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
             CheckpointMismatch, CheckpointBroken, CheckpointFailed: of the checkpoint in the round.
         """
-        local = self._here.local_of(request, request.get("version") or 0)
+        local = self._here.local_of(request, (request.get("version") or 0) + 1)
         algorithm = request.get("algorithm") or "fedavg"
         self._check(local, algorithm)
         dataset = together(self._ranks, self._training_data)
@@ -231,7 +231,7 @@ class MeshBench:
             request: `statistics` (`worker/main`).
             deadline: of the answer.
         """
-        self._here.local_of(request, 0)  # takes the options of the request
+        self._here.local_of(request, 1)  # takes the options of the request
         if not self._ranks.is_first:
             return {}
         return {"statistics": self._here.statistics(request, deadline).plain()}

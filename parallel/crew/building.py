@@ -30,6 +30,7 @@ from atoll.parallel.exchange.shares import Share, owned, shares_of
 from atoll.parallel.local_training.frozen import Unchanged, frozen_of
 from atoll.parallel.local_training.parameters import bare_model, build_model, forms_of
 from atoll.parallel.local_training.passing_state import PassingState
+from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.optimizers.norms import local
 from atoll.parallel.task.task import Task
 
@@ -111,6 +112,8 @@ class MeshModel:
         self.is_new = True
         """These have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
+        self.form = SameForm(*engine.parts)
+        """The form of the parts here, which no forward pass may change."""
 
     def shares(self) -> list[Share]:
         """Return the boxes that this rank holds now, without frozen ones; a model's code may replace a buffer."""

@@ -12,10 +12,10 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.hooks import MeshClient
-from atoll.parallel.data.batch import Batch
+from atoll.parallel.data.batch import Batch, in_parts
 from atoll.parallel.data.order import cut
 from atoll.parallel.engine.optimization import MakeOptimizer
-from atoll.parallel.local_training.draws import drawing
+from atoll.parallel.local_training.draws import drawing, is_fixed
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.local_order import LocalOrder
 from atoll.parallel.local_training.own_optimizer import own_optimizer
@@ -84,7 +84,7 @@ class LocalTraining:
             if engine.steps == 1:
                 self.after_first()
             if is_due(engine.steps):
-                self._check_units()
+                self._check_task()
             reached("crew.stepped")
             self.after_step()
         if engine.steps == 0:
@@ -100,15 +100,17 @@ class LocalTraining:
         """Yield this rank's part of each batch; without one, an example as a filler."""
         axes, units = self.model.engine.axes, units_of(self.task)
         rank, number = (0, 1) if axes is None else (axes.dp_rank, axes.mesh.dp)
-        fetch = drawing(self.dataset, self.seed)
+        fetch, plan = drawing(self.dataset, self.seed), self.model.engine.plan
+        parts = 1 if plan.mesh.pp > 1 or is_fixed(self.dataset) else plan.accumulate
         for epoch, indices in self.order.batches(first):
             mine = indices[cut(len(indices), rank, number) : cut(len(indices), rank + 1, number)]
-            inputs, targets = fetch(epoch, mine if len(mine) else indices[:1])
-            batch = Batch(inputs, targets, units(targets) if len(mine) else 0, units)
+            rows = mine if len(mine) else indices[:1]
+            fetched = fetch(epoch, rows) if parts == 1 else in_parts(fetch, epoch, rows, parts)
+            batch = Batch.of(fetched, units, len(rows), is_filler=not len(mine))
             yield batch.to(self.model.engine.device)
 
-    def _check_units(self) -> None:
-        found = self.model.tally.check.found
+    def _check_task(self) -> None:
+        found = self.model.tally.check.found or self.model.form.fault()
         self.ranks.raise_if_any([found] if found else [], TaskBroken)
 
     def _work(self, normalizer: Normalizer) -> Work:
