@@ -10,7 +10,8 @@ import torch
 
 from atoll import Algorithm
 from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.crew.bench import MeshBench, faults_of_mesh
+from atoll.parallel.crew.bench import MeshBench
+from atoll.parallel.crew.faults import faults_of_mesh
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
@@ -115,6 +116,7 @@ def test_hooks_have_the_numbers_of_one_process(layout: str, one_process: tuple[P
                 assert all(states[0][tensor].dtype == array.dtype for tensor, array in states[1].items()), where
 
 
+@pytest.mark.slow
 def test_the_algorithms_differ(one_process: tuple[Path, dict[str, list[Json]]]) -> None:
     """What is compared above is changed by the hooks: updates differ, and the state and the shared tensors count."""
     folder, _ = one_process
