@@ -45,13 +45,14 @@ def is_toml(what: str) -> bool:
 @overload
 def load_run(what: str, overrides: Sequence[str] = (), *, is_elsewhere: Callable[[RunFile], bool] = ...) -> RunFile: ...
 @overload
-def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[File]) -> File: ...
+def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[File], nodes: int | None = ...) -> File: ...
 def load_run(
     what: str,
     overrides: Sequence[str] = (),
     *,
     kind: type[RunFile] = RunFile,
     is_elsewhere: Callable[[RunFile], bool] = lambda file: False,
+    nodes: int | None = None,
 ) -> RunFile:
     """Load the settings of a run.
 
@@ -60,6 +61,7 @@ def load_run(
         overrides: `key=value`; a path in an override is relative to the current directory, one in a TOML to its folder.
         kind: the model of the TOML, with the tables that it may have.
         is_elsewhere: whether the run is for a coordinator on another machine, which has the files that it names.
+        nodes: the number of clients of a Flower app; None: that of the project's federations.
 
     Raises:
         ConfigError: all mistakes in the settings.
@@ -67,7 +69,7 @@ def load_run(
     folder, name = (Path(what).parent, what) if is_toml(what) else (Path(), "")
     set_here = {override.partition("=")[0].strip() for override in overrides}
     try:
-        file = _loaded(what, overrides, kind)
+        file = _loaded(what, overrides, kind, nodes=nodes)
     except ConfigError:
         of_elsewhere = _loaded_for_elsewhere(what, overrides, kind)
         if of_elsewhere is None or not is_elsewhere(of_elsewhere):
@@ -78,11 +80,18 @@ def load_run(
     return _with_absolute_paths(file, folder, set_here, name)
 
 
-def _loaded(what: str, overrides: Sequence[str], kind: type[File], *, context: Mapping[str, Any] | None = None) -> File:
+def _loaded(
+    what: str,
+    overrides: Sequence[str],
+    kind: type[File],
+    *,
+    context: Mapping[str, Any] | None = None,
+    nodes: int | None = None,
+) -> File:
     if is_toml(what):
         return load(kind, Path(what), overrides, context=context)
     if is_app(reference := with_app(what)):
-        return load_app(reference, overrides, kind)[0]
+        return load_app(reference, overrides, kind, nodes=nodes)[0]
     return load_text(kind, f"task = {quoted(what)}", overrides, name="", context=context)
 
 
@@ -294,8 +303,12 @@ def missing_file(reference: str) -> str | None:
     return f"there is no file {place}" if _is_file(place) and not os.path.isfile(place) else None
 
 
-def load_user_task(reference: str) -> "Task | ArrayTask":
+def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | ArrayTask":
     """Load a task in this process, so that its mistakes are reported before anything starts.
+
+    Args:
+        reference: of the task.
+        nodes: the number of clients of a Flower app; None: that of the project's federations, or 10.
 
     Raises:
         CommandError: what the task's code raised, or that the reference names no task.
@@ -309,7 +322,7 @@ def load_user_task(reference: str) -> "Task | ArrayTask":
                 from atoll.parallel.worker.flower_task import NODES, FlowerTask
 
                 app = app_of(reference)
-                return FlowerTask(app, app.num_supernodes or NODES)
+                return FlowerTask(app, nodes or app.num_supernodes or NODES)
             return load_task(reference)
     except TaskNotFound as error:
         raise CommandError(str(error)) from error

@@ -48,7 +48,7 @@ from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.inbox import Inbox, Job
 from atoll.parallel.worker.operations import detail_of, kind_of
 from atoll.parallel.worker.process import LOG_BYTES_MAX
-from atoll.parallel.world import World, is_lost_peer, process_group, read_world
+from atoll.parallel.world import World, is_lost_peer, process_group, ranks_here, read_world
 
 DIAL_TIMEOUT_S = 600.0
 """Seconds in which an agent must answer; the launcher starts the ranks again afterwards."""
@@ -130,7 +130,7 @@ def _device(wanted: str, world: World, num_gpus: int, environ: Mapping[str, str]
         TaskBroken: this machine has fewer GPUs than ranks.
     """
     device = ("cuda" if num_gpus else "cpu") if wanted == "auto" else wanted
-    here = max(world.local_rank + 1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
+    here = max(world.local_rank + 1, ranks_here(environ) or 1)
     if device == "cuda" and here > num_gpus:
         raise TaskBroken(
             f"{count_of(here, 'rank')} on {os.uname().nodename} need as many GPUs, and it has {num_gpus}; take a "

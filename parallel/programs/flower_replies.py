@@ -57,6 +57,8 @@ def _read(content: Content) -> RecordDict | str:
 
 def _is_finite(item: Any) -> bool:
     if isinstance(item, Array):
+        if not (item.data or item.dtype):
+            return True  # the stand-in of a legacy client (`FitRes`) that has no parameters
         values = _values(item)
         return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
     return all(math.isfinite(one) for one in (item if isinstance(item, list) else [item]) if isinstance(one, float))

@@ -12,6 +12,7 @@ that is killed runs again from its first line and gets the same answers, as long
 random numbers from generators that are seeded (Python's, numpy's and torch's are), and to send no clock readings.
 """
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ class Outgoing:
     group: str = ""
     """Any text of the program's own, such as the number of its round."""
     ttl: float = TTL_S
+    """Time in which its reply is of use [s]; positive."""
 
     def __post_init__(self) -> None:
         if self.kind.partition(".")[0] not in KINDS or len(self.kind) > NAME_MAX or not self.kind.isprintable():
@@ -60,6 +62,8 @@ class Outgoing:
                 raise ValueError(f"{name}: got {len(text)} characters; allowed: at most {NAME_MAX}")
             if not is_encodable(text):
                 raise ValueError(f"{name}: got {text!r}; allowed: text without lone surrogates")
+        if not 0.0 < self.ttl < math.inf:
+            raise ValueError(f"ttl: got {self.ttl!r} s; allowed: a positive and finite time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,11 @@ class Grid:
         cannot answer, or whose reply is not sound, has one with an `error`.
 
         Raises:
+            ValueError: `timeout` is negative or no number.
             OSError: the file of a reply cannot be read here, such as for want of descriptors: no fault of its node.
         """
+        if timeout is not None and not timeout >= 0.0:
+            raise ValueError(f"timeout: got {timeout!r} s; allowed: None, or a time of at least 0")
         if not messages:
             return []
         return self._replies(self._link.call("send", timeout=timeout, waits=True, **self._said(messages)))

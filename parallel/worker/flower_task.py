@@ -66,6 +66,10 @@ class FlowerTask:
         settings = {**self._site_settings, **tables}
         return FlowerTask(self.app, len(self.sites), self._options, settings, self._folder)
 
+    def in_folder(self, folder: Path) -> "FlowerTask":
+        """Return a copy whose `main()` has this current folder, which is made."""
+        return FlowerTask(self.app, len(self.sites), self._options, self._site_settings, folder)
+
     def bench(self, request: Mapping[str, Any]) -> "ClientBench | MainBench":
         """Return the bench of a request's site; without a site the one bench in which `main()` runs."""
         from atoll.parallel.worker.flower_bench import ClientBench, MainBench

@@ -59,9 +59,15 @@ class RepliesPulled:
 
 @value
 class NodesAsked:
-    """A call for the nodes that are connected."""
+    """A call for the nodes that are connected.
+
+    Attributes:
+        call: its number in the process.
+        left_out: the calls before it that were no events, because they got the answer of the last one.
+    """
 
     call: int
+    left_out: int = 0
 
 
 @value

@@ -89,8 +89,16 @@ class Ledger:
         self.num_messages += len(exchange.sent)
         return exchange
 
-    def add_look(self, num_exchanges: int, nodes: tuple[ClientId, ...]) -> None:
-        """Note an answer to a call for the nodes, which are mostly those of the last one."""
+    def add_look(self, num_exchanges: int, nodes: tuple[ClientId, ...], left_out: int = 0) -> None:
+        """Note an answer to a call for the nodes, which are mostly those of the last one.
+
+        Args:
+            num_exchanges: the exchanges that the process had asked for before.
+            nodes: the answer.
+            left_out: the calls before it that got the last answer once more.
+        """
+        if self.looks and self.looks[-1].num_exchanges == num_exchanges:
+            self.looks[-1].times += left_out
         if not self.rosters or self.rosters[-1] != nodes:
             self.rosters.append(nodes)
         self.looks.append(Look(num_exchanges, len(self.rosters) - 1))

@@ -229,8 +229,8 @@ class ExchangeMachine(Deliveries):
             return (AnswerNodes(event.call, ledger.rosters[roster]),)
         nodes = ledger.membership.present
         if not process.left:  # otherwise it did not look here before: a difference that its messages will show
-            ledger.add_look(process.num_claimed, nodes)
-            process.num_looks = len(ledger.looks)
+            ledger.add_look(process.num_claimed, nodes, event.left_out)
+            process.num_looks, process.num_times = len(ledger.looks), 1
         return (AnswerNodes(event.call, nodes),)
 
     def has_looked(self) -> bool:

@@ -22,6 +22,8 @@ class Look:
     num_exchanges: int
     roster: int
     """The place of the nodes in `Ledger.rosters`."""
+    times: int = 1
+    """The calls in a row that got it, known once another answer follows at the same place."""
 
 
 @dataclass(slots=True)
@@ -70,6 +72,8 @@ class Repetition:
     paused: list[ExchangeAsked] = field(default_factory=list)
     """The new calls that wait for the end of a pause."""
     num_looks: int = 0
+    num_times: int = 0
+    """The calls that got the last of these looks."""
     num_pulls: int = 0
 
     def claim(self, asked: ExchangeAsked, call_of: Callable[[int], Call]) -> int | None:
@@ -94,14 +98,19 @@ class Repetition:
     def look(self, looks: Sequence[Look]) -> int | None:
         """Return the roster of before that answers the next call for the nodes; None: there is none.
 
-        A look from before an exchange that was asked for again is passed over; the last look before the next exchange
-        answers any further calls.
+        A look from before an exchange that was asked for again is passed over; one answers as many calls as it did, and
+        the last before the next exchange any further ones.
         """
         here = self.num_claimed
         while self.num_looks < len(looks) and looks[self.num_looks].num_exchanges < here:
             self.num_looks += 1
+        if self.num_looks and looks[self.num_looks - 1].num_exchanges == here:
+            last = looks[self.num_looks - 1]
+            if self.num_times < last.times:
+                self.num_times += 1
+                return last.roster
         if self.num_looks < len(looks) and looks[self.num_looks].num_exchanges == here:
-            self.num_looks += 1
+            self.num_looks, self.num_times = self.num_looks + 1, 1
             return looks[self.num_looks - 1].roster
         if self.left and self.num_looks:
             return looks[self.num_looks - 1].roster

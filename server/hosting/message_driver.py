@@ -87,6 +87,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.versions = contents
         self._local = json.dumps(config.given, sort_keys=True)
         self._looking: list[int] = []
+        self._num_left_out = 0  # calls for the nodes since the last that was an event
         self._offered: dict[int, list[Digest]] = {}  # by the call that sends them, until it is on disk
         self._generation = 0  # of the process, raised by its start and by the end of the run
         self._snapshot_due = seq + SNAPSHOT_ENTRIES
@@ -238,6 +239,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         if not self.machine.ledger.is_open:
             return
         self._looking.clear()  # of a process that died
+        self._num_left_out = 0
         self.retention.being_read.clear()
         self.contents.forget_offers()
         try:
@@ -280,8 +282,10 @@ class MessageDriver(JournaledDriver[Event, Effect]):
             for number in looking:
                 if self.machine.has_looked():
                     self.program.answer(number, nodes=ledger.membership.present)
+                    self._num_left_out += 1
                 else:
-                    self.post(NodesAsked(number))
+                    self.post(NodesAsked(number, self._num_left_out))
+                    self._num_left_out = 0
 
     def _asked(self, number: int, call: Json) -> ExchangeAsked:
         listed = []

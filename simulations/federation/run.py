@@ -11,10 +11,12 @@ from pathlib import Path
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.results_folder import SIMULATION, faults_of_place
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.journal.holder import lock_directory
+from atoll.simulations.federation.app import conclude, with_folder
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.report import Json
@@ -40,6 +42,8 @@ def opened(
 ) -> Iterator[Federation]:
     """Open a federation that is ready to run; an interrupted run in the same folder is resumed.
 
+    The `main()` of a Flower app runs in the folder, and goes on to its end when the block has finished the run.
+
     Args:
         file: the settings.
         task: the task that they name.
@@ -51,9 +55,10 @@ def opened(
     Raises:
         ConfigError: all faults of the settings, the task or the folder.
         StoreCorrupted: the files of an earlier process are damaged.
+        Exception: any error that the rest of `main()` raises.
     """
     check_folder(file, folder, is_fresh=is_fresh)
-    setting = setting_of(file, task)
+    setting = setting_of(file, with_folder(task, folder))
     for line in setting.notes:
         tell(line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,6 +70,7 @@ def opened(
             write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
         with Federation(setting, folder, on_round=on_round, tell=tell) as federation:
             yield federation
+            conclude(federation, folder)
     finally:
         os.close(lock)
 
@@ -76,17 +82,48 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
         ConfigError: the folder has another run, or one with unreadable settings.
         StoreCorrupted: the state of the run is damaged.
     """
+    check_place(folder)
     if not (folder / STATE).exists():
         return
     if is_fresh:
         raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or pass --resume"])
-    before, now = _settings_of(folder), _decisive(effective(file))
-    wrong = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    if wrong == ["rounds"]:
-        _check_rounds(file, folder, int(before["rounds"]))
+    wrong = differing(file, folder)
+    if [*wrong] == ["rounds"]:
+        _check_rounds(file, folder, int(wrong["rounds"][0] or 0))
     elif wrong:
-        differences = "; ".join(f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in wrong[:5])
+        differences = "; ".join(f"{key}: {there!r} there, {here!r} here" for key, (there, here) in [*wrong.items()][:5])
         raise ConfigError([f"{folder}: there is a run with other settings ({differences}); choose another --out"])
+
+
+def differing(file: SimulationFile, folder: Path) -> dict[str, tuple[str | None, str | None]]:
+    """Return the settings on which decisions depend that the run in a folder has otherwise: its value, and this one.
+
+    Raises:
+        ConfigError: its settings are damaged.
+    """
+    before, now = _settings_of(folder), _decisive(effective(file))
+    names = sorted(before.keys() | now.keys())
+    return {key: (before.get(key), now.get(key)) for key in names if before.get(key) != now.get(key)}
+
+
+def check_place(folder: Path) -> None:
+    """Check that the folder has nothing of another kind, and no run's TOML that a person has written.
+
+    Raises:
+        ConfigError: with all that it has.
+    """
+    is_a_persons = (folder / SETTINGS).exists() and not (folder / STATE).exists() and not _is_effective(folder)
+    if faults := faults_of_place(folder, SIMULATION, [SETTINGS] if is_a_persons else []):
+        raise ConfigError(faults)
+
+
+def _is_effective(folder: Path) -> bool:
+    """Return whether the TOML in a folder is the print of a simulation's settings, to the byte."""
+    try:
+        text = (folder / SETTINGS).read_text(encoding="utf-8")
+        return effective(load_text(SimulationFile, text, name=SETTINGS)) == text
+    except (ConfigError, ValueError, OSError):
+        return False
 
 
 def _check_rounds(file: SimulationFile, folder: Path, before: int) -> None:

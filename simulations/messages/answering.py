@@ -98,11 +98,13 @@ class Benches:
         answer = bench.message(content, question.own, request)
         tensors = to_tensors(answer.content)
         layout = in_order(Tensor(name, "U8", array.shape) for name, array in tensors.items())
-        pieces = safetensors_file.pieces_of(layout, tensors, WHOLE)
+        pieces: list[Piece] = []
         with question.out.open("wb") as file:
-            for piece in pieces:
-                file.write(tensors[piece.tensor].tobytes())
-        return Answer(pieces, answer.own)
+            for tensor in layout:
+                copied = {tensor.name: tensors.pop(tensor.name).copy()}  # a thread of the app may still change its own
+                pieces += safetensors_file.pieces_of((tensor,), copied, WHOLE)
+                file.write(copied[tensor.name].data)
+        return Answer(tuple(pieces), answer.own)
 
     def _bench(self, client_id: ClientId, request: dict[str, Any]) -> Bench:
         if client_id not in self._loaded:

@@ -50,12 +50,16 @@ from atoll.simulations.federation.site import sites_of
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.messages.answering import Benches, Pool, Sequential
 from atoll.simulations.messages.program import Lines, Program
+from atoll.simulations.messages.recorded import Recorded
 from atoll.simulations.messages.service import MessageService
 from atoll.simulations.messages.work import MessageWork
 
 EXCHANGES = "exchanges.jsonl"
-TEMPORARY = ("contents", "replies", "clients", "updates", "incoming", "versions")
-"""Folders that a run needs until its end."""
+TEMPORARY = ("contents", "clients", "updates", "incoming", "versions")
+"""Folders that a process needs until its end."""
+
+REPLIES = "replies"
+"""The folder of the answers, which stays until the run has ended: the next process repeats them."""
 
 THREADS_S = 0.05
 """Real time in which further threads of a program make their calls, before virtual time goes on [s]."""
@@ -107,11 +111,11 @@ class MessageFederation:
         self._began = clock()
         benches = Benches(setting.task, config.given, simulation.threads)
         is_pooled = simulation.engine == "processes"
-        self.engine = Pool(benches, simulation.workers) if is_pooled else Sequential(benches)
+        self.engine = Recorded(Pool(benches, simulation.workers) if is_pooled else Sequential(benches))
         self.timeline = Timeline()
         self.contents = Contents(folder, RunStore(folder, has_files_only=True, is_durable=False))
         states = ClientStates(folder / "clients", {name: n for n, name in enumerate(setting.num_examples)})
-        self.work = MessageWork(self.engine, self.contents, states, setting.num_examples, folder / "replies")
+        self.work = MessageWork(self.engine, self.contents, states, setting.num_examples, folder / REPLIES)
         self.service = self.service_type(self, self.timeline, self.contents, config, setting.lease)
         self.sites = sites_of(self.setting, self.timeline, self.service, self.work)
         self._lines: Lines = queue.SimpleQueue()
@@ -140,7 +144,7 @@ class MessageFederation:
         return result
 
     def interrupt(self) -> None:
-        """Let `run` return as soon as possible; the run cannot be resumed."""
+        """Let `run` return as soon as possible; the same run in the folder goes on."""
         self._is_interrupted = True
         self._lines.put(None)
 
@@ -313,6 +317,7 @@ class MessageFederation:
             "exchanges": ledger.num_exchanges,
             "messages": ledger.num_messages,
             "answers": self.work.num_answers,
+            "repeated": self.engine.num_repeated,
             "engine": self.engine.name,
             "seed": self.setting.config.seed,
             "virtual_s": self.timeline.now,
@@ -330,5 +335,5 @@ class MessageFederation:
         self._stop_program()
         self.engine.close()
         self._records.close()
-        for name in TEMPORARY:
+        for name in (*TEMPORARY, *([REPLIES] if self._is_over else [])):
             shutil.rmtree(self._folder / name, ignore_errors=True)

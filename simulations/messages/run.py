@@ -15,9 +15,9 @@ from atoll.protocol.settings import ConfigError, effective, or_faults
 from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.report import RESULT, ROUNDS, Json
-from atoll.simulations.federation.run import SETTINGS
+from atoll.simulations.federation.run import SETTINGS, check_place, differing
 from atoll.simulations.federation.setting import as_given, populated
-from atoll.simulations.messages.federation import EXCHANGES, TEMPORARY, MessageFederation, MessageSetting
+from atoll.simulations.messages.federation import EXCHANGES, REPLIES, TEMPORARY, MessageFederation, MessageSetting
 
 OF_THE_PROGRAM = "program"
 """The folder of the program's files, beside its log."""
@@ -33,7 +33,10 @@ def opened(
     is_fresh: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[MessageFederation]:
-    """Open a federation that is ready to run. A run that was interrupted in the same folder begins anew.
+    """Open a federation that is ready to run.
+
+    A run that was interrupted in the same folder goes on, if its settings are the same: its program runs again from its
+    first line, and is answered from the record. With other settings it begins anew.
 
     Args:
         file: the settings.
@@ -52,9 +55,7 @@ def opened(
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_directory(folder)
     try:
-        if (folder / EXCHANGES).exists():
-            tell(f"the run in {folder} was interrupted: it begins anew")
-        for name in (*TEMPORARY, OF_THE_PROGRAM):
+        for name in (*TEMPORARY, OF_THE_PROGRAM, *_answers_of_another(file, folder, tell)):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / f"{OF_THE_PROGRAM}.log").unlink(missing_ok=True)
         write_atomically(folder / SETTINGS, effective(file).encode())
@@ -62,6 +63,17 @@ def opened(
             yield federation
     finally:
         os.close(lock)
+
+
+def _answers_of_another(file: SimulationFile, folder: Path, tell: Callable[[str], None]) -> list[str]:
+    """Return the folder of the answers if they are those of a run with other settings, and tell which run goes on."""
+    if not (folder / EXCHANGES).exists():
+        return [REPLIES]
+    if changed := differing(file, folder):
+        tell(f"the run in {folder} was interrupted and had other settings ({', '.join(changed)}): it begins anew")
+        return [REPLIES]
+    tell(f"the run in {folder} was interrupted: its program runs again, and gets the answers that it had")
+    return []
 
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> MessageSetting:
@@ -112,6 +124,7 @@ def _check_folder(folder: Path, *, is_fresh: bool) -> None:
         ConfigError: it has another one.
     """
     another = "choose another --out, or delete it"
+    check_place(folder)
     if (folder / ROUNDS).exists():
         raise ConfigError([f"{folder}: there is a run of rounds already; {another}"])
     if not (folder / EXCHANGES).exists():

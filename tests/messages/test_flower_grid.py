@@ -119,6 +119,20 @@ def test_a_reply_with_an_array_that_is_not_sound_is_an_error_of_its_node(spoil, 
     assert not isinstance(found[2], str)
 
 
+def test_a_legacy_client_without_parameters_is_sound():
+    from flwr.common import Code, FitRes, Parameters, Status
+    from flwr.compat.common.recorddict_compat import fitres_to_recorddict, recorddict_to_fitres
+
+    from atoll.parallel.flower.records import to_content
+    from atoll.parallel.programs.flower_replies import records_of
+    from atoll.parallel.programs.grid import Reply
+
+    answer = FitRes(Status(Code.OK, ""), Parameters([], "numpy.ndarray"), 3, {"loss": 0.5})
+    content = to_content(fitres_to_recorddict(answer, keep_input=True))
+    found = records_of([Reply(number, f"node-{number}", "train", "1", content) for number in (1, 2)])
+    assert [recorddict_to_fitres(one, keep_input=True) for one in found] == [answer, answer]
+
+
 def test_an_array_without_elements_is_sound():
     from atoll.parallel.programs.flower_replies import records_of
 

@@ -279,7 +279,8 @@ def _request(file: "SimulationFile", task: "Task", folder: Path, overrides: list
 
 def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "Json":
     """Simulate as a command does: it shows its progress, and a signal interrupts it."""
-    from atoll.cli.experiments.simulate import run_simulation, with_signals
+    from atoll.cli.experiments.interrupting import with_signals
+    from atoll.cli.experiments.simulate import run_simulation
     from atoll.cli.experiments.simulation_progress import RoundProgress
 
     def begun(federation: "Federation") -> AbstractContextManager[None]:

@@ -52,10 +52,12 @@ def run_messages(
 
 def say_messages(result: Mapping[str, Any], folder: Path) -> None:
     """Print the result of a simulated run of messages."""
-    cause = result["cause"] or "the same command begins it anew"
+    cause = result["cause"] or "the same command goes on"
     say(f"{result['state']}: {cause}; {seconds(result['virtual_s'])} of virtual time in {seconds(result['real_s'])}")
     say(
         f"{count_of(result['answers'], 'answer')} by the {result['engine']} engine; "
         f"{printable_size(result['bytes_down'])} down, {printable_size(result['bytes_up'])} up"
     )
+    if repeated := result["repeated"]:
+        say(f"{count_of(repeated, 'answer')} of them from the record of the interrupted run")
     say(f"the files of main() are in {folder / 'program'}, its output in {folder / 'program.log'}")

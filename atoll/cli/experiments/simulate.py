@@ -1,18 +1,17 @@
 """`atoll simulate`: simulate a whole federation on this machine, under virtual time."""
 
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from atoll.aggregation.printable import count_of, printable_size
 from atoll.cli import options
+from atoll.cli.experiments.interrupting import with_signals
 from atoll.cli.exports.live import Exports, live_export
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, best_text, note, say, say_settings, seconds
@@ -50,7 +49,7 @@ Clients = Annotated[
         "--clients",
         metavar="N",
         help="Simulated clients, with an iid split of the data unless population.kind is set; short for "
-        "population.clients.",
+        "population.clients. Of a Flower app: the number of its nodes.",
     ),
 ]
 Engine = Annotated[
@@ -137,7 +136,7 @@ def simulate(
         raise CommandError(*(f"{name} needs --faults PRESET: add it, or leave {name} out" for name in only_for_faults))
     if what is None:
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
-    _simulate(
+    simulate_as_asked(
         what,
         options.dropping_empty([*overrides, *([f"seed={seed}"] if seed is not None else [])], drop_empty),
         Request(rounds, clients, engine, out, fresh, exports, sites, check, json),
@@ -172,18 +171,36 @@ def _judge_histories(
 class Request:
     """The options of `atoll simulate` beside the settings."""
 
-    rounds: int | None
-    clients: int | None
-    engine: str | None
-    out: Path | None
-    fresh: bool
-    exports: list[str]
-    sites: bool
-    check: bool
-    json: bool
+    rounds: int | None = None
+    clients: int | None = None
+    engine: str | None = None
+    out: Path | None = None
+    fresh: bool = False
+    exports: Sequence[str] = ()
+    sites: bool = False
+    check: bool = False
+    json: bool = False
+    unnamed: str = "atoll-sim-{name}"
+    """The folder where `out` is None, with the name of the run."""
+
+    def folder(self, file: "SimulationFile") -> Path:
+        """Return the folder of the run."""
+        return self.out or Path(self.unnamed.format(name=file.name))
 
 
-def _simulate(what: str, overrides: list[str], request: Request) -> None:
+def simulate_as_asked(what: str, overrides: list[str], request: Request) -> NoReturn:
+    """Simulate a run, print its result, and exit with its code.
+
+    Args:
+        what: a run's TOML, or a reference to the task.
+        overrides: `key=value`.
+        request: the other options.
+
+    Raises:
+        typer.Exit: with the exit code.
+        ConfigError: all mistakes in the settings.
+        CommandError: the task cannot be loaded, or fails.
+    """
     if_stopped("before a round began; nothing was written")
     with loading():
         from atoll.cli.experiments.simulation_progress import RoundProgress
@@ -204,8 +221,8 @@ def _simulate(what: str, overrides: list[str], request: Request) -> None:
         for line in setting.notes:
             note(line)
         say_settings(effective(file), json=request.json)
-        return
-    folder = request.out or Path(f"atoll-sim-{file.name}")
+        raise typer.Exit
+    folder = request.folder(file)
     if_stopped("before a round began; the same command goes on")
     exports = live_export(request.exports, SimulatedFolder(folder), folder)
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
@@ -243,7 +260,7 @@ def _simulate_messages(file: "SimulationFile", task: "Task | ArrayTask", request
             setting_of(file, task)
         say_settings(effective(file), json=request.json)
         return 0
-    folder = request.out or Path(f"atoll-sim-{file.name}")
+    folder = request.folder(file)
     result = run_messages(file, task, folder, is_fresh=request.fresh, handling=with_signals)
     if request.json:
         as_json(result)
@@ -279,7 +296,7 @@ def with_task(
 
     file = load_simulation(what, overrides, rounds=rounds, clients=clients, engine=engine)
     note_unused(file, what)
-    return file, load_user_task(file.task) if task is None else task
+    return file, load_user_task(file.task, nodes=clients) if task is None else task
 
 
 def run_simulation(
@@ -333,13 +350,15 @@ def load_simulation(
         ConfigError: all mistakes in the settings.
     """
     from atoll.cli.files import load_run, overriding
+    from atoll.parallel.task.flower_app import is_app, with_app
     from atoll.server.config.model import run_and_version
     from atoll.simulations.federation.config import SimulationFile
 
     _refuse_what_only_a_coordinator_uses(overrides)
     kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
-    short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **kind)
-    file = load_run(what, short, kind=SimulationFile)
+    dealt = {} if is_app(with_app(what)) else {"population__clients": clients, **kind}
+    short = overriding(overrides, rounds=rounds, simulation__engine=engine, **dealt)
+    file = load_run(what, short, kind=SimulationFile, nodes=clients)
     if run_and_version(file.model.start) is None:
         return file
     from atoll.cli.runs.starts import file_of_start
@@ -387,32 +406,6 @@ def _sets_kind(what: str, overrides: list[str]) -> bool:
         return False  # loading the file reports it
 
 
-class Interruptible(Protocol):
-    """A simulated run that a signal ends in order."""
-
-    def interrupt(self) -> None:
-        """Let the run end as soon as it can."""
-
-
-@contextmanager
-def with_signals(federation: "Interruptible") -> Iterator[None]:
-    """Interrupt the run on SIGINT or SIGTERM; a second signal ends the process at once."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        federation.interrupt()
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for each in before:
-        signal.signal(each, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _of_invitations(account: Mapping[str, int]) -> str:
     """Return the account of an asynchronous run's invitations in words, with the dropped ones."""
     invited, dropped = account.get("invited", 0), account.get("too_old", 0)
@@ -423,6 +416,8 @@ def _of_invitations(account: Mapping[str, int]) -> str:
 
 
 def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
+    from atoll.simulations.federation.app import APP
+
     say(
         f"{result['state']}: {result['cause'] or 'rounds are left'}; version {result['version']} after "
         f"{count_of(result['rounds'], 'round')}, {seconds(result['virtual_s'])} of virtual time in "
@@ -436,6 +431,8 @@ def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
         say(best_text(best))
     if account := result.get("invitations"):
         say(_of_invitations(account))
+    if (folder / APP).is_dir():
+        say(f"the files of main() are in {folder / APP}")
     if failures:
         say(f"{failures} (all reasons: {folder / 'rounds.jsonl'})")
     if result["state"] == "interrupted":

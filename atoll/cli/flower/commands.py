@@ -79,9 +79,11 @@ def run(
     if_stopped("before a round began; nothing was written")
     reference = _reference(folder)
     if simulate:
-        from atoll.cli.flower.simulated import simulate_app
+        from atoll.cli.experiments.simulate import Request, simulate_as_asked
 
-        raise typer.Exit(simulate_app(reference, overrides, nodes=nodes, out=out))
+        simulate_as_asked(
+            reference, overrides, Request(clients=nodes, out=out, unnamed="atoll-flower-{name}-simulated")
+        )
     from atoll.cli.flower.processes import run_app
 
     raise typer.Exit(run_app(reference, overrides, nodes=nodes, out=out))

@@ -97,5 +97,17 @@ def test_a_text_that_the_journal_cannot_have_is_refused_by_name(field, text):
     assert Outgoing("a", "train", Content(), "Runde 3 \U0001f600\n").group
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
+def test_a_time_to_live_that_is_no_time_is_refused_by_name(seconds):
+    with pytest.raises(ValueError, match=f"^ttl: got {seconds} s; allowed: a positive and finite time"):
+        Outgoing("a", "train", Content(), ttl=seconds)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0])
+def test_a_timeout_that_is_no_time_is_refused_by_name(seconds):
+    with pytest.raises(ValueError, match=f"^timeout: got {seconds} s; allowed: None, or a time of at least 0"):
+        Grid(Answers()).send([Outgoing("a", "train", Content())], timeout=seconds)
+
+
 def test_a_lone_surrogate_in_an_error_of_the_program_is_escaped():
     assert "\\ud800" in _conclusion(ValueError("\ud800")).encode().decode()

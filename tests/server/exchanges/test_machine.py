@@ -409,6 +409,23 @@ def test_a_look_that_finds_the_same_nodes_need_not_be_an_event() -> None:
     assert not run.machine.has_looked(), "a look after another exchange has a place of its own"
 
 
+def test_a_repetition_gets_each_look_as_often_as_it_came_also_those_that_were_no_events() -> None:
+    """A program that uses its third look alone sent to two nodes; so does its repetition, whatever is here by then."""
+    run = Run()
+    two, east = (NORTH, SOUTH), ClientId("east")
+    assert run.post(NodesAsked(1)) == (AnswerNodes(1, two),)
+    for _ in range(2):
+        assert run.machine.has_looked()
+    run.post(ClientJoined(east, "1"))
+    three = tuple(sorted((*two, east)))
+    assert run.post(NodesAsked(4, left_out=2)) == (AnswerNodes(4, three),)
+    run.post(asked(message(), call=5))
+    for _ in range(2):
+        run.post(ProgramStarted())
+        for call, nodes in enumerate([two, two, two, three, three], start=1):
+            assert run.post(NodesAsked(call)) == (AnswerNodes(call, nodes),)
+
+
 @pytest.mark.parametrize("end", [StopRequested("later"), ProgramEnded("KeyError: '0'")])
 def test_a_resumed_program_sends_again_all_that_came_after_a_push_that_the_end_cut_off(end: Event) -> None:
     run = Run()

@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import numpy as np
+
 from atoll.parallel.programs.grid import Outgoing
 from atoll.parallel.task.content import Content
 
@@ -37,6 +39,17 @@ def dies(grid):
     import os
 
     os._exit(3)
+
+
+def goes_on(grid):
+    """Send three messages to each node, wait until the test lets it go on, and send what the last replies make."""
+    for number in range(3):
+        content = Content({"number": number}, {"w": np.full(3, number, np.float32)})
+        replies = grid.send([Outgoing(node, "train", content, f"{number}") for node in grid.nodes()])
+    while not Path("../go_on").exists():
+        time.sleep(0.01)
+    last = Content({}, {"w": sum(reply.content.arrays["w"] for reply in replies)})
+    grid.send([Outgoing(node, "train", last, "3") for node in grid.nodes()])
 
 
 def sleeps(grid):

@@ -1,5 +1,9 @@
 """Simulated runs of messages: the program is a real process, its clients live in virtual time."""
 
+import json
+import os
+import signal
+import subprocess
 import threading
 
 import pytest
@@ -7,8 +11,10 @@ import pytest
 from atoll.cli.files import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.messages.run import opened, setting_of
+from tests.cli.federation import wait_for
+from tests.federation.processes import ATOLL
 from tests.simulations.federation import line_task
-from tests.simulations.messages.simulating import PROGRAM, exchanges, settings, simulate
+from tests.simulations.messages.simulating import PROGRAM, TASK, exchanges, settings, simulate
 
 pytestmark = pytest.mark.real
 
@@ -64,7 +70,7 @@ def test_a_message_without_a_reply_has_the_reason_of_a_real_run(tmp_path):
 @pytest.mark.parametrize(
     ("main", "cause"),
     [
-        ("raises", "RuntimeError: no strategy today (talking_program.py, line 32)"),
+        ("raises", "RuntimeError: no strategy today (talking_program.py, line 34)"),
         ("dies", "the process of the server program died 4 times without a new exchange in between"),
     ],
 )
@@ -73,7 +79,34 @@ def test_the_end_of_a_program_is_the_cause_of_the_end(tmp_path, main, cause):
     assert (result["state"], result["cause"]) == ("failed", cause)
 
 
-def test_an_interrupted_run_begins_anew_and_an_ended_one_is_kept(tmp_path):
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_a_killed_run_goes_on_and_computes_no_answer_again_that_is_whole(tmp_path, engine):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed.mkdir()
+    (undisturbed / "go_on").touch()
+    given = (f"{PROGRAM}:goes_on", f"simulation.engine={engine}", "simulation.workers=2")
+    simulate(undisturbed, *given[1:], program=given[0])
+    overrides = ("name=talk", *given[1:], f'program.main="{given[0]}"')
+    command = [ATOLL, "simulate", TASK, "--out", killed, *(part for each in overrides for part in ("--set", each))]
+    with subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL, start_new_session=True) as first:
+        try:
+            lines = killed / "exchanges.jsonl"
+            wait_for(lambda: lines.exists() and lines.read_text().count("\n") == 3)
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+    reply = killed / "replies" / "2.bin"
+    reply.write_bytes(bytes([reply.read_bytes()[0] ^ 1]) + reply.read_bytes()[1:])
+    (killed / "go_on").touch()
+    again = subprocess.run([*map(str, command), "--json"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    result = json.loads(again.stdout)
+    assert (result["answers"], result["repeated"]) == (12, 8), "all of before but the one whose bytes were damaged"
+    assert "its program runs again, and gets the answers that it had" in " ".join(again.stderr.split())
+    assert exchanges(killed) == exchanges(undisturbed)
+    assert not (killed / "replies").exists()
+
+
+def test_an_interrupted_run_with_other_settings_begins_anew_and_an_ended_one_is_kept(tmp_path):
     file = settings(program=f"{PROGRAM}:sleeps")
     task, told = load_user_task(file.task), []
     with opened(file, task, tmp_path) as federation:
@@ -82,8 +115,9 @@ def test_an_interrupted_run_begins_anew_and_an_ended_one_is_kept(tmp_path):
     with pytest.raises(ConfigError, match="there is a run already, which is interrupted"):
         opened(file, task, tmp_path, is_fresh=True).__enter__()
     with opened(settings(), task, tmp_path, tell=told.append) as federation:
-        assert federation.run()["state"] == "finished"
-    assert told == [f"the run in {tmp_path} was interrupted: it begins anew"]
+        result = federation.run()
+    assert (result["state"], result["repeated"]) == ("finished", 0)
+    assert told == [f"the run in {tmp_path} was interrupted and had other settings (program.main): it begins anew"]
     with pytest.raises(ConfigError, match="there is a run already, which is finished"):
         opened(file, task, tmp_path).__enter__()
 

@@ -1,0 +1,48 @@
+"""The `main()` of a Flower app that is simulated natively: its folder, and its end after the last round."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.task import Task
+from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.protocol.vocabulary import RunState
+from atoll.simulations.federation.report import ROUNDS, Json
+
+if TYPE_CHECKING:
+    from atoll.simulations.federation.federation import Federation
+
+APP, CONCLUDED = "app", "app.concluded"
+"""The current folder of `main()`, and the file with the digest of the last version that it has got."""
+
+
+def with_folder(task: Task | ArrayTask, folder: Path) -> Task | ArrayTask:
+    """Return a task whose `main()` writes into the folder of its run; a task without one stays."""
+    return task.in_folder(folder / APP) if isinstance(task, FlowerTask) else task
+
+
+def conclude(federation: "Federation", folder: Path) -> None:
+    """Let `main()` go on with the result of a finished run, once for each result; without one do nothing.
+
+    Raises:
+        Exception: any error that it raises.
+    """
+    ledger, task = federation.machine.ledger, federation.setting.task
+    concluded = folder / CONCLUDED
+    if not isinstance(task, FlowerTask) or ledger.state is not RunState.FINISHED or ledger.model_digest is None:
+        return
+    if concluded.exists() and concluded.read_text(encoding="utf-8") == ledger.model_digest:
+        return
+    task.conclude(federation.versions.arrays(ledger.model_digest), _history(folder))
+    concluded.write_text(ledger.model_digest, encoding="utf-8")
+
+
+def _history(folder: Path) -> dict[str, Json]:
+    """Return the metrics of the rounds, by kind and version."""
+    history: dict[str, Json] = {"train": {}, "clients": {}, "server": {}}
+    for line in map(json.loads, (folder / ROUNDS).read_text(encoding="utf-8").splitlines()):
+        for kind, rounds in history.items():
+            if line["version"] is not None and line.get(kind):
+                rounds[str(line["version"])] = {name: v for name, v in line[kind].items() if v is not None}
+    return history
