@@ -45,7 +45,7 @@ test-long: setup # what `make test` leaves out: variants in more processes, all 
 durations: setup # as `make test`, and refreshes tests/durations.json
 	$(PYTEST_ALL) -m "not long" --durations=40 --store-durations
 
-test-fast: setup # everything without a process, a port or a sleep; `tests/fast.py` watches over it
+test-fast: setup # what needs no process, port or sleep, and no third of a second; `tests/fast.py` watches over it
 	$(BIN)/python -m pytest -q -p tests.fast -m "not real and not slow and not long" -n 2 --dist worksteal
 
 coverage: setup # all tests, with the lines of shipped code that none of them reaches in its own process

@@ -212,7 +212,8 @@ def flower(folder: Path, passes: int) -> dict[str, Any]:
     firsts = []
     for _ in range(passes):
         with tempfile.TemporaryDirectory(prefix="atoll-bench-") as place, Processes(Path(place)) as processes:
-            side = Flower(processes, len(SITES), 0, module="startup_flower_app")
+            settings = {"ATOLL_BENCH_DIGITS": str(folder / "digits.csv.gz")}
+            side = Flower(processes, len(SITES), 0, settings, module="startup_flower_app")
             side.run(1, LIMIT_S)
             firsts.append(side.rows[0]["ended_at"] - side.asked_at)
     return {

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COM
 
 TIMEOUT_S = 300.0
 """Longest wait of a collective for the slowest rank [s]; models are built and compiled before the first collective."""
+
+_BACKEND = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup|\bTCPStore\b", re.IGNORECASE)
+"""Names in the messages of the backends: of their files, of their classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +135,18 @@ def process_group(
             dist.destroy_process_group()
 
 
-def is_lost_peer(error: BaseException) -> bool:
-    """Return whether the loss of another rank caused the error, judged by its type and the backend's message."""
-    words = str(error).lower()
-    return isinstance(error, dist.DistError) or any(word in words for word in ("gloo", "nccl", "connection", "peer"))
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Return whether the loss of another rank caused the error: it, or one that it was raised from, is a backend's.
+
+    Those are torch's `DistError`, and the bare `RuntimeError` of gloo and NCCL, which name themselves in its message. A
+    user's error is none, whatever its words.
+    """
+    while error is not None:
+        is_of_backend = type(error) is RuntimeError and _BACKEND.search(str(error)) is not None
+        if is_of_backend or isinstance(error, dist.DistError):
+            return True
+        error = error.__cause__
+    return False
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from atoll.cli import stopping
 from atoll.cli.shutdown_deadline import own_process
-from atoll.parallel.loading import keep_modules
+from atoll.parallel.loading import keep_modules, loading
 
 
 def run() -> None:
@@ -10,7 +10,8 @@ def run() -> None:
     keep_modules()
     with stopping.one_line(), own_process():
         try:
-            from atoll.cli.commands import app
+            with loading():
+                from atoll.cli.commands import app
 
             app()
         except Exception:

@@ -8,6 +8,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.printing import as_json, say
 from atoll.cli.sections import Section, described
+from atoll.parallel.loading import loading
 
 Which = Annotated[
     Section | None,
@@ -24,7 +25,8 @@ def settings(which: Which = None, json: options.Json = False) -> None:
     The sections: a run, the coordinator, an aggregation rank, an agent, a site's policy, the local training, a
     centralized training, its parallel plan, and a simulation.
     """
-    sections = {section: described(section) for section in Section if which in (None, section)}
+    with loading():  # the models of all sections
+        sections = {section: described(section) for section in Section if which in (None, section)}
     if json:
         as_json(sections)
         return

@@ -10,10 +10,11 @@ from pathlib import Path
 from atoll.cli.faults import CommandError, RunFailed, TaskFailed
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+)')
-_FRAME_ANYWHERE = re.compile(r'^  File "([^"]*)", line \d+', re.MULTILINE)
+_FRAME_ANYWHERE = re.compile(r'^  File "([^"]*)", line \d+, in (?!__torch_(?:function|dispatch)__$)', re.MULTILINE)
+"""A frame, except one that passes an operation of torch on, where Atoll watches a model or counts its work."""
 _SIGNATURE = re.compile(r"\w\(\) (takes|missing|got an unexpected|got multiple)")
-_OF_A_MODEL = "/torch/nn/"
-"""Part of the file names of torch's modules and losses, of which alone a task may consist."""
+_OF_A_MODEL = ("/torch/nn/", "/torch/autograd/")
+"""Parts of the file names of torch's modules and losses, of which alone a task may consist, and of their gradients."""
 _ATOLL = str(Path(__file__).parents[1])
 _LIBRARIES = (_ATOLL, *sysconfig.get_paths().values(), "<")
 """Beginnings of file names that are not the user's: Atoll, Python, installed packages, generated code."""
@@ -64,7 +65,7 @@ def _is_of_the_task(error: Exception) -> bool:
         return False
     if files[-1].startswith(_ATOLL):
         return isinstance(error, TypeError) and _SIGNATURE.search(str(error)) is not None
-    return any(not file.startswith(_LIBRARIES) or _OF_A_MODEL in file for file in files)
+    return any(not file.startswith(_LIBRARIES) or any(part in file for part in _OF_A_MODEL) for file in files)
 
 
 _OWN_ERROR = re.compile(r"^atoll\.[\w.]+: ")

@@ -48,24 +48,28 @@ class Target:
         return JsonLines(Path(self.to))
 
 
-def checked(targets: Sequence[Target], source: str) -> list[Target]:
+def checked(targets: Sequence[Target], source: str, *, of_place: str = "") -> list[Target]:
     """Return the targets, if an export to each can begin.
 
     Args:
         targets: the targets.
         source: the option or argument that names them, for messages.
+        of_place: the option that names the place; empty: `source`.
 
     Raises:
         ConfigError: an unknown tool, a package that is not installed, a place that the tool does not take, or one
             named twice; with all faults.
     """
-    faults = [fault for target in targets if (fault := _fault_of(target))]
+    faults = [f"{source}: {fault}" for target in targets if (fault := _fault_of_tool(target.tool))]
+    faults += [f"{of_place or source}: {fault}" for target in targets if (fault := _fault_of_place(target))]
     tools = [target.tool for target in targets]
     faults += [
-        f"{tool} is named twice: leave one of them out" for tool in dict.fromkeys(tools) if tools.count(tool) > 1
+        f"{source}: {tool} is named twice: leave one of them out"
+        for tool in dict.fromkeys(tools)
+        if tools.count(tool) > 1
     ]
     if faults:
-        raise ConfigError([f"{source}: {fault}" for fault in faults])
+        raise ConfigError(faults)
     return list(targets)
 
 
@@ -78,15 +82,20 @@ def parsed(texts: Sequence[str]) -> list[Target]:
     return checked([Target(*map(str.strip, text.partition(":")[::2])) for text in texts], "--export")
 
 
-def _fault_of(target: Target) -> str:
-    """Return why no export to a target can begin; empty: it can."""
-    if target.tool not in PACKAGES:
-        return f"got {target.tool!r}{instead_of(target.tool, PACKAGES)}"
-    if missing := [name for name in PACKAGES[target.tool] if find_spec(name) is None]:
+def _fault_of_tool(tool: str) -> str:
+    """Return why no export to a tool can begin; empty: it can."""
+    if tool not in PACKAGES:
+        return f"got {tool!r}{instead_of(tool, PACKAGES)}"
+    if missing := [name for name in PACKAGES[tool] if find_spec(name) is None]:
         return (
-            f"{target.tool} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
-            f"pip install 'atoll[{target.tool}]'"
+            f"{tool} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
+            f"pip install 'atoll[{tool}]'"
         )
+    return ""
+
+
+def _fault_of_place(target: Target) -> str:
+    """Return why an export cannot write to the place of a target; empty: it can."""
     if target.tool != "mlflow" and re.match(r"[a-z][a-z0-9+.-]+:/", target.to):
         return f"got {target.to!r}; allowed for {target.tool}: a folder"
     place = Path(target.to)

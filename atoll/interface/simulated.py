@@ -139,7 +139,7 @@ class SimulatedRun:
 
     @property
     def state(self) -> str:
-        """The state in which the run has ended: finished, failed or interrupted."""
+        """The state in which the run has ended: finished, failed, paused or interrupted."""
         return str(self.result.get("state", ""))
 
     @property

@@ -27,6 +27,17 @@ def pull(shards: Sequence[Shard], mu: float) -> Callable[[], None]:
     return amend
 
 
+def in_turn(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
+    """Return the change that makes both, one after the other."""
+
+    def amend() -> None:
+        if first is not None:
+            first()
+        second()
+
+    return amend
+
+
 def correct(shards: Sequence[Shard], corrections: Sequence[torch.Tensor]) -> Callable[[], None]:
     """Return SCAFFOLD's change: c - c_i is added to each gradient (`local_training.scaffold`).
 

@@ -12,17 +12,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.crew.amendments import correct, pull
+from atoll.parallel.crew.amendments import correct, in_turn, pull
 from atoll.parallel.crew.building import Here, MeshModel, Outline, build
 from atoll.parallel.crew.control import corrections_of
 from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.crew.faults import faults_of_mesh as faults_of_mesh  # also for importers
-from atoll.parallel.crew.faults import look, outline_of
+from atoll.parallel.crew.faults import faults_of_mesh, is_divided, look, outline_of
+from atoll.parallel.crew.hook_files import client_of
+from atoll.parallel.crew.hooks import MeshClient
+from atoll.parallel.crew.hooks_trial import ROUNDS, HooksTrial, places_of
 from atoll.parallel.crew.in_round import checkpoints
 from atoll.parallel.crew.kept_optimizer import give_state
 from atoll.parallel.crew.together import together
@@ -36,11 +39,12 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.batches import batch_sizes
+from atoll.parallel.local_training.client import form_of_shared
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.parameters import forms_of
 from atoll.parallel.local_training.training import Work
-from atoll.parallel.task.context import within
+from atoll.parallel.task.context import Context, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.local import Local
@@ -100,6 +104,7 @@ class MeshBench:
         self._use = RoundUse(self._ranks, self._device, plan.precision, self._clock)
         self._is_first_here = world.local_rank == 0
         self._built_for: tuple[Task, int, int | None, str | None] | None = None
+        self._tried: tuple[Task, dict[str, DTensor], set[tuple[Local, int]]] | None = None
         self._model: MeshModel | None = None
 
     @property
@@ -115,6 +120,7 @@ class MeshBench:
         """
         layout = layout_fields(self._layout())
         self._borrowed()
+        self._check_hooks(self._here.local, self._here.context({}))
         return {
             "num_examples": self._here.num_examples(),
             "layout": layout,
@@ -135,19 +141,23 @@ class MeshBench:
             TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
             CheckpointMismatch, CheckpointBroken, CheckpointFailed: of the checkpoint in the round.
         """
-        local = self._here.local_of(request, request.get("version") or 0)
+        local = self._here.local_of(request, (request.get("version") or 0) + 1)
         algorithm = request.get("algorithm") or "fedavg"
         self._check(local, algorithm)
         dataset = together(self._ranks, self._training_data)
         outline = self._outline()
         self._use.begin()
-        with within(self._here.context(request, round=request.get("round_id") or 0)):
+        context = self._here.context(request, round=request.get("round_id") or 0)
+        self._check_hooks(local, context)
+        with within(context):
             seed_everything(request["seed"])
             order = draw_order(len(dataset), local, outline)
             model = self._the_model(request, local)
-            self._begin(model, local, algorithm, request)
+            client = self._begin(model, local, algorithm, request, context)
             self._seed(request["seed"])
-            with checkpoints(request, model, order.steps, self._ranks, self._clock) as after_step:
+            with checkpoints(
+                request if client is None else {}, model, order.steps, self._ranks, self._clock
+            ) as after_step:
                 training = LocalTraining(
                     task=self._here.task,
                     local=local,
@@ -157,6 +167,7 @@ class MeshBench:
                     model=model,
                     ranks=self._ranks,
                     agreement=Agreement(is_told, self._clock, self._ranks.group),
+                    client=client,
                     after_first=lambda: self._check_buffers(model),
                     after_step=after_step,
                 )
@@ -165,11 +176,13 @@ class MeshBench:
                 work, is_stopped = training.run()
                 self._check_buffers(model)
                 model.engine.flush()
+                if client is not None:
+                    client.end()
                 self._use.end_training()
             examples = sum(order.sizes[step % len(order.sizes)] for step in range(begun_at, work.steps))
             use = self._use.of(self._here.task, training.example, work.steps - begun_at, examples)
         reached("crew.trained")
-        files = Files(model, local, algorithm, request, self._ranks)
+        files = Files(model, local, algorithm, request, self._ranks, client)
         parts = files.write()
         reached("crew.answering")
         return {
@@ -202,6 +215,9 @@ class MeshBench:
         size = EVALUATED_AT_ONCE if rows is None else rows * mesh.dp
         rank = 0 if self._axes is None else self._axes.dp_rank
         context = self._here.context(request, site=None if where == "server" else self._here.site)
+        with within(context):
+            if where != "server" and (client := self._client(model, local, context, request)):
+                client.load_evaluated()
         with within(context), seeded(model_seed(request)):
             batches = loader_in_order(data, batch_size=size, num_ranks=mesh.dp, rank=rank, device=self._device)
             found = statistics(model.engine, self._here.task, batches, self._ranks, model.tally.check)
@@ -215,7 +231,7 @@ class MeshBench:
             request: `statistics` (`worker/main`).
             deadline: of the answer.
         """
-        self._here.local_of(request, 0)  # takes the options of the request
+        self._here.local_of(request, 1)  # takes the options of the request
         if not self._ranks.is_first:
             return {}
         return {"statistics": self._here.statistics(request, deadline).plain()}
@@ -247,7 +263,38 @@ class MeshBench:
         if self._here.algorithm == "scaffold":
             trained = Outline.of(model).trained
             tensors += [Tensor(CONTROL + name, "F32", shape) for name, shape in trained if name not in stays]
+        if self._here.task.algorithm is not None:
+            tensors += form_of_shared(self._here.task.algorithm.shared(model))
         return in_order(tensor for tensor in tensors if tensor.name not in stays)
+
+    def _check_hooks(self, local: Local, context: Context) -> None:
+        """Try the hooks of the task's own algorithm, in the circumstances of a training.
+
+        Raises:
+            TaskBroken: this mesh would compute something else than one process; on all ranks.
+        """
+        if self._here.task.algorithm is None or self._axes is None or not is_divided(self._plan):
+            return
+        task = self._here.task
+        if self._tried is None or self._tried[0] is not task:
+            self._tried = task, places_of(outline_of(task), self._plan, self._axes), set()
+        _, places, known = self._tried
+        if (local, context.version) in known:
+            return
+        trial = HooksTrial(task, local, self._outline(), self._plan.mesh.size)
+        self._ranks.raise_if_any(trial.faults_on(places, self._plan.mesh, context), TaskBroken)
+        known |= {(local, context.version + number) for number in range(ROUNDS)}
+
+    def _client(self, model: MeshModel, local: Local, context: Context, request: Json) -> MeshClient | None:
+        """Return the client of the task's own algorithm, with the model as it is loaded; None: it has none.
+
+        Raises:
+            TaskMismatch, TaskBroken, OSError: as `client_of`; on all ranks.
+        """
+        version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
+        return together(
+            self._ranks, lambda: client_of(self._here.task, self._outline(), model, local, context, version, own)
+        )
 
     def _the_model(self, request: Json, local: Local) -> MeshModel:
         """Return the run's model, built unless it is there.
@@ -345,8 +392,14 @@ class MeshBench:
         sizes = batch_sizes(examples, local.batch_size, model=self._outline())
         return share(max(sizes), dp - 1, dp)
 
-    def _begin(self, model: MeshModel, local: Local, algorithm: str, request: Json) -> None:
-        """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients."""
+    def _begin(
+        self, model: MeshModel, local: Local, algorithm: str, request: Json, context: Context
+    ) -> MeshClient | None:
+        """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients.
+
+        Returns:
+            The client of the task's own algorithm; None: it has none.
+        """
         reached("crew.filling")
         version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
         self._load(model, local, request)
@@ -362,6 +415,12 @@ class MeshBench:
             model.engine.amend = correct(shards, corrections)
         if local.keep_optimizer and own is not None:
             together(self._ranks, partial(give_state, model.shards(), local, own))
+        client = self._client(model, local, context, request)
+        if client is not None:
+            if request.get("has_counted"):
+                client.check_state()
+            model.engine.amend = in_turn(model.engine.amend, client.change_gradients)
+        return client
 
     def _seed(self, seed: int) -> None:
         """Seed what the model draws: as in one process, or on each rank its own."""

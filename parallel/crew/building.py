@@ -30,6 +30,7 @@ from atoll.parallel.exchange.shares import Share, owned, shares_of
 from atoll.parallel.local_training.frozen import Unchanged, frozen_of
 from atoll.parallel.local_training.parameters import bare_model, build_model, forms_of
 from atoll.parallel.local_training.passing_state import PassingState
+from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.optimizers.norms import local
 from atoll.parallel.task.task import Task
 
@@ -111,11 +112,19 @@ class MeshModel:
         self.is_new = True
         """These have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
+        self.form = SameForm(*engine.parts)
+        """The form of the parts here, which no forward pass may change."""
 
     def shares(self) -> list[Share]:
         """Return the boxes that this rank holds now, without frozen ones; a model's code may replace a buffer."""
         every = shares_of(self.engine.parts, self.engine.axes, self.outline.tied)
         return [share for share in every if share.name in self.outline.forms]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what this rank has of each tensor that is not frozen: of a trained one the optimizer's parameter."""
+        held = local_state(self.engine.parts, self.engine.optimizers, first_names(self.outline.tied))
+        found = dict(held.tensors) | {trained.name: trained.parameter for trained in held.trained}
+        return {name: found[name] for name in self.outline.forms}
 
     def owned(self) -> list[Share]:
         """Return the boxes that this rank sends."""

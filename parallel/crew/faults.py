@@ -8,13 +8,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from atoll.parallel.adapters.peft_models import adapter_faults
 from atoll.parallel.crew.frozen import base_of
+from atoll.parallel.crew.hooks_trial import WAY_OUT, HooksTrial
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.own_optimizer import is_elementwise
 from atoll.parallel.local_training.parameters import travel_faults
+from atoll.parallel.task.algorithm import Algorithm
 from atoll.parallel.task.base import TRAINED
+from atoll.parallel.task.context import context_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
@@ -45,7 +48,7 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
         lambda: base_of(task, model, 0),
         lambda: check_model(model, plan, batch_size=local.batch_size),
     ]
-    faults += [*of_tensors, *_faults_of_norms(model, plan)]
+    faults += [*of_tensors, *_faults_of_norms(model, plan), *_faults_of_hooks(task, local, plan, model)]
     for check in checks:
         try:
             check()
@@ -101,11 +104,25 @@ def is_divided(plan: Plan) -> bool:
 def _faults_of_task(task: Task) -> Iterator[str]:
     if task.fit is not None:
         yield "task.fit: the task's own loop cannot be divided over ranks; leave it out, or train in one process"
-    if task.algorithm is not None:
-        yield (
-            f"task.algorithm: the hooks of {type(task.algorithm).__name__} need whole tensors, and a rank has boxes of "
-            "them; leave it out, or train in one process"
+
+
+def _faults_of_hooks(task: Task, local: Local, plan: Plan, model: nn.Module) -> list[str]:
+    """Return the faults of an algorithm of the task's own."""
+    if task.algorithm is None:
+        return []
+    named, faults = type(task.algorithm).__name__, []
+    if type(task.algorithm).loss is not Algorithm.loss:
+        faults.append(
+            f"task.algorithm: {named}.loss needs whole batches, and a rank of a mesh has rows of them; {WAY_OUT}"
         )
+    if plan.mesh.pp > 1:
+        faults.append(
+            f"task.algorithm: the hooks of {named} need all parameters, and {plan.mesh} divides the layers into "
+            "stages; allowed: a mesh without pp"
+        )
+    if plan.outer != "none":
+        faults.append(f"plan.outer: task.algorithm needs one model in each step, got {plan.outer!r}; allowed: none")
+    return faults or HooksTrial(task, local, model, plan.mesh.size).faults(context_of(task))
 
 
 def _faults_of_plan(local: Local, algorithm: str, plan: Plan) -> Iterator[str]:

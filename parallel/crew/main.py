@@ -48,7 +48,7 @@ from atoll.parallel.task.task import Task, load_task
 from atoll.parallel.worker.inbox import Inbox, Job
 from atoll.parallel.worker.operations import detail_of, kind_of
 from atoll.parallel.worker.process import LOG_BYTES_MAX
-from atoll.parallel.world import World, is_lost_peer, process_group, read_world
+from atoll.parallel.world import World, is_lost_peer, process_group, ranks_here, read_world
 
 DIAL_TIMEOUT_S = 600.0
 """Seconds in which an agent must answer; the launcher starts the ranks again afterwards."""
@@ -117,7 +117,7 @@ def work(folder: Path, make_bench: MakeBench) -> None:
                 member.follow()
     except Exception as error:  # before or between orders: there is no place to work, or rank 0 is gone with its store
         traceback.print_exc()
-        is_lost = is_lost_peer(error)
+        is_lost = is_lost_peer(error) or isinstance(error, ConnectionError)  # the line, which is no code of the user's
         fault = RankFault(rank=world.rank, kind="task_broken", detail=detail_of(error), is_lost_peer=is_lost)
         fault.write(folder)
         raise SystemExit(RESTART) from error
@@ -130,7 +130,7 @@ def _device(wanted: str, world: World, num_gpus: int, environ: Mapping[str, str]
         TaskBroken: this machine has fewer GPUs than ranks.
     """
     device = ("cuda" if num_gpus else "cpu") if wanted == "auto" else wanted
-    here = max(world.local_rank + 1, int(environ.get("LOCAL_WORLD_SIZE", "1")))
+    here = max(world.local_rank + 1, ranks_here(environ) or 1)
     if device == "cuda" and here > num_gpus:
         raise TaskBroken(
             f"{count_of(here, 'rank')} on {os.uname().nodename} need as many GPUs, and it has {num_gpus}; take a "
@@ -263,4 +263,5 @@ def _write_to(log: Path) -> None:
         os.dup2(file.fileno(), 2)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher: end at once, also in a collective
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher: end at once, also in a collective

@@ -66,7 +66,7 @@ class Tally:
         if not self._counts:
             return
         if "loss" not in metrics:
-            self._pending.append((seen, *self._units.factors(targets, len(next(tensors(targets))))))
+            self._pending.append((seen, *self._units.factors(targets, _rows_of(targets))))
             if len(self._pending) >= PENDING_MAX:
                 self._read()
         if self.is_first_epoch and self._units.is_said:
@@ -95,3 +95,11 @@ class Tally:
         if self._ranks.is_first:
             self._sums = {name: tuple(numbers) for name, numbers in state["sums"].items()}
             self._of_first_epoch = state["units"]
+
+
+def _rows_of(targets: Any) -> int:
+    """Return the examples that targets are of: the first dimension, or of targets that are no arrays their number."""
+    first = next(tensors(targets), None)
+    if first is not None and first.dim():
+        return len(first)
+    return len(targets) if isinstance(targets, list | tuple) else 1

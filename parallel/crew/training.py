@@ -11,10 +11,11 @@ from atoll.aggregation.printable import count_of
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.data.batch import Batch
+from atoll.parallel.crew.hooks import MeshClient
+from atoll.parallel.data.batch import Batch, in_parts
 from atoll.parallel.data.order import cut
 from atoll.parallel.engine.optimization import MakeOptimizer
-from atoll.parallel.local_training.draws import drawing
+from atoll.parallel.local_training.draws import drawing, is_fixed
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.local_order import LocalOrder
 from atoll.parallel.local_training.own_optimizer import own_optimizer
@@ -45,6 +46,8 @@ class LocalTraining:
     ranks: Ranks
     agreement: Agreement
     """The agreement to end early."""
+    client: MeshClient | None
+    """The client of the task's own algorithm."""
     after_first: Callable[[], None] = lambda: None
     """() -> None, called after the first step of the round: a check of its side effects."""
     after_step: Callable[[], None] = lambda: None
@@ -66,6 +69,8 @@ class LocalTraining:
         for _ in range(engine.steps):
             normalizer.step()
         reached("crew.filled")
+        if self.client is not None:
+            self.client.begin()
         total, is_stopped = (1.0 if units_of(self.task).is_sum else None), False
         for batch in self._batches(engine.steps):
             if is_stopped := self.agreement.should_stop():
@@ -74,10 +79,12 @@ class LocalTraining:
             tally.is_first_epoch = engine.steps < len(order.sizes)
             engine.step(batch, total=total, report=False)
             normalizer.step()
+            if self.client is not None:
+                self.client.stepped()
             if engine.steps == 1:
                 self.after_first()
             if is_due(engine.steps):
-                self._check_units()
+                self._check_task()
             reached("crew.stepped")
             self.after_step()
         if engine.steps == 0:
@@ -93,15 +100,17 @@ class LocalTraining:
         """Yield this rank's part of each batch; without one, an example as a filler."""
         axes, units = self.model.engine.axes, units_of(self.task)
         rank, number = (0, 1) if axes is None else (axes.dp_rank, axes.mesh.dp)
-        fetch = drawing(self.dataset, self.seed)
+        fetch, plan = drawing(self.dataset, self.seed), self.model.engine.plan
+        parts = 1 if plan.mesh.pp > 1 or is_fixed(self.dataset) else plan.accumulate
         for epoch, indices in self.order.batches(first):
             mine = indices[cut(len(indices), rank, number) : cut(len(indices), rank + 1, number)]
-            inputs, targets = fetch(epoch, mine if len(mine) else indices[:1])
-            batch = Batch(inputs, targets, units(targets) if len(mine) else 0, units)
+            rows = mine if len(mine) else indices[:1]
+            fetched = fetch(epoch, rows) if parts == 1 else in_parts(fetch, epoch, rows, parts)
+            batch = Batch.of(fetched, units, len(rows), is_filler=not len(mine))
             yield batch.to(self.model.engine.device)
 
-    def _check_units(self) -> None:
-        found = self.model.tally.check.found
+    def _check_task(self) -> None:
+        found = self.model.tally.check.found or self.model.form.fault()
         self.ranks.raise_if_any([found] if found else [], TaskBroken)
 
     def _work(self, normalizer: Normalizer) -> Work:

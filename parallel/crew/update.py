@@ -9,7 +9,7 @@ from shutil import rmtree
 from typing import Any
 
 from atoll.aggregation.codecs.names import open_codec, parse_codec
-from atoll.aggregation.tensors.layout import CONTROL, Tensor
+from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor
 from atoll.aggregation.tensors.pieces import part_name
 from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.aggregation.tensors.shared_file import make_shared
@@ -17,12 +17,15 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.control import ControlBoxes
 from atoll.parallel.crew.crash_points import reached
+from atoll.parallel.crew.hook_files import own_boxes, shared_boxes
+from atoll.parallel.crew.hooks import MeshClient
 from atoll.parallel.crew.kept_layers import store_layers
 from atoll.parallel.crew.kept_optimizer import store_state
 from atoll.parallel.crew.together import together
 from atoll.parallel.exchange.feedback import BoxFeedback, make_residual
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.exchange.write import Box, Encoding, write_part
+from atoll.parallel.local_training.client import form_of_state
 from atoll.parallel.local_training.kept_optimizer import layout_of_optimizer
 from atoll.parallel.task.local import Local
 from atoll.parallel.worker.bench import Json
@@ -48,6 +51,8 @@ class Files:
     request: Json
     """The request to train, as of `worker/main`."""
     ranks: Ranks
+    client: MeshClient | None = None
+    """The client of the task's own algorithm."""
 
     @property
     def version(self) -> Path:
@@ -73,6 +78,8 @@ class Files:
             kept += [Tensor(CONTROL + name, "F32", shape) for name, shape in outline.trained if name not in stays]
         if self.local.keep_optimizer:
             kept += layout_of_optimizer(self.local, outline.trained)
+        if self.client is not None:
+            kept += form_of_state(self.client.state)
         return tuple(kept)
 
     def write(self) -> list[Part]:
@@ -84,8 +91,9 @@ class Files:
         Raises:
             NotFinite, TaskMismatch, OSError: on all ranks; the files are then worth nothing.
         """
-        out, mine = Path(self.request["out"]), together(self.ranks, self.model.owned)
-        owners = [rank for rank, count in enumerate(self.ranks.gather(len(mine))) if count]
+        out, mine = Path(self.request["out"]), together(self.ranks, self._owned)
+        state, shared = self._state(), self._shared()
+        owners = [rank for rank, count in enumerate(self.ranks.gather(len(mine) + len(shared))) if count]
 
         def make() -> None:
             if self.ranks.is_first:
@@ -96,16 +104,16 @@ class Files:
                     make_residual(Path(self.request["residual"]), self._encoded, self._owed)
 
         def write() -> Part:
-            store_layers(self.model.owned_here(), self.own_out)
+            store_layers([*self.model.owned_here(), *state], self.own_out)
             if self.local.keep_optimizer:
                 names = {share.name for share in (*mine, *self.model.owned_here())}
                 shards = [shard for shard in self.model.shards() if shard.share.name in names]
                 store_state([shard for shard in shards if not shard.share.is_further], self.local, self.own_out)
-            if not mine:
+            if not mine and not shared:
                 return []
             part = owners.index(self.ranks.rank)
             encoding = Encoding(self._codec, self.request["seed"], part, self.model.outline.buffers)
-            with self._beside() as beside, self._feedback(mine) as feedback:
+            with self._beside(shared) as beside, self._feedback(mine) as feedback:
                 encoding = replace(encoding, feedback=feedback)
                 pieces = write_part(mine, self.version, out / part_name(part), encoding, beside)
             reached("crew.part_written")
@@ -147,8 +155,23 @@ class Files:
         boxes = [share.piece for share in mine if share.name in encoded]
         return BoxFeedback(self._owed, Path(self.request["residual"]), boxes)
 
-    def _beside(self) -> AbstractContextManager[list[Box]]:
+    def _owned(self) -> list[Share]:
+        """Return the boxes of the model that this rank sends."""
+        left = self.client.leaves_out if self.client is not None else ()
+        return [share for share in self.model.owned() if share.name not in left]
+
+    def _state(self) -> list[Share]:
+        """Return the boxes of the state of the task's own algorithm that this rank stores."""
+        return [] if self.client is None else own_boxes(STATE, self.client.to_keep(), self.model.engine.axes)
+
+    def _shared(self) -> list[Share]:
+        """Return the boxes of its shared tensors that this rank sends."""
+        return [] if self.client is None else own_boxes(SHARED, self.client.to_send(), self.model.engine.axes)
+
+    def _beside(self, shared: list[Share]) -> AbstractContextManager[list[Box]]:
         """Return the boxes of the update that are beside the model."""
+        if shared:
+            return shared_boxes(shared, self.version)
         if self.algorithm != "scaffold":
             return nullcontext([])
         trained = {name for name, _ in self.model.outline.trained}

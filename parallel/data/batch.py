@@ -6,10 +6,31 @@ from typing import Any
 
 import torch
 
+from atoll.parallel.local_training.draws import Fetch
 from atoll.parallel.local_training.trees import map_tensors, tensors
-from atoll.parallel.local_training.units import IGNORED, count_units
+from atoll.parallel.local_training.units import IGNORED, count_units, units_in
 
-__all__ = ["IGNORED", "Batch", "count_units", "map_tensors", "tensors"]
+__all__ = ["IGNORED", "Batch", "Parts", "count_units", "map_tensors", "tensors", "units_in"]
+
+
+class Parts(list[Any]):
+    """The inputs or the targets of a batch whose micro-batches are collated one by one.
+
+    A batch of any form can be divided so: a graph's nodes, padded texts, a list of images have no row for each example.
+    """
+
+
+def in_parts(fetch: Fetch, epoch: int, indices: torch.Tensor, number: int) -> tuple[Parts, Parts]:
+    """Return the inputs and the targets of `number` micro-batches; one without examples has the first, as a filler."""
+    pieces = torch.tensor_split(indices, number)
+    inputs, targets = zip(*(fetch(epoch, piece if len(piece) else indices[:1]) for piece in pieces), strict=True)
+    return Parts(inputs), Parts(targets)
+
+
+def part_sizes(rows: int, number: int) -> list[int]:
+    """Return the examples of each micro-batch, as equal as possible, the larger first."""
+    size, larger = divmod(rows, number)
+    return [size + (index < larger) for index in range(number)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +38,7 @@ class Batch:
     """One rank's share of a global batch."""
 
     inputs: Any
-    """A tensor or a tree (`trees`) of them; the first dimension counts examples."""
+    """A tensor or a tree (`trees`) of them; or `Parts`, each of any form that the model takes."""
 
     targets: Any
     """The targets in the same form, the second argument of the task's loss."""
@@ -28,6 +49,28 @@ class Batch:
 
     units: Callable[[Any], float] = count_units
     """targets -> units, for parts of the batch."""
+
+    rows: int | None = None
+    """The number of examples; None: the first dimension of the inputs' first tensor."""
+
+    @classmethod
+    def of(cls, fetched: tuple[Any, Any], units: Callable[[Any], float], rows: int, *, is_filler: bool) -> "Batch":
+        """Return a batch of some rows, which may have been fetched `in_parts`; a filler has no units."""
+        inputs, targets = fetched
+        batch = cls(inputs, targets, 0, units, rows)
+        return batch if is_filler else replace(batch, count=sum(batch.counts()))
+
+    def counts(self) -> list[float]:
+        """Return the units of each part; of a whole batch, its own."""
+        if not isinstance(self.targets, Parts):
+            return [units_in(self.units, self.targets, self.num_rows)]
+        sizes = part_sizes(self.num_rows, len(self.targets))
+        return [units_in(self.units, part, size) if size else 0 for part, size in zip(self.targets, sizes, strict=True)]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of examples."""
+        return len(next(tensors(self.inputs))) if self.rows is None else self.rows
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on a device. From pinned memory the copy overlaps with the computation."""

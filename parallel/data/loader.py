@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.data.ahead import ahead
-from atoll.parallel.data.batch import Batch, count_units, map_tensors
+from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
-from atoll.parallel.local_training.draws import Drew, Fetch, drawing, unseeded
+from atoll.parallel.local_training.draws import Drew, Fetch, drawing, is_fixed, unseeded
 
 State = dict[str, Any]
 """Plain JSON values: the order's fields, `epoch` and `step`."""
@@ -38,6 +38,7 @@ class Loader:
             each of them holds ready (at least 1).
         num_workers: processes that fetch, if Python's own work on an example takes long (torch's DataLoader).
         count: targets -> units over which the task's loss averages.
+        parts: micro-batches of a batch, each collated by itself; of tensors alone, whose rows can be cut, one.
 
     Raises:
         ValueError: the order is of another number of examples, there is no such rank, or a number is negative.
@@ -53,6 +54,7 @@ class Loader:
         prefetch: int = 0,
         num_workers: int = 0,
         count: Callable[[Any], float] = count_units,
+        parts: int = 1,
     ) -> None:
         rules = [
             (
@@ -69,6 +71,7 @@ class Loader:
         self._dataset, self._rank, self._count = dataset, rank, count
         self._device = torch.device(device)
         self._prefetch, self._num_workers = prefetch, num_workers
+        self._parts = 1 if is_fixed(dataset) else parts
         self._began = order
         self._epoch = self._step = 0
         self._source: Iterator[Any] | None = None
@@ -130,15 +133,15 @@ class Loader:
         if self._source is None:
             self._source = self._fetched()
         try:
-            inputs, targets = next(self._source)
+            fetched = next(self._source)
         except Drew:  # in the thread, which has changed nothing: fetch this step again without it
             self._has_drawn, self._source = True, None
             return self._next()
         except BaseException:
             self._source = None
             raise
-        has_data = self._began.counts(self._step, self.order.num_ranks)[self._rank] > 0
-        batch = Batch(inputs, targets, self._count(targets) if has_data else 0, self._count)
+        rows = self._began.counts(self._step, self.order.num_ranks)[self._rank]
+        batch = Batch.of(fetched, self._count, max(rows, 1), is_filler=not rows)
         self._step += 1
         return batch if self._device.type == "cpu" else batch.to(self._device)
 
@@ -146,7 +149,7 @@ class Loader:
         """Return an endless iterator of collated batches from here on."""
         is_pinned, is_alone = self._device.type == "cuda", bool(self._num_workers) or self._has_drawn
         has_thread = bool(self._prefetch) and not is_alone
-        batches = _Batches(self._dataset, self.order.seed, beside_others=has_thread)
+        batches = _Batches(self._dataset, self.order.seed, self._parts, beside_others=has_thread)
         positions = _positions(self._began, self.order, self._rank, epoch=self._epoch, step=self._step)
         if self._num_workers:
             return _by_workers(
@@ -181,15 +184,16 @@ def _positions(first: Order, then: Order, rank: int, *, epoch: int, step: int) -
 class _Batches(Dataset[Any]):
     """A data set whose examples are batches, and whose indices are positions."""
 
-    def __init__(self, dataset: Any, seed: int, *, beside_others: bool) -> None:
-        self._dataset, self._seed, self._beside_others = dataset, seed, beside_others
+    def __init__(self, dataset: Any, seed: int, parts: int, *, beside_others: bool) -> None:
+        self._dataset, self._seed, self._parts, self._beside_others = dataset, seed, parts, beside_others
         self._fetch: Fetch | None = None
 
     def __getitem__(self, position: Position) -> Any:
         epoch, indices = position
         if self._fetch is None:  # here, so that each worker process creates its own
             self._fetch = unseeded(self._dataset) if self._beside_others else drawing(self._dataset, self._seed)
-        return self._fetch(epoch, torch.from_numpy(indices))
+        rows = torch.from_numpy(indices)
+        return self._fetch(epoch, rows) if self._parts == 1 else in_parts(self._fetch, epoch, rows, self._parts)
 
     def pinned(self, position: Position) -> Any:
         return map_tensors(torch.Tensor.pin_memory, self[position])

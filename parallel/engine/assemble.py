@@ -40,11 +40,15 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
     if not trained(model):
         faults.append(f"{type(model).__name__} has no parameter to train")
     if mesh.tp > 1 and blueprint.tensor is None:
-        faults.append(f"tp={mesh.tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded")
+        faults.append(
+            f"tp={mesh.tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded; declare it, "
+            "or use tp=1"
+        )
+    faults += [f"tp={mesh.tp}: {fault}" for fault in blueprint.tensor_faults if mesh.tp > 1]
     faults += [
         f"tp={mesh.tp} must divide {name}={number}" for name, number in blueprint.divisible.items() if number % mesh.tp
     ]
-    if mesh.tp > 1 and blueprint.tensor is not None:
+    if mesh.tp > 1 and blueprint.tensor is not None and not blueprint.tensor_faults:
         styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
         faults += [f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles)]
     if mesh.pp > 1:

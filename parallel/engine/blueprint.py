@@ -1,7 +1,7 @@
 """The blueprint of a model: its own declaration of how it can be divided along every axis.
 
 A model without a blueprint trains under data parallelism. Pipelines and tensor parallelism need the attribute
-`blueprint`:
+`blueprint`; a model of Hugging Face has transformers' plan for tensor parallelism (`adapters.tensor_plan`):
 
     class Net(nn.Module):
         blueprint = Blueprint(chain=("embed", "layers", "head"), tensor=styles, divisible={"heads": 8})
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.adapters.tensor_plan import divisible_by_tp, tensor_plan, tensor_plan_faults
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -43,6 +44,9 @@ class Blueprint:
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""
 
+    tensor_faults: Sequence[str] = ()
+    """The reasons why tensor parallelism cannot divide the model as it is, each with the way out."""
+
     divisible: Mapping[str, int] = field(default_factory=dict)
     """Numbers that tp must divide, such as the heads of an attention, by name."""
 
@@ -55,13 +59,36 @@ class Blueprint:
 
 
 def blueprint_of(model: nn.Module) -> Blueprint:
-    """Return the model's blueprint; an `nn.Sequential` without one has its children as its chain."""
+    """Return the model's blueprint; an `nn.Sequential` without one has its children as its chain, a model of Hugging
+    Face transformers' plan.
+    """
     declared = getattr(model, "blueprint", None)
     if isinstance(declared, Blueprint):
         return declared
-    if _is_row(model):
-        return Blueprint(chain=tuple(model._modules))  # `named_children` omits the second name of a module
-    return Blueprint()
+    children = tuple(model._modules) if _is_row(model) else ()  # `named_children` omits the second name of a module
+    if not (plan := tensor_plan(model)):
+        return Blueprint(chain=children)
+    return Blueprint(
+        chain=children,
+        tensor=lambda _sequence_parallel, _loss_parallel: _styles_of(plan),
+        tensor_faults=tensor_plan_faults(model),
+        divisible=divisible_by_tp(model),
+    )
+
+
+def _styles_of(plan: Mapping[str, str]) -> Styles:
+    """Return torch's styles of a plan of transformers; all results between its layers are plain tensors."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    styles: Styles = {
+        "colwise": ColwiseParallel(),
+        "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+        "rowwise": RowwiseParallel(),
+        "rowwise_split_input": RowwiseParallel(input_layouts=Replicate()),
+        "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
+    }
+    return {name: styles[kind] for name, kind in plan.items() if kind in styles}
 
 
 def _is_row(module: nn.Module) -> bool:
@@ -132,7 +159,10 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
     names, weights = pieces(model), blueprint_of(model).weights
     if not names:
         why = "has a forward or hooks of its own" if isinstance(model, nn.Sequential) else "is no nn.Sequential"
-        raise ValueError(f"a pipeline needs a chain: {type(model).__name__} {why} and declares no blueprint.chain")
+        raise ValueError(
+            f"a pipeline needs a chain: {type(model).__name__} {why} and declares no blueprint.chain; declare it, or "
+            "use pp=1"
+        )
     if model._forward_hooks or model._forward_pre_hooks:
         raise ValueError(
             f"{type(model).__name__} has forward hooks, which each stage would call: register them on a layer"

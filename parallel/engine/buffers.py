@@ -14,14 +14,14 @@ from atoll.parallel.engine.axes import Axes
 @torch.no_grad()
 def average_buffers(parts: Sequence[nn.Module], axes: Axes | None, fixed: Collection[torch.Tensor] = ()) -> None:
     """Make the saved buffers of all ranks with different data equal: floats become their mean, integers the first
-    rank's.
+    rank's. Floats that are equal stay as they are, to the bit: the mean of three equal floats may be another one.
 
     It is called before an evaluation, a checkpoint and an export. Parameters are not touched.
 
     Args:
         parts: of this rank.
         axes: of the mesh; None: this rank is alone.
-        fixed: buffers that no training changes: the mean of three equal floats may be another one.
+        fixed: buffers that no training changes, which are not written.
     """
     if axes is None:
         return
@@ -36,8 +36,7 @@ def average_buffers(parts: Sequence[nn.Module], axes: Axes | None, fixed: Collec
                     continue
                 value = buffer.to_local() if isinstance(buffer, DTensor) else buffer
                 if value.is_floating_point():
-                    dist.all_reduce(value, group=group)
-                    value.div_(axes.mesh.degrees[axis])
+                    _take_mean(value, group)
                 else:
                     _take_first(value, group)
 
@@ -66,6 +65,16 @@ def differing_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> list[str
         return []
     flags = axes.sum_over(torch.stack([*found.values()]).to(torch.float32), "dp_replicate", "dp_shard")
     return [name for name, flag in zip(found, flags.tolist(), strict=True) if flag]
+
+
+def _take_mean(value: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Give all ranks of a group the mean of their values; where all have the same one, that."""
+    first = value.detach().clone()
+    _take_first(first, group)
+    both = torch.stack([value, (value != first).to(value.dtype)])
+    dist.all_reduce(both, group=group)
+    total, differing = both
+    value.copy_(torch.where(differing == 0, first, total / group.size()))
 
 
 def _take_first(value: torch.Tensor, group: dist.ProcessGroup) -> None:

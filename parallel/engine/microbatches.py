@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.data.batch import Batch, count_units, map_tensors, tensors
+from atoll.parallel.data.batch import Batch, Parts, count_units, map_tensors, part_sizes, tensors, units_in
+from atoll.parallel.task.errors import TaskBroken
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +31,43 @@ class Micro:
 def split(batch: Batch, number: int) -> list[Micro]:
     """Split the batch into `number` micro-batches of rows as equal as possible, the larger first.
 
-    If it has fewer rows, the rest are fillers: all ranks of a mesh must run the same number of passes.
+    If it has fewer rows, the rest are fillers: all ranks of a mesh must run the same number of passes. A batch that was
+    collated in parts has these.
+
+    Raises:
+        TaskBroken: a tensor has no row for each example.
     """
     num_rows = rows_of(batch)
+    if isinstance(batch.inputs, Parts):
+        return _collated(batch)
     if number == 1:
         return [Micro(batch.inputs, batch.targets, batch.count, num_rows)]
-    size, larger = divmod(num_rows, number)
+    _check_rows(batch, num_rows)
     found, start = [], 0
-    for index in range(number):
-        end = start + size + (index < larger)
+    for size in part_sizes(num_rows, number):
+        end = start + size
         rows = slice(start, end) if end > start else slice(0, 1)
         targets = _rows(batch.targets, rows)
-        count = 0 if end == start else _count(batch, targets)
+        count = 0 if end == start else _count(batch, targets, end - start)
         found.append(Micro(_rows(batch.inputs, rows), targets, count, rows.stop - rows.start))
         start = end
     return found
+
+
+def _collated(batch: Batch) -> list[Micro]:
+    sizes = part_sizes(rows_of(batch), len(batch.inputs))
+    counts = batch.counts() if batch.count else [0] * len(sizes)
+    parts = zip(batch.inputs, batch.targets, counts, sizes, strict=True)
+    return [Micro(inputs, targets, count, max(size, 1)) for inputs, targets, count, size in parts]
+
+
+def _check_rows(batch: Batch, num_rows: int) -> None:
+    for tensor in tensors((batch.inputs, batch.targets)):
+        if tensor.dim() == 0 or len(tensor) != num_rows:
+            raise TaskBroken(
+                f"a batch of {count_of(num_rows, 'example')} has a tensor of shape {tuple(tensor.shape)}, which cannot "
+                "be divided into micro-batches; allowed: tensors whose first dimension counts the examples"
+            )
 
 
 def split_padded(batch: Batch, number: int, size: int) -> list[Micro]:
@@ -62,21 +85,22 @@ def split_padded(batch: Batch, number: int, size: int) -> list[Micro]:
             f"a batch of {count_of(num_rows, 'example')} does not fit "
             f"{count_of(number, 'micro-batch', 'micro-batches')} of {size}"
         )
+    _check_rows(batch, num_rows)
     found = []
     for start in range(0, number * size, size):
         end = max(start, min(start + size, num_rows))
         targets = _rows(batch.targets, slice(start, end))
-        count = 0 if end == start else _count(batch, targets)
+        count = 0 if end == start else _count(batch, targets, end - start)
         found.append(Micro(_padded(batch.inputs, start, size, num_rows), targets, count, end - start))
     return found
 
 
 def rows_of(batch: Batch) -> int:
     """Return the number of examples of a batch."""
-    return len(next(tensors(batch.inputs)))
+    return batch.num_rows
 
 
-def _count(batch: Batch, targets: Any) -> float:
+def _count(batch: Batch, targets: Any, rows: int) -> float:
     """Return the units of some rows of a batch; if they are guessed, the device is read only if some targets are
     ignored.
     """
@@ -84,7 +108,7 @@ def _count(batch: Batch, targets: Any) -> float:
         return 0
     if batch.units is count_units and isinstance(batch.targets, torch.Tensor) and batch.count == batch.targets.numel():
         return int(targets.numel())
-    return batch.units(targets)
+    return units_in(batch.units, targets, rows)
 
 
 def _rows(tree: Any, rows: slice) -> Any:

@@ -18,6 +18,7 @@ from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.microbatches import Micro, split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
+from atoll.parallel.task.errors import TaskBroken
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """(outputs, targets) -> mean loss over the batch's units."""
@@ -37,7 +38,7 @@ def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch
     found = loss(map_tensors(in_single, outputs), micro.targets)
     if not isinstance(found, torch.Tensor) or found.dim():
         kind = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        raise ValueError(
+        raise TaskBroken(
             f"the loss must be a single number, the mean over the batch; got {kind} (where it is a sum and a weight, "
             "return their quotient, and the weight by Task(units=...))"
         )

@@ -21,6 +21,7 @@ from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe, Total, in_single, share_of_loss
 from atoll.parallel.engine.plan import SCHEDULES, Plan, stages_of
 from atoll.parallel.engine.sharding import whole
+from atoll.parallel.task.errors import TaskBroken
 
 
 class Stage(PipelineStage):
@@ -125,7 +126,7 @@ class Pipeline:
 
     def _run(self, batch: Batch, losses: list[torch.Tensor], go: Callable[..., Any]) -> None:
         if not isinstance(batch.inputs, torch.Tensor):
-            raise ValueError(f"a pipeline's inputs must be one tensor, got {type(batch.inputs).__name__}")
+            raise TaskBroken(f"a pipeline's inputs must be one tensor, got {type(batch.inputs).__name__}")
         number = self._plan.microbatches
         if self._rows is None:
             self._rows = -(-rows_of(batch) // number)

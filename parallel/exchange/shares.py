@@ -77,7 +77,7 @@ def shares_of(parts: Sequence[nn.Module], axes: Axes | None, tied: Sequence[Sequ
             continue
         is_further = name in seen or (name in firsts and name not in own_names)
         seen.add(name)
-        if (share := _share(name, tensor, axes, is_further)) is not None:
+        if (share := share_of(name, tensor, axes, is_further)) is not None:
             shares.append(share)
     if faults:
         raise ValueError("; ".join(faults))
@@ -96,7 +96,7 @@ def owned(shares: Iterable[Share], names: Iterable[str]) -> list[Share]:
     return sorted(mine, key=lambda share: share.name)
 
 
-def _share(name: str, tensor: torch.Tensor, axes: Axes | None, is_further: bool) -> Share | None:
+def share_of(name: str, tensor: torch.Tensor, axes: Axes | None, is_further: bool = False) -> Share | None:
     """Return the box of a tensor; None if this rank has nothing of it."""
     num_copies, copy = _place(tensor, axes)
     if not isinstance(tensor, DTensor):

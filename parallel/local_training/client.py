@@ -15,7 +15,7 @@ from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import state_of, trained_by_name, travelling_dtype
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.algorithm import Algorithm
-from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
+from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_form
 from atoll.parallel.task.context import Context
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
@@ -59,18 +59,27 @@ class TrainingClient:
         self._task, self._data = task, data
         self.algorithm: Algorithm = task.algorithm
         self.model, self.local, self.context = model, local, context
-        self.trained = trained_by_name(model)
-        self.start = {name: tensor.detach().clone() for name, tensor in state_of(model).items()}
-        check_like(_arrays(shared, SHARED), form_of_shared(self.algorithm.shared(model)))
+        self.trained = self._trained()
+        self.start = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+        check_form(form_of(shared, SHARED), form_of_shared(self.algorithm.shared(model)))
         self.received, self.shared = shared, dict(shared)
         self._is_first = state is None
         first = dict(self.algorithm.state(model)) if state is None else state
         self.state = {name: tensor.detach().clone() for name, tensor in first.items()}
         self._form = form_of_state(self.state)
         self.leaves_out: set[str] = set()
-        self.inputs: Any = None
-        self.targets: Any = None
+        self._batch: tuple[Any, Any] = None, None
         self.num_steps = 0
+
+    @property
+    def inputs(self) -> Any:
+        """The inputs of the present batch."""
+        return self._batch[0]
+
+    @property
+    def targets(self) -> Any:
+        """The targets of the present batch."""
+        return self._batch[1]
 
     @property
     def parameters(self) -> Tensors:
@@ -136,7 +145,7 @@ class TrainingClient:
         """
         if unknown := sorted(tensors.keys() - self.start.keys()):
             raise TaskBroken(f"{', '.join(unknown)}: no tensor of the model (its tensors: {', '.join(self.start)})")
-        now = {name: tensor.detach() for name, tensor in state_of(self.model).items() if name not in tensors}
+        now = {name: tensor.detach() for name, tensor in self._tensors().items() if name not in tensors}
         lent = {name: t for name, t in tensors.items() if not keeps and t is not self.start[name]}
         every = {name: t.detach() for name, t in (now | dict(tensors)).items()}
         return {name: t if name in self.trained or name in lent else t.clone() for name, t in every.items()}
@@ -153,7 +162,7 @@ class TrainingClient:
 
     def loss(self, loss: torch.Tensor, outputs: Any, batch: Any) -> torch.Tensor:
         """Return the algorithm's loss of the next batch."""
-        self.inputs, self.targets = batch
+        self._batch = batch
         return self.algorithm.loss(self, loss, outputs)
 
     def change_gradients(self) -> None:
@@ -164,7 +173,7 @@ class TrainingClient:
             if name not in changed or changed[name].shape != parameter.shape:
                 found = "missing" if name not in changed else tuple(changed[name].shape)
                 raise TaskBroken(f"algorithm.gradients: {name} is {found}, expected {tuple(parameter.shape)}")
-            parameter.grad = changed[name].detach().to(parameter.dtype)
+            parameter.grad = self._placed(changed[name].detach(), parameter).to(parameter.dtype)
 
     def stepped(self) -> None:
         """Count a step, and let the algorithm follow it."""
@@ -189,13 +198,25 @@ class TrainingClient:
         Raises:
             TaskBroken: there is no such tensor in the model, or of another shape.
         """
-        changed, state = self.algorithm.evaluated(self), state_of(self.model)
+        changed, state = self.algorithm.evaluated(self), self._tensors()
         for name, tensor in changed.items():
             if name not in state or state[name].shape != tensor.shape:
                 expected = tuple(state[name].shape) if name in state else "no such tensor"
                 raise TaskBroken(f"algorithm.evaluated: {name} is {tuple(tensor.shape)}, the model has {expected}")
             with torch.no_grad():
-                state[name].copy_(tensor)
+                state[name].copy_(self._placed(tensor, state[name]))
+
+    def _tensors(self) -> Tensors:
+        """Return the tensors of the model that travel, as they are now."""
+        return state_of(self.model)
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters of the model that an optimizer moves."""
+        return trained_by_name(self.model)
+
+    def _placed(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return a hook's tensor where this one is."""
+        return value
 
     def sent(self) -> Arrays:
         """Return the changes of the shared tensors, as they travel.
@@ -204,16 +225,16 @@ class TrainingClient:
             TaskBroken: the algorithm has set tensors of other names or shapes.
             NotFinite: a value is not finite.
         """
+        check_set("client.shared", form_of(self.shared, SHARED), form_of_shared(self.received))
         before, after = _arrays(self.received, SHARED), _arrays(self.shared, SHARED)
-        _check("algorithm: client.shared", after, form_of_shared(self.received))
         changes = {name: np.subtract(after[name], before[name]) for name in after}
         check_finite(changes, "update")
         return changes
 
     def kept(self) -> Arrays:
         """Return the client's state, as it is stored; errors as in `sent`."""
+        check_set("client.state", form_of_state(self.state), self._form)
         state = _arrays(self.state, STATE)
-        _check("algorithm: client.state", state, self._form)
         check_finite(state, "client's state")
         return state
 
@@ -241,8 +262,15 @@ def form_of_state(tensors: Mapping[str, torch.Tensor]) -> Layout:
     faults = [name for name, tensor in tensors.items() if not isinstance(tensor, torch.Tensor) or tensor.is_complex()]
     if faults:
         raise TaskBroken(f"algorithm.state: {', '.join(faults)}: must be tensors of floats or of whole numbers")
+    return form_of(tensors, STATE)
+
+
+def form_of(tensors: Mapping[str, torch.Tensor], prefix: str) -> Layout:
+    """Return the layout of tensors, under names with a prefix."""
+    dtypes = {name: travelling_dtype(tensor) for name, tensor in tensors.items()}
     return in_order(
-        Tensor(STATE + name, ALLOWED[travelling_dtype(tensor)], tuple(tensor.shape)) for name, tensor in tensors.items()
+        Tensor(prefix + name, ALLOWED.get(dtypes[name], str(dtypes[name])), tuple(tensor.shape))
+        for name, tensor in tensors.items()
     )
 
 
@@ -266,11 +294,16 @@ def tensors_with(prefix: str, arrays: Mapping[str, np.ndarray[Any, Any]], device
     }
 
 
-def _check(what: str, arrays: Arrays, form: Layout) -> None:
+def check_set(what: str, found: Layout, form: Layout) -> None:
+    """Check the names, shapes and dtypes of the tensors that an algorithm has set.
+
+    Raises:
+        TaskBroken: with every difference.
+    """
     try:
-        check_like(arrays, form)
+        check_form(found, form)
     except ValueError as error:
-        raise TaskBroken(f"{what}: {error}") from error
+        raise TaskBroken(f"algorithm: {what}: {error}") from error
 
 
 def _is_float(tensor: object) -> bool:

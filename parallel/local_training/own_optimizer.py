@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,6 +28,23 @@ TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Largest difference between two moves, as a fraction of the tensor's largest move in this step."""
 
 
+KINDS_MAX = 64
+"""The number of optimizers whose verdicts a process remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The code and the settings of an optimizer, without the rate, which a schedule changes in each round."""
+
+    factory: int
+    """The identity of the function or class that makes it, which the verdict keeps alive in `local`."""
+    made: type
+    """The type of what it makes."""
+    settings: str
+    """The values of its groups and attributes."""
+    local: Local = field(compare=False)
+
+
 def is_elementwise(local: Local) -> bool:
     """Return whether an own optimizer moves each element by itself, so that it steps shards as it steps whole tensors.
 
@@ -35,15 +53,74 @@ def is_elementwise(local: Local) -> bool:
     one, a step size from all gradients (D-adaptation), or noise they do not. Moves are compared, not values, in which a
     small learning rate hides them; in single precision and, if the optimizer takes it, in double.
 
+    The process remembers the verdict for other rates of the same optimizer, if its settings are plain values.
+
     Raises:
-        TaskBroken: as `own_optimizer`, or its step fails.
+        TaskBroken: as `own_optimizer`, or its step fails; with the way out.
     """
+    kind = _kind_of(local)
+    return _has_like_trials(local) if kind is None else _remembered(kind)
+
+
+@lru_cache(maxsize=KINDS_MAX)
+def _remembered(kind: _Kind) -> bool:
+    return _has_like_trials(kind.local)
+
+
+def _has_like_trials(local: Local) -> bool:
     trials = [replace(local, lr=rate) for rate in (local.lr, TRIAL_RATE)]
     if not all(_moves_alike(trial, torch.float32) for trial in trials):
         return False
     with suppress(TaskBroken):  # it takes no double precision
         return all(_moves_alike(trial, torch.float64) for trial in trials)
     return True
+
+
+def _kind_of(local: Local) -> _Kind | None:
+    """Return the kind of an optimizer; None: it has settings, such as tensors, of which no text says all."""
+    with _way_out(local):
+        made = own_optimizer(local, [torch.nn.Parameter(piece.float()) for piece in _drawn(torch.Generator())])
+    groups = [{**group, "params": len(group["params"])} for group in made.param_groups]
+    values = {**vars(made), "param_groups": groups, "momentum": local.momentum, "weight_decay": local.weight_decay}
+    if not _is_plain(values):
+        return None
+    factory = local.optimizer if callable(local.optimizer) else load(local.optimizer)
+    return _Kind(id(factory), type(made), repr(_without_rate(values)), local)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether the text of a value says all of it."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value.keys(), *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, complex, str)
+
+
+def _without_rate(value: Any) -> Any:
+    """Return a value without the entries `lr` of all dicts in it, lists and dicts alike."""
+    if isinstance(value, dict):
+        return {key: _without_rate(inner) for key, inner in value.items() if key != "lr"}
+    return [_without_rate(inner) for inner in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def _way_out(local: Local) -> Iterator[None]:
+    """Run the user's code in a trial; its errors say why it was called, and the way out.
+
+    Raises:
+        TaskBroken: in place of any error.
+    """
+    try:
+        yield
+    except Exception as error:  # the user's code runs here and may raise anything
+        told = str(error) if isinstance(error, TaskBroken) else f"{type(error).__name__}: {error}"
+        name = "" if isinstance(error, TaskBroken) else f"local.optimizer: {local.optimizer_name}: "
+        raise TaskBroken(
+            f"{name}{told} (in a trial at lr={local.lr:g} on small dense tensors, which tells whether it can step the "
+            "shards of this mesh); allowed: an optimizer that takes them and this rate, a mesh of dp_replicate alone, "
+            "or one process"
+        ) from error
 
 
 def _moves_alike(local: Local, dtype: torch.dtype) -> bool:
@@ -74,16 +151,15 @@ def _trial(local: Local, dtype: torch.dtype, num_places: int, axis: int) -> list
 
     generator = torch.Generator().manual_seed(0)
     parameters = [[torch.nn.Parameter(piece) for piece in of_place] for of_place in places(_drawn(generator))]
-    optimizers = [own_optimizer(local, of_place) for of_place in parameters]
+    with _way_out(local):
+        optimizers = [own_optimizer(local, of_place) for of_place in parameters]
     paths = [joined()]
     for gradients in _gradients(generator):
         for of_place, optimizer, pieces in zip(parameters, optimizers, places(gradients), strict=True):
             for parameter, piece in zip(of_place, pieces, strict=True):
                 parameter.grad = piece
-            try:
+            with _way_out(local):
                 optimizer.step()
-            except Exception as error:  # the user's code runs here and may raise anything
-                raise TaskBroken(f"local.optimizer: {local.optimizer_name}: {type(error).__name__}: {error}") from error
         paths.append(joined())
     return [torch.stack(path) for path in zip(*paths, strict=True)]
 

@@ -8,7 +8,8 @@ import torch
 
 
 class PassingState:
-    """The non-persistent buffers of a new model, which are restored before each training and evaluation.
+    """The non-persistent buffers of a new model, which are restored before each training and evaluation; those that a
+    forward pass has registered are removed.
 
     Args:
         model: the model, on its device.
@@ -22,9 +23,14 @@ class PassingState:
             if name in module._non_persistent_buffers_set
         ]
         self._seen = [self._mark(module, name) for module, name, _ in self._first]
+        self._names = [(module, set(module._non_persistent_buffers_set)) for module in model.modules()]
 
     def restore(self) -> None:
         """Give each buffer its first value; a buffer that nothing has changed since costs nothing."""
+        for module, names in self._names:
+            if len(module._non_persistent_buffers_set) > len(names):
+                for name in module._non_persistent_buffers_set - names:
+                    delattr(module, name)
         with torch.no_grad():
             for place, (module, name, first) in enumerate(self._first):
                 now = module._buffers.get(name)

@@ -16,8 +16,9 @@ from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.own_optimizer import own_optimizer
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
+from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.scaffold import ControlVariates
-from atoll.parallel.local_training.unit_check import check_of
+from atoll.parallel.local_training.unit_check import check_of, is_due
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.array_task import is_work
 from atoll.parallel.task.deadline import Deadline
@@ -148,6 +149,7 @@ class Step:
         self._client = algorithm if isinstance(algorithm, TrainingClient) else None
         corrections = algorithm.corrections if isinstance(algorithm, ControlVariates) else {}
         self._units, self._check = units_of(task), check_of(task)
+        self._form, self._seen = SameForm(model), 0
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self._parameters] if local.prox_mu else []
         by_name = trained_by_name(model) if corrections else {}
@@ -164,6 +166,9 @@ class Step:
         self._optimizer.zero_grad(set_to_none=True)
         outputs = self._model(inputs)
         self._check.see(outputs, targets)
+        self._seen += 1
+        if is_due(self._seen):
+            self._form.check()
         loss = one_loss(self._task.loss(outputs, targets), is_trained=True)
         self._objective(loss, outputs, batch).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():

@@ -31,14 +31,30 @@ def count_units(targets: Any) -> int:
             else: the length of the first dimension (of a tree: of its first tensor).
 
     Raises:
-        ValueError: there is no tensor among the targets.
+        TaskBroken: there is no tensor among the targets.
     """
     first = next(tensors(targets), None)
     if first is None:
-        raise ValueError(f"no tensor among the targets to count, got {type(targets).__name__}")
+        raise TaskBroken(f"no tensor among the targets to count, got {type(targets).__name__}")
     if first is targets and are_numbered(first):
         return int((first != IGNORED).sum())
     return len(first)
+
+
+def units_in(count: Callable[[Any], float], targets: Any, rows: int) -> float:
+    """Return the units of some rows: where they are guessed, and not as entries of one tensor, the number of rows.
+
+    So a batch of any form has its examples as units: a list of boxes, whose first tensor is of one example, or texts.
+
+    Args:
+        count: targets -> units, as the task says them or as they are guessed.
+        targets: of these rows.
+        rows: their number.
+    """
+    is_guess = count is count_units or (isinstance(count, Units) and not count.is_said)
+    if is_guess and not (isinstance(targets, torch.Tensor) and are_numbered(targets)):
+        return rows
+    return count(targets)
 
 
 def are_numbered(targets: torch.Tensor) -> bool:
@@ -82,8 +98,8 @@ class Units:
         """Return the units of some rows; of a sum 1, since its parts are added unweighted.
 
         Raises:
-            ValueError: there is no tensor among the targets to count.
-            TaskBroken: the task's function returns no number, or a negative or infinite one.
+            TaskBroken: there is no tensor among the targets to count, or the task's function returns no number, or a
+                negative or infinite one.
         """
         if self._said is None:
             return count_units(targets)
@@ -98,11 +114,11 @@ class Units:
 
         Args:
             targets: of the batch.
-            rows: its examples, which count if the targets have no tensor.
+            rows: its examples, as in `units_in`.
         """
         if self.is_sum:
             return 1, rows
-        units = self(targets) if self.is_said or next(tensors(targets), None) is not None else rows
+        units = units_in(self, targets, rows)
         return units, units
 
     def sums(self, loss: float, targets: Any, rows: int) -> tuple[float, float]:

@@ -47,14 +47,18 @@ class Client(Protocol):
     leaves_out: set[str]
     """The names of tensors that the update leaves out, for a run with `aggregation.partial`."""
 
-    inputs: Any
-    """The inputs of the present batch."""
-
-    targets: Any
-    """The targets of the present batch."""
-
     num_steps: int
     """The number of steps that are done."""
+
+    @property
+    def inputs(self) -> Any:
+        """The inputs of the present batch."""
+        ...
+
+    @property
+    def targets(self) -> Any:
+        """The targets of the present batch."""
+        ...
 
     @property
     def parameters(self) -> "Tensors":

@@ -1,6 +1,6 @@
 """Checks of named numpy arrays that leave a training: layout, agreement with the model, finiteness. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +50,13 @@ def check_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout, *, 
     Raises:
         TaskMismatch: with every difference.
     """
-    given = {name: Tensor(name, ALLOWED.get(a.dtype, str(a.dtype)), a.shape) for name, a in arrays.items()}
+    given = [Tensor(name, ALLOWED.get(a.dtype, str(a.dtype)), a.shape) for name, a in arrays.items()]
+    check_form(given, expected, may_omit=may_omit)
+
+
+def check_form(tensors: Iterable[Tensor], expected: Layout, *, may_omit: bool = False) -> None:
+    """Check that tensors have the expected names, shapes and dtypes; see `check_like`."""
+    given = {tensor.name: tensor for tensor in tensors}
     wanted = {tensor.name: tensor for tensor in expected}
     is_whole = not may_omit or not given
     faults = [f"{name} is missing" for name in wanted if name not in given and is_whole]

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from atoll.parallel.task.errors import TaskBroken
+
 Statistics = dict[str, tuple[float, ...]]
 """Sums by the name of the metric; an empty tuple in place of sums that were refused (`only_finite`)."""
 
@@ -52,14 +54,14 @@ def as_statistics(raw: Mapping[str, Sequence[Any]]) -> Statistics:
     """Convert numbers, or one-element arrays of any library, to plain tuples of floats.
 
     Raises:
-        ValueError: the value of a metric is no sequence of numbers; the message names the metric.
+        TaskBroken: the value of a metric is no sequence of numbers; the message names the metric.
     """
     plain: Statistics = {}
     for name, numbers in raw.items():
         try:
             plain[name] = tuple(float(number) for number in numbers)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"metric {name}: expected a tuple of numbers, got {numbers!r}") from error
+            raise TaskBroken(f"metric {name}: expected a tuple of numbers, got {numbers!r}") from error
     return plain
 
 
@@ -90,7 +92,7 @@ def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
     """Return the sums of any number of statistics, in any order. A metric may be missing or refused in some of them.
 
     Raises:
-        ValueError: a metric has different lengths; the message names it.
+        TaskBroken: a metric has different lengths; the message names it.
     """
     columns: dict[str, list[Sequence[float]]] = {}
     for summand in statistics:
@@ -101,7 +103,7 @@ def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
         columns[name] = [numbers for numbers in columns[name] if len(numbers)]
         lengths = sorted({len(numbers) for numbers in columns[name]})
         if len(lengths) > 1:
-            raise ValueError(f"metric {name}: statistics of different lengths {lengths} cannot be added")
+            raise TaskBroken(f"metric {name}: statistics of different lengths {lengths} cannot be added")
         sums[name] = tuple(total(numbers) for numbers in zip(*columns[name], strict=True))
     return sums
 

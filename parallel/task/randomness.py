@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.parallel.task.context import context_of, within
+from atoll.parallel.task.data_sets import check_form
 
 if TYPE_CHECKING:
     from atoll.parallel.task.task import Task
@@ -94,14 +95,14 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def data_of(task: "Task", site: str, split: str) -> Any:
-    """Return `task.data(site, split)`, read with seeded generators."""
+    """Return `task.data(site, split)`, read with seeded generators; errors as in `data_sets.check_form`."""
     with seeded(DATA_SEED), within(context_of(task, site=site)):
-        return task.data(site, split)
+        return check_form(task, task.data(site, split), f"task.data({site!r}, {split!r})")
 
 
 def server_data_of(task: "Task") -> Any:
-    """Return the server's data, read with seeded generators; None: the task has none."""
+    """Return the server's data, read with seeded generators; None: the task has none. Errors as in `data_of`."""
     if task.test_data is None:
         return None
     with seeded(DATA_SEED), within(context_of(task)):
-        return task.test_data()
+        return check_form(task, task.test_data(), "task.test_data()")

@@ -21,22 +21,12 @@ def pooled(task: Task, split: str) -> Any | None:
         task: with its sites.
         split: "train" or "test".
     """
-    found = [data for site in task.sites if (data := data_of(task, site, split)) is not None and _size(data, site)]
+    found = [data for site in task.sites if (data := data_of(task, site, split)) is not None and len(data)]
     if not found:
         return None
     if all(type(data) is TensorDataset for data in found):  # one index operation reads a batch
         return TensorDataset(*(torch.cat(columns) for columns in zip(*(data.tensors for data in found), strict=True)))
     return ConcatDataset(found)
-
-
-def _size(data: Any, site: str) -> int:
-    try:
-        return len(data)
-    except TypeError as error:
-        raise TaskBroken(
-            f"task.data({site!r}, ...) gave {type(data).__name__}, which has no length, where a map-style data set is "
-            "needed"
-        ) from error
 
 
 def training_data(task: Task) -> Any:

@@ -39,7 +39,7 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
         check: of the loss's units.
     """
     sums: Statistics = {}
-    units = units_of(task)
+    units, is_divided = units_of(task), engine.plan.mesh.pp > 1
 
     def observe(outputs: Any, targets: Any) -> None:
         nonlocal sums
@@ -47,7 +47,7 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
         found = of_batch(task.metrics, outputs, targets)
         if "loss" not in found:
             check.see(outputs, targets)
-            rows = len(next(tensors(targets)))
+            rows = len(next(tensors(targets))) if is_divided else batch.num_rows
             found |= as_statistics({"loss": units.sums(one_loss(task.loss(outputs, targets)).item(), targets, rows)})
         sums = add(sums, found)
 

@@ -10,6 +10,7 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.step import Engine, Measured
+from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.unit_check import UnitCheck, is_due
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.errors import NotFinite, TaskBroken
@@ -68,6 +69,7 @@ class Training:
     guard: Guard
     same_batch: SameBatch
     unit_check: UnitCheck
+    form: SameForm
     ranks: Ranks
     report: Report
     folder: Path
@@ -89,15 +91,16 @@ class Training:
 
         Raises:
             NotFinite: the loss is no longer finite; the checkpoints are of steps before that.
-            TaskBroken: ranks that must read the same batch read different ones (`same_batch`); or the units of the
-                loss are guessed, and wrong (`unit_check`). Nothing of that step is saved.
+            TaskBroken: ranks that must read the same batch read different ones (`same_batch`); the units of the loss
+                are guessed, and wrong (`unit_check`); or a forward pass has changed the model's form. Nothing of that
+                step is saved.
         """
         self.meter.resume()
         for batch in self._batches():
             due = self._due()
             measured = self._step(batch, due)
             if due.any or is_due(self.engine.steps):
-                self._check_units()
+                self._check_task()
             if due.any:
                 self._check_finite()
             if due.log:
@@ -109,7 +112,7 @@ class Training:
             if due.evaluation or due.checkpoint:
                 self.meter.resume()
             if self.agreement.should_stop():
-                self._check_units()
+                self._check_task()
                 self._check_finite()
                 self._save()
                 return "interrupted"
@@ -155,9 +158,10 @@ class Training:
                 f"(learning rate {self.recipe.schedule(step - 1):g}); {remains}"
             )
 
-    def _check_units(self) -> None:
-        """Refuse wrong guesses of the loss's units, on all ranks together."""
-        if found := [sentence for sentence in self.ranks.gather(self.unit_check.found) if sentence]:
+    def _check_task(self) -> None:
+        """Refuse wrong guesses of the loss's units, and another form of the model, on all ranks together."""
+        fault = self.unit_check.found or self.form.fault()
+        if found := [sentence for sentence in self.ranks.gather(fault) if sentence]:
             raise TaskBroken(found[0])
 
     def _log(self, measured: Measured) -> None:
@@ -179,7 +183,7 @@ class Training:
             batches = self.same_batch.checked(loader)
             values = evaluate(self.engine, self.task, batches, self.ranks, self.unit_check)
             found |= {f"{name}/{metric}": value for metric, value in values.items()}
-        self._check_units()
+        self._check_task()
         self.report({"event": "evaluation", "step": self.engine.steps, "epoch": self._epochs(), **found})
         self.values = found
         return found

@@ -23,6 +23,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.local_training.frozen import frozen_of
+from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.local_training.warm_start import Start
@@ -217,6 +218,7 @@ class _Builder:
             prefetch=config.prefetch,
             num_workers=config.workers,
             count=units_of(job.task),
+            parts=job.plan.accumulate if job.plan.mesh.pp == 1 else 1,
         )
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
@@ -248,6 +250,7 @@ class _Builder:
                 guard=Guard(self.device),
                 same_batch=SameBatch(self.axes),
                 unit_check=self._unit_check,
+                form=SameForm(*engine.parts),
                 ranks=ranks,
                 report=here.report,
                 folder=here.folder,

@@ -130,7 +130,7 @@ class ModelBench:
 
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
-        local = self._here.local_of(request, request.get("version") or 0)
+        local = self._here.local_of(request, (request.get("version") or 0) + 1)
         algorithm = request.get("algorithm") or "fedavg"
         check_training(self._here.task, algorithm, local)
         dataset, model = self._here.training_data(), self._the_model(request)
@@ -153,8 +153,7 @@ class ModelBench:
                 device=self._device,
                 algorithm=control or client or kept,
             )
-        if self._here.task.fit is None:  # a loop of one's own may move a model to another device and back
-            self._unchanged.check()
+        self._check_frozen()
         update, report = update_of(before, model), Json(steps=work.steps)
         own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
         update = {name: array for name, array in update.items() if name not in stays}
@@ -181,7 +180,9 @@ class ModelBench:
         with within(context):
             if where != "server" and (client := self._client(arrays, model, local, context)):
                 client.load_evaluated()
-            return evaluate(self._here.task, model, dataset, device=self._device, seed=model_seed(request))
+            found = evaluate(self._here.task, model, dataset, device=self._device, seed=model_seed(request))
+        self._check_frozen()
+        return found
 
     def _client(
         self, arrays: Received, model: torch.nn.Module, local: Local, context: Context
@@ -240,6 +241,20 @@ class ModelBench:
         self._here.check_frozen(request, partial(self._digest_of, self._model))
         self._passing.restore()
         return self._model
+
+    def _check_frozen(self) -> None:
+        """Check that nothing has changed the frozen tensors; otherwise the next request builds another model.
+
+        Raises:
+            TaskBroken: with their names.
+        """
+        if self._here.task.fit is not None:  # a loop of one's own may move a model to another device and back
+            return
+        try:
+            self._unchanged.check()
+        except TaskBroken:
+            self._model = None
+            raise
 
     def _digest_of(self, model: torch.nn.Module) -> str:
         """Return the digest of the frozen tensors of the run's model; it is made once."""

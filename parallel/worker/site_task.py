@@ -47,13 +47,17 @@ class SiteTask:
         check_training(task, self.algorithm, self.local)
         self._datasets: dict[str, Any] = {}
 
-    def local_of(self, request: Json, version: int) -> Local:
-        """Return the settings of the round after a version; take the options of the request's run."""
+    def local_of(self, request: Json, round_: int) -> Local:
+        """Return the settings of a round, which makes the version of its number; take the options of the request's run.
+
+        A version is trained from in the round after it, and evaluated with the settings of its own: after the last
+        round there is no next one, in which a schedule may have no allowed value.
+        """
         given = Given.read(request.get("local") or {})
         if "local" in request and given.options != self._options:  # the worker's last run had others
             self.task, self._options = self._loaded.with_options(given.options), given.options
             self._datasets = {}
-        return given.local_of(self.local, version + 1)
+        return given.local_of(self.local, max(1, round_))
 
     def check_frozen(self, request: Json, digest: Callable[[], str]) -> None:
         """Check that the tensors of the model which do not travel are those of the coordinator.
@@ -124,7 +128,7 @@ class SiteTask:
 
     def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
         """Return the statistics of the rows of both splits, with those of the task's own function."""
-        self.local_of(request, 0)  # takes the options of the request
+        self.local_of(request, 1)  # takes the options of the request
         if self.site is None:
             raise TaskBroken("this worker was started without a site, so it has no data")
         datasets = {split: self.dataset(split) for split in SPLITS}

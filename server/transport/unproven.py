@@ -7,10 +7,10 @@ moment the new connection is among the open sockets. It is unproven if no call h
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.handshake_fault import own_fault
@@ -50,7 +50,7 @@ class Unproven:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[Place] = set()
         self._known: frozenset[str] = frozenset()
-        self._told: OrderedDict[str, float] = OrderedDict()
+        self._told: BoundedMapping[str, float] = BoundedMapping(HOSTS_MAX)
         self._lines = Bucket(LINES_PER_S, LINES_BURST)
         self._look_at = 0.0
 
@@ -107,9 +107,6 @@ class Unproven:
         if now < self._told.get(host, now) or not self._lines.take(now):
             return
         self._told[host] = now + AGAIN_S
-        self._told.move_to_end(host)
-        if len(self._told) > HOSTS_MAX:
-            self._told.popitem(last=False)
         logger.warning("a connection from %s port %d has proven no identity: %s", host, port, self._cause())
 
     def _cause(self) -> str:

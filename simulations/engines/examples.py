@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from atoll.parallel.local_training.batches import to_device
+from atoll.parallel.local_training.batches import pair_of, to_device
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import data_of
@@ -93,6 +93,7 @@ class ExamplesOf:
             chosen, inner = indices if chosen is None else indices[chosen], inner.dataset
         if type(inner) is not TensorDataset:
             return Examples(len(dataset), None, None, self._fetch(dataset)), 0
+        pair_of(inner.tensors)
         tensors = tuple(map(self._on_device, inner.tensors))
         if chosen is None:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

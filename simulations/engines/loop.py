@@ -12,7 +12,8 @@ from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import build_model
-from atoll.parallel.local_training.unit_check import check_of
+from atoll.parallel.local_training.same_form import SameForm
+from atoll.parallel.local_training.unit_check import check_of, is_due
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import Context, context_of, depends_on_context, within
@@ -49,6 +50,7 @@ class Loop:
         self._follow(training)
         self._generator = torch.Generator()
         self.units, self._check = units_of(self._task), check_of(self._task)
+        self._same_form, self._seen = SameForm(self.model), 0
         self.form = self.exchange.form
 
     def _follow(self, training: Training) -> None:
@@ -115,6 +117,9 @@ class Loop:
             inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(seed, epoch, rows)
             outputs = model(inputs)
             self._check.see(outputs, targets)
+            self._seen += 1
+            if is_due(self._seen):
+                self._same_form.check()
             loss = one_loss(loss_of(outputs, targets), is_trained=True)
             loss.backward()  # type: ignore[no-untyped-call]
             step()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import is_loss
@@ -179,7 +180,7 @@ def rows(sides: Sequence[Side], target: float | None) -> list[dict[str, Any]]:
 def _row(side: Side, label: str, point: Point | None) -> dict[str, Any]:
     if point is None:
         return dict.fromkeys(COLUMNS) | {"": label}
-    values = (label, point.value, None, f"{point.count} {side.unit}", point.passes, point.bytes)
+    values = (label, point.value, None, count_of(point.count, side.unit[:-1]), point.passes, point.bytes)
     return dict(zip(COLUMNS, (*values, point.virtual_s, point.real_s), strict=True))
 
 

@@ -45,12 +45,12 @@ def run_cell(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
 
 
 def is_over(folder: Path, goal: Goal | None = None) -> bool:
-    """Return whether the run in a folder has finished, failed or reached its goal."""
+    """Return whether the run in a folder has ended, or reached its goal."""
     if not (folder / RESULT).exists():
         return False
     report = read_run(folder)
     has_reached = goal is not None and any(goal.is_met_by(line) for line in report.rounds)
-    return has_reached or report.result["state"] in ("finished", "failed")
+    return has_reached or report.result["state"] != "interrupted"
 
 
 def run_all(

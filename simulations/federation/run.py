@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.results_folder import SIMULATION, faults_of_place
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError, effective, load_text
@@ -81,6 +82,7 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
         ConfigError: the folder has another run, or one with unreadable settings.
         StoreCorrupted: the state of the run is damaged.
     """
+    check_place(folder)
     if not (folder / STATE).exists():
         return
     if is_fresh:
@@ -102,6 +104,26 @@ def differing(file: SimulationFile, folder: Path) -> dict[str, tuple[str | None,
     before, now = _settings_of(folder), _decisive(effective(file))
     names = sorted(before.keys() | now.keys())
     return {key: (before.get(key), now.get(key)) for key in names if before.get(key) != now.get(key)}
+
+
+def check_place(folder: Path) -> None:
+    """Check that the folder has nothing of another kind, and no run's TOML that a person has written.
+
+    Raises:
+        ConfigError: with all that it has.
+    """
+    is_a_persons = (folder / SETTINGS).exists() and not (folder / STATE).exists() and not _is_effective(folder)
+    if faults := faults_of_place(folder, SIMULATION, [SETTINGS] if is_a_persons else []):
+        raise ConfigError(faults)
+
+
+def _is_effective(folder: Path) -> bool:
+    """Return whether the TOML in a folder is the print of a simulation's settings, to the byte."""
+    try:
+        text = (folder / SETTINGS).read_text(encoding="utf-8")
+        return effective(load_text(SimulationFile, text, name=SETTINGS)) == text
+    except (ConfigError, ValueError, OSError):
+        return False
 
 
 def _check_rounds(file: SimulationFile, folder: Path, before: int) -> None:

@@ -37,6 +37,7 @@ from atoll.server.rounds.events import (
     MetricsComputed,
     ModelEvaluated,
     OpenNextRound,
+    PauseRun,
     Profile,
     Reject,
     Release,
@@ -124,7 +125,7 @@ class Service:
                 self._host.round_ended(effect)
             case CloseEvaluation():
                 self._host.clients_evaluated(effect)
-            case EndRun():
+            case EndRun() | PauseRun():  # in a simulation nobody resumes the run
                 self._host.run_ended()
             case _:
                 self._begin_duty(effect)

@@ -15,7 +15,7 @@ from atoll.protocol.settings import ConfigError, effective, or_faults
 from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.report import RESULT, ROUNDS, Json
-from atoll.simulations.federation.run import SETTINGS, differing
+from atoll.simulations.federation.run import SETTINGS, check_place, differing
 from atoll.simulations.federation.setting import as_given, populated
 from atoll.simulations.messages.federation import EXCHANGES, REPLIES, TEMPORARY, MessageFederation, MessageSetting
 
@@ -124,6 +124,7 @@ def _check_folder(folder: Path, *, is_fresh: bool) -> None:
         ConfigError: it has another one.
     """
     another = "choose another --out, or delete it"
+    check_place(folder)
     if (folder / ROUNDS).exists():
         raise ConfigError([f"{folder}: there is a run of rounds already; {another}"])
     if not (folder / EXCHANGES).exists():

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.task.data_sets import form_fault
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
@@ -171,7 +171,7 @@ def _read(task: Task, split: str) -> dict[str, Any]:
             dataset = data_of(task, site, split)
         if dataset is None:
             continue
-        if fault := _no_dataset(dataset):
+        if fault := form_fault(dataset):  # of a task with a `fit` of its own
             raise ConfigError([f"population: task.data({site!r}, {split!r}) gave {fault}"])
         datasets[site] = dataset
     return datasets
@@ -183,15 +183,6 @@ def _pool(datasets: Mapping[str, Any], split: str) -> Pool:
 
 def _name(site: str, split: str) -> str:
     return f"{split} data of site {site!r}"
-
-
-def _no_dataset(given: Any) -> str:
-    """Return the reason that an object is not a map-style dataset; empty if it may be one."""
-    if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
-        return f"{type(given).__name__}, which has no length or no items; allowed: a map-style dataset"
-    if isinstance(given, tuple) and given and all(isinstance(part, torch.Tensor | np.ndarray) for part in given):
-        return "a tuple of arrays, whose items are the arrays; TensorDataset(inputs, targets) of torch has examples"
-    return ""
 
 
 def _faults(config: PopulationConfig, task: Task, sizes: Mapping[str, int]) -> Iterator[str]:

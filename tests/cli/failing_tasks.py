@@ -86,6 +86,21 @@ LOSSES = {
 """Parts of the sentences about losses that are no single number, by the name of the task."""
 
 
+def _grows(outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
+    _GROWN.append(1.0)
+    return list(_GROWN)
+
+
+_GROWN: list[float] = []
+metric_number = replace(task, metrics={"half": lambda outputs, targets: 0.5})
+metric_grows = replace(task, metrics={"grows": _grows})
+METRICS = {
+    "metric_number": "metric half: expected a tuple of numbers, got 0.5",
+    "metric_grows": "metric grows: statistics of different lengths",
+}
+"""Parts of the sentences about metrics that are no sums, by the name of the task."""
+
+
 class _InfiniteMask(torch.nn.Sequential):
     def __init__(self) -> None:
         super().__init__(*line_task.task.model().children())

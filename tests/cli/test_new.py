@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
+from atoll import Task, load_task
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import load
 from atoll.server.config.run import RunFile
@@ -25,6 +28,16 @@ def test_the_test_of_a_new_project_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+def test_the_digits_of_a_new_project_are_scikit_learns(tmp_path: Path) -> None:
+    invoke("new", tmp_path)
+    task, digits = load_task(f"{tmp_path / 'task.py'}:task"), load_digits()
+    assert isinstance(task, Task)
+    for number, site in enumerate(task.sites):
+        images, targets = task.data(site, "train").tensors
+        assert np.array_equal(images, (digits.data[number::4] / 16).astype(np.float32))
+        assert np.array_equal(targets, digits.target[number::4])
 
 
 def test_the_settings_of_a_new_project_are_allowed(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_loop_goes_on_beside_the_events_and_a_dead_coordinator_is_waited_for(i
 
 def test_where_there_is_no_coordinator_it_says_what_to_name(tmp_path, monkeypatch):
     monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "identity"))
-    with pytest.raises(atoll.AtollError, match=r"no state directory .*nowhere, and `atoll join` has enrolled nobody"):
+    with pytest.raises(atoll.AtollError, match=r"no state directory .*nowhere, and `atoll join` left no credential"):
         atoll.connect(tmp_path / "nowhere")
     for arguments in (("127.0.0.1:7",), ("127.0.0.1:7", tmp_path / "identity"), ("atoll-state", tmp_path / "identity")):
         where, *credential = arguments

@@ -1,4 +1,4 @@
-"""kill -9 of a server program after each of its answers, and of its coordinator at every entry and effect of a run."""
+"""Deaths at every answer of a server program (kill -9), and of its simulated coordinator at every entry and effect."""
 
 import json
 import os

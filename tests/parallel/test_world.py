@@ -10,7 +10,7 @@ from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import AXES, Mesh
-from atoll.parallel.world import World, process_group, ranks_here, read_world
+from atoll.parallel.world import World, is_lost_peer, process_group, ranks_here, read_world
 
 
 def test_a_process_without_a_launcher_is_alone() -> None:
@@ -88,3 +88,42 @@ def slow_first_rank() -> list[int]:
 @pytest.mark.real
 def test_ranks_wait_for_one_that_reads_a_large_file() -> None:
     assert run_ranks(slow_first_rank, 2) == [[0, 1], [0, 1]]
+
+
+GLOO = RuntimeError(
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:22"
+)
+
+
+def raised_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("connection_type"),
+        ValueError("peers must be > 0"),
+        ConnectionRefusedError("the feature store"),
+        RuntimeError("the connection to the feature store was closed by its peer"),
+        raised_from(ValueError("no such feature"), ConnectionResetError("reset by peer")),
+    ],
+    ids=repr,
+)
+def test_a_user_s_error_is_no_lost_peer_whatever_its_words(error: Exception) -> None:
+    assert not is_lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GLOO,
+        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1275, remote process exited"),
+        dist.DistNetworkError("The client socket has timed out"),
+        raised_from(ValueError("the step failed"), GLOO),
+    ],
+    ids=repr,
+)
+def test_an_error_of_a_backend_is_a_lost_peer(error: Exception) -> None:
+    assert is_lost_peer(error)

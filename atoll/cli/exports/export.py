@@ -72,7 +72,7 @@ def export(
     """
     from atoll.exports.tools import Target, checked
 
-    (target,) = checked([Target(tool, to)], "TOOL")
+    (target,) = checked([Target(tool, to)], "TOOL", of_place="--to")
     if state is None and not database and Path(what).is_dir():
         found = _of_folder(target, Path(what), follow, sites)
     else:

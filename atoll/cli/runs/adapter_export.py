@@ -1,7 +1,9 @@
 """The export of a version as a PEFT adapter, and with the tensors that did not travel, which the run's task has."""
 
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,11 +41,7 @@ def export_adapter(source: Source, folder: Path) -> Exported:
     Raises:
         CommandError: the version has no adapter, or more than one; the files cannot be written; or as `export`.
     """
-    try:
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"--peft: {folder} cannot be a folder: {error.strerror or error}") from error
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as beside:
+    with _made(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as beside:
         version, frozen = Path(beside) / "version.safetensors", Path(beside) / "frozen.safetensors"
         done = source.export(version)
         try:
@@ -54,6 +52,26 @@ def export_adapter(source: Source, folder: Path) -> Exported:
             _build(source, "--peft", frozen, only=adapter.frozen)
         write_adapter(version, adapter, folder, frozen if adapter.frozen else None)
     return replace(done, out=folder, num_bytes=sum((folder / name).stat().st_size for name in (CONFIG, WEIGHTS)))
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder for a block that writes into it; one that is new goes when the block fails.
+
+    Raises:
+        CommandError: it cannot be made.
+    """
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--peft: {folder} cannot be a folder: {error.strerror or error}") from error
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def export_whole(source: Source, out: Path) -> Exported:

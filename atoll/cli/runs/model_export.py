@@ -199,15 +199,29 @@ def _not_kept(version: int, kept: Iterable[int]) -> CommandError:
 
 
 def check_place(out: Path) -> None:
-    """Check that `out` can be created, or is a regular file that can be replaced."""
+    """Check that `out` can be created, or is a model's file, the only kind that an export replaces.
+
+    Raises:
+        CommandError: it cannot, or it is something else.
+    """
     if out.is_dir():
         raise CommandError(f"{out} is a directory: name a file in it, such as {out / 'model.safetensors'}")
     if out.exists() and not out.is_file():
         raise CommandError(f"{out} is not a regular file, and only a regular file is replaced: name another")
+    if out.exists() and out.stat().st_size and not _is_model(out):
+        raise CommandError(f"{out} is no safetensors file, and only such a file is replaced: name another")
     if not out.parent.is_dir():
         raise CommandError(f"{out} cannot be created: there is no directory {out.parent}")
     if not os.access(out.parent, os.W_OK | os.X_OK):
         raise CommandError(f"{out} cannot be created: {out.parent} is not writable")
+
+
+def _is_model(file: Path) -> bool:
+    try:
+        parse_header(file)
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 def _beside(out: Path, suffix: str) -> Path:

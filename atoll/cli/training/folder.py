@@ -12,6 +12,9 @@ import torch.distributed as dist
 
 from atoll.cli.faults import CommandError, RunFailed, temporary_cause
 from atoll.cli.temporary import START_BYTES, TryAgain, disk_fault
+from atoll.parallel.trainer.loop import BEST, MODEL
+from atoll.parallel.trainer.results_folder import TRAINING, faults_of_place
+from atoll.parallel.trainer.run import LOG, RESULT
 from atoll.parallel.world import TIMEOUT_S, World, process_group
 from atoll.protocol.file_lock import OWNER_BYTES_MAX, Locked, lock_file
 
@@ -24,8 +27,9 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """Hold the lock on the folder of a training, which is made when it is missing.
 
     Raises:
-        CommandError: another process trains in the folder, or the folder cannot be made.
+        CommandError: another process trains in the folder, the folder cannot be made, or it has files of another kind.
     """
+    _check_place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file(folder / LOCK, f"process {os.getpid()} on {platform.node()}"[:OWNER_BYTES_MAX])
@@ -38,11 +42,23 @@ def folder_lock(folder: Path) -> Iterator[None]:
     except OSError as error:
         if temporary_cause(error) is not None:
             raise TryAgain(f"--out: {disk_fault(error, folder, START_BYTES)}") from error
-        raise CommandError(f"--out: {folder} cannot be used: {error}; choose another folder") from error
+        reason = "it is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        raise CommandError(f"--out: {folder} cannot be used: {reason}; choose another folder") from error
     try:
         yield
     finally:
         os.close(lock)
+
+
+def _check_place(folder: Path) -> None:
+    """Check that a training overwrites nothing in its folder that is not a training's.
+
+    Raises:
+        CommandError: it would; with all that the folder has.
+    """
+    lost = [] if (folder / LOG).exists() else [name for name in (MODEL, BEST, RESULT) if (folder / name).exists()]
+    if faults := faults_of_place(folder, TRAINING, lost):
+        raise CommandError(*(f"--out: {fault}" for fault in faults))
 
 
 def _check_room(folder: Path) -> None:

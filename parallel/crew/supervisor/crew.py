@@ -236,12 +236,14 @@ class Crew:
         if self._is_killed:
             raise RanksLost("the ranks were killed")
         losses.number += 1
-        found = cause(take_faults(self._terms.folder))
+        faults = take_faults(self._terms.folder)
+        found = cause(faults)
         if found is not None and (found.kind in FINAL or found.repeats(losses.fault)):
             self._end_ranks()
             raise WorkerError(found.kind, f"rank {found.rank}: {found.detail}")
         losses.fault = found
-        said = how if found is None else f"rank {found.rank} failed at step {found.step}: {found.detail}"
+        first = found or next(iter(faults), None)
+        said = how if first is None else f"rank {first.rank} failed at step {first.step}: {first.detail}"
         if losses.number > self._terms.max_restarts:
             self._end_ranks()
             lost = count_of(losses.number, "time")

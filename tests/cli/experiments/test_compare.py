@@ -26,7 +26,7 @@ def test_both_trainings_stand_beside_each_other_and_go_on_where_they_were(tmp_pa
     assert federated["passes"] == pytest.approx(3 * 5 * 16 * 4 / 1442, rel=0.01)
     assert centralized["passes"] == 1
     assert centralized["virtual_s"] is None
-    assert to_target["length"] in (None, "1 rounds", "2 rounds", "3 rounds")
+    assert to_target["length"] in (None, "1 round", "2 rounds", "3 rounds")
     assert federated["bytes"] == 2 * 3 * 4 * 2410 * 4  # down and up, rounds, clients, parameters, float32
     assert centralized["bytes"] == pytest.approx(1442 * (64 * 4 + 8), rel=0.01)
     assert (out / "compare.png").exists()

@@ -144,6 +144,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert refused("export", "jsonl", "x")[0].startswith("x: there is no such folder, and no state directory atoll-st")
     assert refused("export", "jsonl", "x", "--state", state) == ["there is no run 'x' (known: r)"]
     assert refused("export", "jsonl", ".")[0].startswith(".: has no rounds.jsonl and no log.jsonl")
+    (tmp_path / "file").touch()
+    assert refused("export", "wndb", "x", "--to", "file")[1] == "--to: got 'file', which is a file; allowed: a folder"
     assert refused("export", "wndb", "x")[0].startswith("TOOL: got 'wndb': did you mean wandb?")
 
 

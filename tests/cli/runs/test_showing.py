@@ -138,11 +138,31 @@ def test_a_place_where_no_file_can_be_is_named_before_anything_is_copied(it: Fed
 
 
 def test_an_export_replaces_only_the_file_that_was_named(it: Federation, tmp_path: Path) -> None:
-    for name in ("m", "m.part", "m.gathered"):
+    for name in ("m.part", "m.gathered"):
         (tmp_path / name).write_text("precious")
+    (tmp_path / "m").touch()  # as of `mktemp`
+    shown("model", "export", "0", "--out", tmp_path / "m", "--run", "done", "--state", it.state)
     shown("model", "export", "--out", tmp_path / "m", "--run", "done", "--state", it.state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "m.gathered", "m.part"]
     assert [path.read_text() for path in tmp_path.glob("m.*")] == ["precious"] * 2
+
+
+def test_an_export_does_not_replace_what_is_no_model(it: Federation, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("rounds = 3")
+    out = tmp_path / "run.toml"
+    assert refused("model", "export", "--out", out, "--run", "done", "--state", it.state) == [
+        f"{out} is no safetensors file, and only such a file is replaced: name another"
+    ]
+    assert out.read_text() == "rounds = 3"
+
+
+def test_a_refused_export_of_an_adapter_leaves_no_folder(it: Federation, tmp_path: Path) -> None:
+    out = tmp_path / "adapter"
+    for was_there in (False, True):
+        (fault,) = refused("model", "export", "--peft", out, "--run", "done", "--state", it.state)
+        assert "the model has no PEFT adapter" in fault
+        assert out.exists() == was_there
+        out.mkdir(exist_ok=True)
 
 
 def test_a_damaged_version_is_not_exported(it: Federation, tmp_path: Path) -> None:

@@ -274,6 +274,18 @@ OWN_FAULTS = {
         "no tests",
     ),
     "file": ("def data(site, split):\n    open('/none')\ntask = replace(tasks.task, data=data)", "/none"),
+    "row": (
+        "import torch\nclass Short:\n    rows = torch.zeros(9, 6)\n    def __len__(self):\n        return 99\n"
+        "    def __getitem__(self, index):\n        return self.rows[index], 0\n"
+        "task = replace(tasks.task, data=lambda site, split: Short())",
+        "is out of bounds for dimension 0",
+    ),
+    "gradient": (
+        "import torch\nclass Model(torch.nn.Linear):\n    def forward(self, inputs):\n"
+        "        found = super().forward(inputs).exp()\n        found.add_(1)\n        return found\n"
+        "task = replace(tasks.task, model=lambda: Model(6, 2))",
+        "modified by an inplace operation",
+    ),
 }
 
 
@@ -290,6 +302,13 @@ def test_a_fault_of_the_task_s_own_code_is_one_line_and_2(what: str, tmp_path: P
     )
     assert line.startswith("the task failed: ")
     assert words in line
+
+
+@pytest.mark.parametrize(("name", "words"), failing_tasks.METRICS.items())
+def test_a_metric_that_is_no_sum_is_one_line_and_2(name: str, words: str, tmp_path: Path) -> None:
+    result = invoke("train", f"{failing_tasks.__name__}:{name}", "--out", tmp_path / "out")
+    assert (result.exit_code, "Traceback" in result.stderr) == (2, False), result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"atoll: {words}")
 
 
 @pytest.mark.parametrize(("name", "words"), [*failing_tasks.LOSSES.items(), ("infinite_mask", "persistent=False")])

@@ -2,11 +2,17 @@
 
 import re
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+import torch.distributed as dist
 import yaml
 
 from atoll.client.crew_config import CrewConfig
+from atoll.parallel.launch.meeting import store_of
+from atoll.parallel.world import World
+from tests.waiting import BOUND_S
 
 PAGE = (Path(__file__).parents[3] / "docs" / "large-clients.md").read_text("utf-8")
 
@@ -47,3 +53,25 @@ def test_the_manifests_share_a_claim_a_path_and_the_folder_of_the_ranks():
     assert Path(folder).is_relative_to(mounts[0])
     assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
     assert deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
+
+
+@pytest.mark.real
+def test_the_function_for_ray_starts_a_rank_that_meets_the_others_in_a_store_of_its_own(monkeypatch):
+    """Ray's own store is at MASTER_PORT, as torchrun's: a second one there fails with EADDRINUSE."""
+    (block,) = [text for text in blocks("python") if "TorchTrainer" in text]
+    calls, names = [], {}
+    definition = block[block.index("def rank()") : block.index("run = RunConfig")]
+    exec("import os, subprocess, sys\n" + definition, names)
+    monkeypatch.setattr("subprocess.run", lambda command, **options: calls.append((command, options)))
+    names["rank"]()
+    ((command, options),) = calls
+    assert command[1:] == ["-m", "atoll.parallel.crew", "/shared/crew"]
+    assert options["check"], "Ray starts all ranks again when one ends with another code than 0"
+    of_ray = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(of_ray.port)}
+    with ThreadPoolExecutor(2) as threads:
+        environ = options["env"] | place
+        begun = [threads.submit(store_of, World(rank, rank, 2), BOUND_S, environ) for rank in (1, 0)]
+        one, two = (each.result() for each in begun)
+    one.set("a", "b")
+    assert two.get("a") == b"b"

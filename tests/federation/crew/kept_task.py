@@ -1,8 +1,14 @@
-"""A task that a mesh cannot train: a layer stays at the site, and its own hooks need whole tensors."""
+"""A task that a mesh cannot train: all of its layers stay at the site, and its own loss needs whole batches."""
 
 from dataclasses import replace
 
 from atoll import Algorithm
 from tests.federation.crew import exact_task
 
-task = replace(exact_task.task, algorithm=Algorithm(), local=replace(exact_task.task.local, keep="w"))
+
+class Doubled(Algorithm):
+    def loss(self, client, loss, outputs):
+        return 2 * loss
+
+
+task = replace(exact_task.task, algorithm=Doubled(), local=replace(exact_task.task.local, keep="w"))

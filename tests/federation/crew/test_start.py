@@ -13,6 +13,6 @@ def test_what_a_mesh_cannot_train_ends_the_agent_with_2(tmp_path):
     command = [sys.executable, "-m", "atoll", "agent", TASK, *options]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2, ended.stderr
-    assert "task.algorithm: the hooks of Algorithm need whole tensors" in ended.stderr
+    assert "task.algorithm: Doubled.loss needs whole batches" in ended.stderr
     assert "local.keep: 'w' keeps the whole model" in ended.stderr
     assert "connected" not in ended.stderr

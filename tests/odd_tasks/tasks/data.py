@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from atoll import Instructions, Trained
-from tests.odd_tasks.tasks.base import FEATURES, SITES, columns, of_rows, plain
+from tests.odd_tasks.tasks.base import CLASSES, FEATURES, SITES, columns, layers, of_rows, plain
 
 F = nn.functional
 
@@ -55,6 +55,66 @@ def of_triples(rows: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([torch.cat(row[:2]) for row in rows]), torch.stack([row[2] for row in rows])
 
 
+def graphs(rows: list[Any]) -> tuple[Any, torch.Tensor]:
+    """Return the nodes of all rows, one or two for each, the row of each node, and the number of rows."""
+    nodes = [torch.stack([x, 2 * x]) if x[0] > 0 else x[None] for x, _ in rows]
+    owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(list(map(len, nodes))))
+    return (torch.cat(nodes), owners, len(rows)), torch.stack([y for _, y in rows])
+
+
+class Graph(nn.Module):
+    """The sum over the nodes of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, graph: tuple[torch.Tensor, torch.Tensor, int]) -> torch.Tensor:
+        nodes, owners, number = graph
+        return nodes.new_zeros(number, CLASSES).index_add(0, owners, self.layers(nodes))
+
+
+def listed(rows: list[Any]) -> tuple[list[torch.Tensor], list[Any]]:
+    return [x for x, _ in rows], [{"class": y, "box": x[:4]} for x, y in rows]
+
+
+class Detecting(nn.Module):
+    """A class and a box for each picture of a list, as torchvision's detectors take and give them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes, self.box = layers(), nn.Linear(FEATURES, 4)
+
+    def forward(self, pictures: list[torch.Tensor]) -> list[Any]:
+        return [{"scores": self.classes(picture), "box": self.box(picture)} for picture in pictures]
+
+
+def of_boxes(outputs: list[Any], targets: list[Any]) -> torch.Tensor:
+    """Return the mean over the pictures."""
+    pairs_ = zip(outputs, targets, strict=True)
+    each = [F.cross_entropy(o["scores"], t["class"]) + F.mse_loss(o["box"], t["box"]) for o, t in pairs_]
+    return torch.stack(each).mean()
+
+
+class Reading(nn.Module):
+    """A model of texts, whose words are signs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, texts: list[str]) -> torch.Tensor:
+        return self.layers(torch.tensor([[float(word) for word in text.split()] for text in texts]))
+
+
+def texts(inputs: torch.Tensor, targets: torch.Tensor) -> list[Any]:
+    return [(" ".join(str(int(v > 0)) for v in x), "abc"[int(y)]) for x, y in pairs(inputs, targets)]
+
+
+def of_letters(outputs: torch.Tensor, targets: list[str]) -> torch.Tensor:
+    return F.cross_entropy(outputs, torch.tensor(["abc".index(letter) for letter in targets]))
+
+
 def without(number: int, site: str, split: str) -> TensorDataset | None:
     """Return the rows of a site, of the first one only this number."""
     kept = number if site == "a" else None
@@ -87,6 +147,12 @@ dict_rows_bare = of_rows(dicts)
 triple_rows_bare = of_rows(triples)
 ragged_rows_bare = of_rows(ragged)
 stream = replace(plain, data=lambda site, split: Stream() if split == "train" else None)
+graph_rows = of_rows(pairs, collate=graphs, model=Graph)
+detection_rows = of_rows(pairs, collate=listed, model=Detecting, loss=of_boxes)
+text_rows = of_rows(texts, model=Reading, loss=of_letters)
+loader = of_rows(lambda x, y: DataLoader(TensorDataset(x, y), batch_size=2))
+dict_of_columns = of_rows(lambda x, y: {"x": x, "y": y})
+one_column = of_rows(lambda x, y: TensorDataset(x))
 single_row = replace(plain, data=partial(without, 1))
 no_row = replace(plain, data=partial(without, 0))
 arrays = Means()

@@ -69,6 +69,30 @@ class Words(nn.Module):
         return self.last(self.table(2 * torch.arange(FEATURES) + (inputs > 0)).mean(1))
 
 
+class Late(nn.Module):
+    """The plain layers, and a tensor that the forward pass makes, or that it makes longer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last, self.kind = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES), kind
+        if kind == "grows":
+            self.register_buffer("queue", torch.zeros(0, CLASSES))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self.last(torch.tanh(self.first(inputs)))
+        if self.kind == "grows":
+            self.queue = torch.cat([self.queue, outputs.detach()[:1]])
+        elif not hasattr(self, "late"):
+            self._make(outputs)
+        return outputs + self.late if self.kind != "grows" else outputs
+
+    def _make(self, outputs: torch.Tensor) -> None:
+        if self.kind == "parameter":
+            self.late = nn.Parameter(outputs.new_zeros(CLASSES))
+        else:
+            self.register_buffer("late", outputs.new_zeros(CLASSES), persistent=self.kind == "buffer")
+
+
 def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, CLASSES))
 
@@ -116,6 +140,10 @@ shared_elements = of_model(Shared)
 sparse_embedding = of_model(lambda: Words(sparse=True))
 padded_embedding = of_model(lambda: Words(padding_idx=1))
 bounded_embedding = of_model(lambda: Words(max_norm=0.5))
+late_parameter = of_model(lambda: Late("parameter"))
+late_buffer = of_model(lambda: Late("buffer"))
+late_cache = of_model(lambda: Late("cache"))
+growing_buffer = of_model(lambda: Late("grows"))
 lazy_layer = of_model(lazy)
 batch_norm = of_model(normed)
 computes_bfloat16 = of_model(Halved)

@@ -22,7 +22,7 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.worker.operations import Operations
 from atoll.parallel.world import read_world
-from tests.parallel.crew import adapter_tasks, tasks
+from tests.parallel.crew import adapter_tasks, hook_tasks, tasks
 
 Arrays = dict[str, NDArray[Any]]
 Json = dict[str, Any]
@@ -171,4 +171,4 @@ def _task(name: str) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    return next(module for module in (tasks, adapter_tasks) if hasattr(module, name))
+    return next(module for module in (tasks, adapter_tasks, hook_tasks) if hasattr(module, name))

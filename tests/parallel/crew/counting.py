@@ -67,7 +67,7 @@ class CountingBench:
             return
         deed, done = given["deed"], Path(given["file"])
         if deed == "raise":
-            raise KeyError(f"odd data in batch {self.steps}")
+            raise KeyError(f"odd data in batch {self.steps}, no connection to its peer")
         if deed == "mismatch":
             raise TaskMismatch("the tensors do not fit")
         if done.exists():

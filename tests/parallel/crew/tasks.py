@@ -110,3 +110,5 @@ counting_passes = replace(task, model=lambda: Following(False))
 twice_registered = replace(task, model=TwiceRegistered)
 
 with_fit = replace(task, fit=lambda model, data, local, deadline: 1.0)
+
+three_sites = replace(task, sites=["a", "bb", "ccc"])

@@ -30,10 +30,10 @@ OF_DATA = ("ddp", "fsdp", "zero 2", "hsdp", "recompute")
 CASES = [
     *(("part_of_decoder", layout) for layout in LAYOUTS),
     *(("drawn", layout) for layout in ("ddp", "fsdp", "pp x fsdp")),
-    *(("lora_on_llama", layout) for layout in OF_DATA),
-    *(("lora_without_a", layout) for layout in ("ddp", "fsdp")),
+    *(("lora_on_llama", layout) for layout in (*OF_DATA, "tp", "fsdp x tp")),
+    *(("lora_without_a", layout) for layout in ("ddp", "fsdp", "tp")),
 ]
-SHORT = {("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("drawn", "fsdp")}
+SHORT = {("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("lora_on_llama", "fsdp x tp"), ("drawn", "fsdp")}
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from atoll import Algorithm, Base, Local
-from atoll.parallel.crew.bench import MeshBench, faults_of_mesh
+from atoll.parallel.crew.bench import MeshBench
+from atoll.parallel.crew.faults import faults_of_mesh
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.errors import TaskBroken
@@ -19,6 +20,11 @@ def adagrad(parameters: list[object], lr: float) -> object:
     raise AssertionError("never called")
 
 
+class WholeBatches(Algorithm):
+    def loss(self, client: object, loss: object, outputs: object) -> object:
+        raise AssertionError("never called")
+
+
 def test_a_task_that_fits_has_no_faults() -> None:
     assert faults_of_mesh(tasks.task, tasks.task.local, "fedavg", SHARDS) == []
     synced = replace(SHARDS, batchnorm="sync")
@@ -27,10 +33,10 @@ def test_a_task_that_fits_has_no_faults() -> None:
 
 def test_all_faults_are_said_at_once() -> None:
     local = Local(optimizer=adagrad, keep="nothing.*", batch_size=1)
-    task = replace(tasks.task, algorithm=Algorithm())
+    task = replace(tasks.task, algorithm=WholeBatches())
     found = faults_of_mesh(task, local, "fedavg", SHARDS)
     for word in (
-        "task.algorithm: the hooks of",
+        "task.algorithm: WholeBatches.loss needs whole batches",
         "local.keep: 'nothing.*' fits",
         "local.optimizer: adagrad",
         "a global batch of 1",

@@ -19,3 +19,6 @@ def test_more_ranks_than_gpus_are_refused(device):
         _device(device, World(0, 0, 8), 2, {"LOCAL_WORLD_SIZE": "8"})
     with pytest.raises(TaskBroken, match="4 ranks on "):
         _device(device, World(3, 3, 8), 2, {})
+    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
+    with pytest.raises(TaskBroken, match="4 ranks on "):
+        _device(device, World(0, 0, 8), 2, {**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})

@@ -1,12 +1,16 @@
 """The local training on a mesh against that of one process."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset
 
 from atoll.aggregation.tensors import safetensors_file
-from tests.parallel.crew.clients import Json, distance, in_one_process, on_a_mesh, write_version
+from tests.parallel.crew import tasks
+from tests.parallel.crew.clients import Arrays, Json, distance, in_one_process, on_a_mesh, write_version
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"dp_replicate": 2},
@@ -86,3 +90,38 @@ def test_synchronized_batch_norms_are_those_of_one_process(options: Json, tmp_pa
     _, update = in_one_process(tmp_path, name="pictures")
     _, found = on_a_mesh(tmp_path, {**options, "batchnorm": "sync"}, name="pictures")
     assert distance(found, update) < 2e-6
+
+
+LARGE_LR = 16.0
+"""So that a difference of float32 weights is large beside their rounding."""
+
+
+@pytest.mark.real
+def test_fedsgd_of_a_mesh_and_two_plain_clients_is_a_step_on_all_their_examples(tmp_path: Path) -> None:
+    """McMahan et al. 2017, section 2: with C = 1 and one full batch, FedSGD is gradient descent on the pooled data."""
+    fields: Json = {"name": "three_sites", "local": {"batch_size": None, "epochs": 1, "lr": LARGE_LR}}
+    write_version(tmp_path, "three_sites")
+    weight, total = 0, {}
+    for site in tasks.three_sites.sites:
+        train = in_one_process if site != "bb" else partial(on_a_mesh, options={"dp_shard": 2})
+        (folder := tmp_path / site).mkdir()
+        (folder / "version").symlink_to(tmp_path / "version")
+        answer, update = train(folder, load={"site": site}, **fields)
+        weight += answer["num_examples"]
+        total = {
+            name: total.get(name, 0) + answer["num_examples"] * value.astype(float) for name, value in update.items()
+        }
+    begun = safetensors_file.read(tmp_path / "version")
+    pooled = ConcatDataset([tasks.sequences(site, "train") for site in tasks.three_sites.sites])
+    expected = step_on(begun, pooled)
+    assert weight == sum(int((targets != -100).sum()) for _, targets in pooled)
+    assert distance({name: value / weight for name, value in total.items()}, expected) < 1e-6
+
+
+def step_on(begun: Arrays, examples: Dataset[Any]) -> Arrays:
+    """Return the difference that one step of gradient descent makes, by torch alone."""
+    model = tasks.decoder()
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in begun.items()})
+    inputs, targets = (torch.stack(column) for column in zip(*examples, strict=True))
+    tasks.loss(model(inputs), targets).backward()
+    return {name: (-LARGE_LR * parameter.grad).numpy() for name, parameter in model.named_parameters()}

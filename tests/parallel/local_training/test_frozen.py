@@ -128,6 +128,24 @@ def test_a_frozen_buffer_that_training_changes_is_refused_by_name() -> None:
         trained_once(task_of(lambda: partly_frozen(Counted(False))))
 
 
+class CountedInEvaluation(Counted):
+    """A layer that counts the calls of evaluations alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale if self.training else super().forward(x)
+
+
+def test_a_frozen_buffer_that_an_evaluation_changes_is_refused_there() -> None:
+    """And not in the training after it, which has a new model."""
+    request = {"site": "b", "seed": 3, "model_seed": 5, "split": "train"}
+    bench = ModelBench(task_of(lambda: partly_frozen(CountedInEvaluation(False))), request)
+    version = Received(bench.initial(5))
+    for _ in range(2):
+        assert bench.train(version, request, Deadline.never()).trained.work == 1.0
+        with pytest.raises(TaskBroken, match=r"^0\.calls: training or evaluation changes them"):
+            bench.evaluate(version, request)
+
+
 def test_a_frozen_parameter_that_training_replaces_is_refused_by_name() -> None:
     model = build_model(task_of(partly_frozen), 0)
     unchanged = Unchanged(lambda: frozen_tensors(model))

@@ -128,8 +128,92 @@ def test_one_that_looks_at_a_tensor_or_draws_is_known_too(optimizer: Any, lr: fl
 
 
 def test_one_whose_step_fails_in_a_trial_is_told() -> None:
-    with pytest.raises(TaskBroken, match="SparseAdam: RuntimeError: SparseAdam does not support dense gradients"):
+    told = (
+        r"SparseAdam: RuntimeError: SparseAdam does not support dense gradients.* \(in a trial at lr=0.01 .*allowed: "
+    )
+    with pytest.raises(TaskBroken, match=told):
         is_elementwise(Local(optimizer=torch.optim.SparseAdam, lr=0.01))
+
+
+class Timid(torch.optim.SGD):
+    """An optimizer that refuses large rates, when it is made or when it steps."""
+
+    def __init__(self, given: Any, lr: float, when: str = "made") -> None:
+        super().__init__(given, lr)
+        self.when = when
+        if when == "made":
+            self.look()
+
+    def look(self) -> None:
+        if self.param_groups[0]["lr"] > 0.5:
+            raise ValueError("this rate is too large")
+
+    def step(self, closure: Any = None) -> Any:
+        if self.when == "stepped":
+            self.look()
+        return super().step()
+
+
+@pytest.mark.parametrize("when", ["made", "stepped"])
+def test_one_that_refuses_the_rate_of_the_trial_is_told_the_way_out(when: str) -> None:
+    optimizer = functools.partial(Timid, when=when)
+    told = r"^local\.optimizer: partial: ValueError: this rate is too large \(in a trial at lr=1 .*dp_replicate alone"
+    with pytest.raises(TaskBroken, match=told):
+        is_elementwise(Local(optimizer=optimizer, lr=0.1))
+
+
+class Counted:
+    """A factory that counts what it makes, with settings that change from outside."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.made, self.settings, self.kind = 0, settings, torch.optim.SGD
+
+    def __call__(self, given: Any, lr: float, **settings: Any) -> torch.optim.Optimizer:
+        self.made += 1
+        return self.kind(given, lr=lr, **self.settings, **settings)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counted)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def tried(factory: Counted, **settings: Any) -> tuple[bool, bool]:
+    """The verdict on what a factory makes, and whether a trial was made for it."""
+    before = factory.made
+    verdict = is_elementwise(Local(optimizer=factory, **settings))
+    return verdict, factory.made > before + 1
+
+
+def test_a_verdict_is_remembered_for_other_rates() -> None:
+    factory = Counted()
+    assert tried(factory, lr=0.01) == (True, True)
+    assert tried(factory, lr=0.02) == tried(factory, lr=0.005) == (True, False)
+
+
+@pytest.mark.slow
+def test_a_verdict_is_of_one_optimizer_alone() -> None:
+    """Another factory, also one that says it is equal; other settings, given or made; another class."""
+    factory = Counted()
+    assert tried(factory, lr=0.01) == tried(Counted(), lr=0.01) == (True, True)
+    assert tried(factory, lr=0.01, momentum=0.9) == tried(factory, lr=0.01, weight_decay=0.1) == (True, True)
+    factory.settings = {"nesterov": True, "momentum": 0.9}
+    assert tried(factory, lr=0.01) == (True, True)
+    factory.settings, factory.kind = {}, ByNorm
+    assert tried(factory, lr=0.01) == (False, True)
+    assert tried(factory, lr=0.02) == (False, False), "a no is remembered, too"
+
+
+def test_one_whose_settings_are_no_plain_values_is_tried_each_time() -> None:
+    class WithTensor(torch.optim.SGD):
+        def __init__(self, given: Any, lr: float) -> None:
+            super().__init__(given, lr)
+            self.scale = torch.ones(2000)
+
+    factory = Counted()
+    factory.kind = WithTensor
+    assert tried(factory, lr=0.01) == tried(factory, lr=0.02) == (True, True)
 
 
 def test_the_steps_are_those_of_its_formula() -> None:

@@ -1,5 +1,7 @@
 """A task with four sites that train a line each, small enough for hundreds of trainings a second."""
 
+from dataclasses import replace
+
 import torch
 
 from atoll import Local, Task
@@ -39,3 +41,4 @@ task = Task(
     local=Local(epochs=1, batch_size=4, lr=0.1),
     test_data=lambda: pooled("test"),
 )
+no_test_data = replace(task, data=lambda site, split: data(site, split) if split == "train" else None)

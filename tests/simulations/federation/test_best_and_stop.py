@@ -1,11 +1,15 @@
 """Simulated runs that keep their best version and end early."""
 
+from pathlib import Path
+
 import pytest
 
 from atoll.protocol.settings import ConfigError
+from tests.simulations.federation import line_task
 from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
 from tests.simulations.federation.test_interrupting import interrupted
 
+NO_TEST_DATA = str(Path(line_task.__file__)) + ":no_test_data"
 COHORT = ("round.cohort_size=2", "local.lr=0.6", "seed=4")
 STOP = (*COHORT, "rounds=40", "stop.metric=loss", "stop.patience=2", "model.best=loss")
 CLIENTS = ("evaluation.server_every=0", "evaluation.clients_every=1", "stop.source=clients", "model.source=clients")
@@ -97,3 +101,19 @@ def test_a_metric_that_the_task_lacks_is_refused_before_the_first_round(tmp_path
         simulate(tmp_path, *COHORT, "rounds=3", override, *patience)
     assert not (tmp_path / "rounds.jsonl").exists()
     assert settings(*COHORT).model.best == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "devices",
+    [(), ("devices.availability=daily", "devices.awake_hours=23.0", "round.retry=100")],
+    ids=["always there", "that come and go"],
+)
+def test_a_run_that_pauses_itself_is_over_in_a_simulation(tmp_path, devices):
+    """Nobody resumes it: with clients that come and go it would go on for ever."""
+    watched = ("rounds=3", "model.best=loss", "model.source=clients", "evaluation.clients_every=1")
+    for _ in range(2):  # also when the command is repeated
+        result, found = simulate(tmp_path, *COHORT, *watched, *devices, task=NO_TEST_DATA)
+        assert result["state"] == "paused"
+        assert result["cause"].startswith("model.best: the clients could not measure version 1")
+        assert result["version"] == len([line for line in found if line["version"]]) == 1

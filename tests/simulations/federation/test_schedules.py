@@ -134,3 +134,12 @@ def test_an_interrupted_run_goes_on_with_the_schedule(tmp_path):
     again, _ = simulate(tmp_path / "parts", *part, "rounds=5", task=TASK)
     assert again["model_digest"] == whole["model_digest"]
     assert json.loads((tmp_path / "parts" / "result.json").read_text())["version"] == ROUNDS
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_the_last_version_is_evaluated_though_a_further_round_would_have_no_learning_rate(tmp_path, kind):
+    schedule = f'schedule.local.lr={{kind = "{kind}"}}'  # it reaches 0 in the round after the last
+    result, found = simulate(tmp_path, "rounds=2", "round.cohort_size=2", "evaluation.clients_every=1", schedule)
+    assert (result["state"], result["version"]) == ("finished", 2)
+    assert "loss" in found[-1]["server"]
+    assert "loss" in found[-1]["clients"]

@@ -1,6 +1,5 @@
 """A task whose data is dealt to clients: every example once, by seed, with all faults at the start."""
 
-import re
 import time
 from typing import Any
 
@@ -368,17 +367,3 @@ def test_inputs_that_cannot_be_changed_are_told_at_the_start() -> None:
 def test_a_stranger_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="there is no client 'north'; there are 3, from c0000"):
         populate(config_of("iid", 3), digits_task, seed=0).task.data("north", "train")
-
-
-@pytest.mark.parametrize("kind", ["natural", "iid"])
-@pytest.mark.parametrize(
-    ("given", "fault"),
-    [
-        (iter([(1.0, 2)]), "list_iterator, which has no length or no items; allowed: a map-style dataset"),
-        ((torch.ones(4, 2), torch.ones(4)), r"a tuple of arrays, whose items are the arrays; TensorDataset\("),
-    ],
-)
-def test_what_is_no_map_style_data_set_is_refused(kind: str, given: Any, fault: str) -> None:
-    config = PopulationConfig() if kind == "natural" else config_of(kind, 2)
-    told = faults(config, task_of({"a": labelled([0, 1]), "b": given}, ["a", "b"]))
-    assert re.search(rf"population: task\.data\('b', 'train'\) gave {fault}", told)

@@ -1,0 +1,86 @@
+"""The form of a model, the names and shapes of the tensors that travel, which its forward pass must leave as it is.
+
+A parameter that a forward pass makes is in no optimizer and in no version, so it would keep its first value, and other
+values at other sites. A saved buffer that is registered late does not travel, and one that grows has no mean.
+"""
+
+import torch
+from torch import nn
+
+from atoll.parallel.task.errors import TaskBroken
+
+Shapes = dict[str, tuple[int, ...]]
+
+WRAPPERS = ("module.", "_orig_mod.")
+"""Beginnings that DDP and torch.compile give to names."""
+
+
+class SameForm:
+    """The form of some modules when they were built.
+
+    Args:
+        modules: the model, or the stages of it on this rank.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self._modules = modules
+        self._parameters, self._buffers = _forms(modules)
+
+    def fault(self) -> str | None:
+        """Return the reason that the form is another one now; None: it is the same."""
+        parameters, buffers = _forms(self._modules)
+        if made := parameters.keys() - self._parameters.keys():
+            return (
+                f"{_listed(made)}: made by the model's forward pass, so no optimizer has it and it does not travel: "
+                "make it in task.model(), or call the model there with an example before it is returned"
+            )
+        if made := buffers.keys() - self._buffers.keys():
+            return (
+                f"{_listed(made)}: registered by the model's forward pass, so it does not travel: register it in "
+                "task.model(), or with register_buffer(..., persistent=False), which keeps it out of the model"
+            )
+        before, now = self._parameters | self._buffers, parameters | buffers
+        for name, shape in before.items():
+            if name not in now:
+                return f"{name}: removed by the model's forward pass; a tensor that travels must stay in the model"
+            if now[name] != shape:
+                return (
+                    f"{name}: its shape was {shape} and is {now[name]} after a forward pass; a tensor that travels "
+                    "keeps its shape (register_buffer(..., persistent=False) keeps it out of the model that travels)"
+                )
+        return None
+
+    def check(self) -> None:
+        """Refuse another form.
+
+        Raises:
+            TaskBroken: as `fault`.
+        """
+        if fault := self.fault():
+            raise TaskBroken(fault)
+
+
+def _forms(modules: tuple[nn.Module, ...]) -> tuple[Shapes, Shapes]:
+    """Return the shapes of the parameters and of the saved buffers, by name."""
+    parameters: Shapes = {}
+    buffers: Shapes = {}
+    for model in modules:
+        for prefix, module in model.named_modules():
+            parameters |= _shapes(prefix, module._parameters)
+            passing = module._non_persistent_buffers_set
+            buffers |= _shapes(
+                prefix, {name: tensor for name, tensor in module._buffers.items() if name not in passing}
+            )
+    return parameters, buffers
+
+
+def _shapes(prefix: str, tensors: "dict[str, torch.Tensor | None]") -> Shapes:
+    begin = f"{prefix}." if prefix else ""
+    for wrapper in WRAPPERS:
+        begin = begin.removeprefix(wrapper)
+    return {begin + name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+
+
+def _listed(names: "set[str]") -> str:
+    first, *more = sorted(names)
+    return f"{first} and {len(more)} more" if more else first

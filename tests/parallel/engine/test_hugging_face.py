@@ -1,0 +1,175 @@
+"""Tensor parallelism of models of Hugging Face, whole or with PEFT's LoRA: as the plain loop, or refused by name."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import transformers
+from peft import IA3Config, LoHaConfig, LoraConfig, PromptTuningConfig, get_peft_model
+
+from atoll.parallel.engine.assemble import assemble, check_model
+from atoll.parallel.engine.axes import Axes
+from atoll.parallel.engine.blueprint import blueprint_of
+from atoll.parallel.engine.forked import run_ranks
+from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.optimization import Optimization
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.sharding import whole
+from tests.parallel.engine import reference
+from tests.parallel.engine.cases import mine, plan
+from tests.parallel.engine.reference import Trace
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+SEQUENCE = 6
+
+
+def of_family(family: str, vocab: int = 32, **options: Any) -> Any:
+    settings = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    settings |= {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2, "use_cache": False} | options
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(vocab_size=vocab, num_hidden_layers=2, **settings)
+    return getattr(transformers, f"{family}ForCausalLM")(config)
+
+
+def lora(model: Any, *targets: str, **options: Any) -> Any:
+    wrapped = get_peft_model(model, LoraConfig(**{"r": 3, "target_modules": list(targets) or "all-linear"} | options))
+    for name, parameter in wrapped.named_parameters():
+        if ".lora_B." in name:
+            nn.init.normal_(parameter, std=0.1)  # not zeros, where A would have no gradient in the first step
+    return wrapped
+
+
+class Logits(nn.Module):
+    """A model in a user's own, which returns no more than its logits."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.inner(tokens).logits
+        return logits
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "llama, whole": lambda: of_family("Llama"),
+    "llama, whole, a word that is never trained": lambda: of_family("Llama", pad_token_id=3),
+    "llama, whole, tied": lambda: of_family("Llama", tie_word_embeddings=True),
+    "llama, tied, a word that is never trained": lambda: of_family("Llama", tie_word_embeddings=True, pad_token_id=3),
+    "llama, lora of all layers": lambda: lora(of_family("Llama"), use_rslora=True),
+    "llama, lora of the head": lambda: lora(of_family("Llama"), "lm_head", "o_proj"),
+    "qwen 2, lora with biases, tied, odd words": lambda: lora(
+        of_family("Qwen2", vocab=33, tie_word_embeddings=True), bias="all"
+    ),
+    "qwen 3, lora beside norms of heads": lambda: lora(of_family("Qwen3", head_dim=8), "k_proj", "down_proj"),
+    "phi 3, whole": lambda: of_family("Phi3"),
+    "phi 3, lora": lambda: lora(of_family("Phi3"), lora_bias=True, bias="none"),
+    "gemma, whole, tied, scaled words": lambda: of_family("Gemma", head_dim=8),
+}
+
+
+def batches() -> list[tuple[Any, Any]]:
+    return reference.token_batches(32, SEQUENCE)
+
+
+def trained_on_ranks(names: list[str], layout: Plan) -> list[Trace]:
+    """What this rank has of each model after its training."""
+    axes, found = Axes(layout.mesh, "cpu"), []
+    for name in names:
+        optimization = Optimization(
+            loss=reference.token_loss, make_optimizer=lambda named: reference.make_optimizer("sgd", named)
+        )
+        engine = assemble(Logits(MODELS[name]()), layout, optimization, axes=axes)
+        measured = [engine.step(mine(inputs, targets, axes)) for inputs, targets in batches()]
+        (part,) = engine.parts
+        parameters = {of: whole(p.detach()).clone() for of, p in part.named_parameters(remove_duplicate=False)}
+        norms = [float(of.grad_norm) for of in measured if of.grad_norm is not None]
+        found.append(Trace([float(of.loss) for of in measured], norms, parameters, {}))
+    return found
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(plan(tp=2), id="tp 2"),
+        pytest.param(plan(dp_shard=2, tp=2, zero=3), id="fsdp x tp 2x2", marks=pytest.mark.long),
+    ],
+)
+def test_models_of_transformers_train_under_tp_as_in_one_process(layout: Plan) -> None:
+    of_ranks = run_ranks(trained_on_ranks, layout.mesh.size, list(MODELS), layout, timeout_s=500)
+    for at, (name, make) in enumerate(MODELS.items()):
+        expected = reference.plain_training(Logits(make()), reference.token_loss, batches(), "sgd")
+        for trace in (traces[at] for traces in of_ranks):
+            assert trace.losses == pytest.approx(expected.losses, abs=5e-6), name
+            assert trace.norms == pytest.approx(expected.norms, rel=2e-6), name
+            assert trace.parameters.keys() == expected.parameters.keys()
+            for of, value in trace.parameters.items():
+                assert torch.allclose(value, expected.parameters[of], rtol=0, atol=1e-6), (name, of)
+
+
+def test_the_factors_of_lora_are_cut_with_the_layer_under_them() -> None:
+    declared = blueprint_of(Logits(lora(of_family("Llama"), "q_proj", "o_proj"))).tensor
+    assert declared is not None
+    layer = "inner.base_model.model.model.layers.1.self_attn"
+    kinds = {name.removeprefix(f"{layer}."): type(style).__name__ for name, style in declared(True, True).items()}
+    assert {name: kind for name, kind in kinds.items() if name.startswith(("q_proj", "o_proj"))} == {
+        "q_proj.base_layer": "ColwiseParallel",
+        "q_proj.lora_B.default": "ColwiseParallel",
+        "o_proj.base_layer": "RowwiseParallel",
+        "o_proj.lora_A.default": "RowwiseParallel",
+    }
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "dora": (lambda: lora(of_family("Llama"), "q_proj", use_dora=True), r"q_proj and 1 other layer: .*variant Dora; "),
+    "alora": (lambda: lora(of_family("Llama"), "q_proj", alora_invocation_tokens=[1]), r"got its variant ALora; "),
+    "words": (lambda: lora(of_family("Llama"), "embed_tokens"), r"embed_tokens: .*got Embedding \(peft\.tuners\.lora"),
+    "saved": (lambda: lora(of_family("Llama"), "q_proj", modules_to_save=["lm_head"]), "got ModulesToSaveWrapper "),
+    "tokens": (lambda: lora(of_family("Llama"), "q_proj", trainable_token_indices=[1]), "got TrainableTokensLayer "),
+    "parameters": (
+        lambda: lora(of_family("Llama"), "k_proj", target_parameters=["q_proj.weight"]),
+        "got ParamWrapper ",
+    ),
+    "ia3": (
+        lambda: get_peft_model(of_family("Llama"), IA3Config(target_modules=["q_proj"], feedforward_modules=[])),
+        r"got IA3; leave it out of PEFT's config, or use tp=1 \(dp_shard divides all adapters\)",
+    ),
+    "loha": (lambda: get_peft_model(of_family("Llama"), LoHaConfig(target_modules=["q_proj"])), "got LOHA; "),
+    "prompts": (
+        lambda: get_peft_model(of_family("Llama"), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)),
+        "got PROMPT_TUNING; ",
+    ),
+    "experts": (
+        lambda: of_family("Mixtral"),
+        "experts and 1 other layer: transformers' plan .*'moe_tp_experts', which",
+    ),
+    "norms of heads": (lambda: of_family("Qwen3", head_dim=8), "q_norm and 3 other layers: .*freeze them, or tp=1"),
+    "heads": (lambda: of_family("Llama", num_key_value_heads=1), "tp=2 must divide num_key_value_heads=1"),
+    "features": (lambda: of_family("Llama", intermediate_size=25), "tp=2 must divide features of gate_proj=25"),
+    "no plan": (
+        lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32)),
+        "GPT2LMHeadModel declares no blueprint.tensor, so it cannot be sharded; declare it, or use tp=1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_tp_cannot_divide_is_refused_before_anything_runs(name: str) -> None:
+    make, told = REFUSED[name]
+    model = make()
+    with pytest.raises(ValueError, match=told):
+        check_model(model, Plan(mesh=Mesh(tp=2)))
+    check_model(model, Plan(mesh=Mesh(dp_shard=2)))
+
+
+def test_a_pipeline_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match=r"PeftModel is no nn\.Sequential .*declare it, or use pp=1"):
+        check_model(lora(of_family("Llama")), Plan(mesh=Mesh(pp=2)))
