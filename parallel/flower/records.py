@@ -17,6 +17,12 @@ from atoll.parallel.task.errors import TaskBroken
 CAST = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.float16): np.dtype(np.float32)}
 """The dtypes that travel as others; the app gets them back as they were."""
 
+NAME_MAX = 1024
+"""Most characters of an array's name that travels: `protocol/manifest`."""
+
+AVERAGED = ALLOWED.keys() - {np.dtype(name) for name in ("int8", "int16", "uint8")}
+"""The other dtypes of arrays that are averaged: in narrower integers a difference of two values may have no place."""
+
 
 def to_content(records: RecordDict) -> Content:
     """Return records as the content of a message: names, kinds and values as plain, the bytes of arrays as arrays."""
@@ -100,12 +106,17 @@ def travelling(arrays: Arrays) -> Arrays:
     """Return an app's arrays as they travel: those in `CAST` as float32, the others themselves where contiguous.
 
     Raises:
-        TaskBroken: as `arrays_of`.
+        TaskBroken: as `arrays_of`, or a name is none of a model's tensors.
     """
     faults = [
-        f"{key} is {array.dtype}: only float16, float32, float64, int8 to int64 and uint8 are averaged natively"
+        f"{key} is {array.dtype}: only float16, float32, float64, int32 and int64 are averaged natively"
         for key, array in arrays.items()
-        if array.dtype not in CAST and array.dtype not in ALLOWED
+        if array.dtype not in CAST and array.dtype not in AVERAGED
+    ]
+    faults += [
+        f"the array {name!r} has a name that no model's file has: natively it has 1 to {NAME_MAX} printable characters"
+        for name in arrays
+        if not 1 <= len(name) <= NAME_MAX or not name.isprintable() or name == "__metadata__"
     ]
     if not arrays:
         faults.append("there is no array in the record")

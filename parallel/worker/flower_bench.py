@@ -147,8 +147,11 @@ class ClientBench(_AppBench):
         check_like(travelling(local), layout_of(version))
         update = {}
         for name in [*local]:  # one array after the other is let go
-            begun = in_app(version[name], self._terms.casts.get(name))
-            update[name] = np.asarray(local.pop(name) - begun, dtype=version[name].dtype)
+            begun, moved = in_app(version[name], self._terms.casts.get(name)), local.pop(name)
+            difference = np.asarray(moved - begun)
+            if difference.dtype.kind == "i" and bool(((difference < 0) != (moved < begun)).any()):
+                raise TaskBroken(f"{name}: an integer has moved further than {difference.dtype} reaches")
+            update[name] = np.asarray(difference, dtype=version[name].dtype)
         check_finite(update, "update")
         return update
 

@@ -1,7 +1,4 @@
-"""Partitioners of flwr-datasets as populations, on local data; skipped where flwr-datasets is not installed.
-
-It is not among this project's pinned packages: its `datasets` allows no fsspec as new as the pinned one.
-"""
+"""Partitioners of flwr-datasets as populations, on local data; skipped where flwr-datasets is not installed."""
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
 from tests.simulations.populations.tasks import labelled, task_of
 
-pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed: pip install flwr-datasets")
+pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed: `make setup` installs it")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the partitioners themselves
 DATA = {"a": labelled([n % 4 for n in range(120)]), "b": labelled([n % 4 for n in range(60)])}
 
