@@ -175,8 +175,8 @@ def _block_gradients(model: ModelShape, candidate: Candidate) -> float:
 def _logits(model: ModelShape, candidate: Candidate, pp_rank: int) -> float:
     if candidate.plan.num_stages - 1 not in stages_of(candidate.plan, pp_rank):
         return 0
-    # The log-softmax, its gradient and that of its input; with one micro-batch the gradients of the step, which are counted
-    # beside them, are still to come.
+    # The log-softmax, its gradient and that of its input. With one micro-batch the gradients of the step, which are
+    # counted beside them, are still to come.
     in_fp32 = 3 if candidate.plan.microbatches > 1 else 2
     return _words(model, candidate) * (candidate.item_bytes + in_fp32 * FP32)
 
