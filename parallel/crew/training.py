@@ -24,6 +24,7 @@ from atoll.parallel.local_training.unit_check import is_due
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.optimizers.options import OptimizerConfig
+from atoll.parallel.task.collated import collate_of
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
@@ -102,11 +103,12 @@ class LocalTraining:
         rank, number = (0, 1) if axes is None else (axes.dp_rank, axes.mesh.dp)
         fetch, plan = drawing(self.dataset, self.seed), self.model.engine.plan
         parts = 1 if plan.mesh.pp > 1 or is_fixed(self.dataset) else plan.accumulate
+        may_list = collate_of(self.dataset) is not None
         for epoch, indices in self.order.batches(first):
             mine = indices[cut(len(indices), rank, number) : cut(len(indices), rank + 1, number)]
             rows = mine if len(mine) else indices[:1]
             fetched = fetch(epoch, rows) if parts == 1 else in_parts(fetch, epoch, rows, parts)
-            batch = Batch.of(fetched, units, len(rows), is_filler=not len(mine))
+            batch = Batch.of(fetched, units, len(rows), is_filler=not len(mine), may_list=may_list)
             yield batch.to(self.model.engine.device)
 
     def _check_task(self) -> None:

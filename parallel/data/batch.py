@@ -53,11 +53,22 @@ class Batch:
     rows: int | None = None
     """The number of examples; None: the first dimension of the inputs' first tensor."""
 
+    may_list: bool = False
+    """The answer whether the task's own collation has made it; torch's has no lists of one tensor for each example."""
+
     @classmethod
-    def of(cls, fetched: tuple[Any, Any], units: Callable[[Any], float], rows: int, *, is_filler: bool) -> "Batch":
+    def of(
+        cls,
+        fetched: tuple[Any, Any],
+        units: Callable[[Any], float],
+        rows: int,
+        *,
+        is_filler: bool,
+        may_list: bool = False,
+    ) -> "Batch":
         """Return a batch of some rows, which may have been fetched `in_parts`; a filler has no units."""
         inputs, targets = fetched
-        batch = cls(inputs, targets, 0, units, rows)
+        batch = cls(inputs, targets, 0, units, rows, may_list)
         return batch if is_filler else replace(batch, count=sum(batch.counts()))
 
     def counts(self) -> list[float]:

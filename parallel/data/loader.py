@@ -13,6 +13,7 @@ from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
 from atoll.parallel.local_training.draws import Drew, Fetch, drawing, is_fixed, unseeded
+from atoll.parallel.task.collated import collate_of
 
 State = dict[str, Any]
 """Plain JSON values: the order's fields, `epoch` and `step`."""
@@ -69,6 +70,7 @@ class Loader:
             raise ValueError("; ".join(faults))
         self.order = order
         self._dataset, self._rank, self._count = dataset, rank, count
+        self._may_list = collate_of(dataset) is not None
         self._device = torch.device(device)
         self._prefetch, self._num_workers = prefetch, num_workers
         self._parts = 1 if is_fixed(dataset) else parts
@@ -141,7 +143,7 @@ class Loader:
             self._source = None
             raise
         rows = self._began.counts(self._step, self.order.num_ranks)[self._rank]
-        batch = Batch.of(fetched, self._count, max(rows, 1), is_filler=not rows)
+        batch = Batch.of(fetched, self._count, max(rows, 1), is_filler=not rows, may_list=self._may_list)
         self._step += 1
         return batch if self._device.type == "cpu" else batch.to(self._device)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.data.batch import Batch, Parts, count_units, map_tensors, part_sizes, tensors, units_in
-from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.data.batch import Batch, Parts, count_units, part_sizes, units_in
+from atoll.parallel.local_training.rows import Cut, Division, Forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +28,33 @@ class Micro:
     """The rows of `targets`; `inputs` may have been padded with more."""
 
 
-def split(batch: Batch, number: int) -> list[Micro]:
+def split(batch: Batch, number: int, forms: Forms | None = None) -> list[Micro]:
     """Split the batch into `number` micro-batches of rows as equal as possible, the larger first.
 
     If it has fewer rows, the rest are fillers: all ranks of a mesh must run the same number of passes. A batch that was
     collated in parts has these.
 
+    Args:
+        batch: of this rank.
+        number: of micro-batches.
+        forms: what earlier batches have shown of their lists (`rows`).
+
     Raises:
-        TaskBroken: a tensor has no row for each example.
+        Undivided: it cannot be divided by its examples.
     """
     num_rows = rows_of(batch)
     if isinstance(batch.inputs, Parts):
         return _collated(batch)
     if number == 1:
         return [Micro(batch.inputs, batch.targets, batch.count, num_rows)]
-    _check_rows(batch, num_rows)
+    inputs, targets = _cuts(batch, num_rows, forms)
     found, start = [], 0
     for size in part_sizes(num_rows, number):
         end = start + size
         rows = slice(start, end) if end > start else slice(0, 1)
-        targets = _rows(batch.targets, rows)
-        count = 0 if end == start else _count(batch, targets, end - start)
-        found.append(Micro(_rows(batch.inputs, rows), targets, count, rows.stop - rows.start))
+        of_part = targets.take(rows)
+        count = 0 if end == start else _count(batch, of_part, end - start)
+        found.append(Micro(inputs.take(rows), of_part, count, rows.stop - rows.start))
         start = end
     return found
 
@@ -61,16 +66,12 @@ def _collated(batch: Batch) -> list[Micro]:
     return [Micro(inputs, targets, count, max(size, 1)) for inputs, targets, count, size in parts]
 
 
-def _check_rows(batch: Batch, num_rows: int) -> None:
-    for tensor in tensors((batch.inputs, batch.targets)):
-        if tensor.dim() == 0 or len(tensor) != num_rows:
-            raise TaskBroken(
-                f"a batch of {count_of(num_rows, 'example')} has a tensor of shape {tuple(tensor.shape)}, which cannot "
-                "be divided into micro-batches; allowed: tensors whose first dimension counts the examples"
-            )
+def _cuts(batch: Batch, num_rows: int, forms: Forms | None) -> tuple[Cut, Cut]:
+    division = Division(num_rows, forms, may_list=batch.may_list)
+    return division.of(batch.inputs, "inputs"), division.of(batch.targets, "targets")
 
 
-def split_padded(batch: Batch, number: int, size: int) -> list[Micro]:
+def split_padded(batch: Batch, number: int, size: int, forms: Forms | None = None) -> list[Micro]:
     """Split the batch into `number` micro-batches whose inputs have exactly `size` rows.
 
     A pipeline sends activations of one shape. Inputs are padded with the last row, whose copies the loss must not see;
@@ -85,13 +86,14 @@ def split_padded(batch: Batch, number: int, size: int) -> list[Micro]:
             f"a batch of {count_of(num_rows, 'example')} does not fit "
             f"{count_of(number, 'micro-batch', 'micro-batches')} of {size}"
         )
-    _check_rows(batch, num_rows)
+    inputs, targets = _cuts(batch, num_rows, forms)
     found = []
     for start in range(0, number * size, size):
         end = max(start, min(start + size, num_rows))
-        targets = _rows(batch.targets, slice(start, end))
-        count = 0 if end == start else _count(batch, targets, end - start)
-        found.append(Micro(_padded(batch.inputs, start, size, num_rows), targets, count, end - start))
+        of_part = targets.take(slice(start, end))
+        count = 0 if end == start else _count(batch, of_part, end - start)
+        with_copies = torch.arange(start, start + size).clamp(max=num_rows - 1)
+        found.append(Micro(inputs.take(with_copies), of_part, count, end - start))
     return found
 
 
@@ -109,12 +111,3 @@ def _count(batch: Batch, targets: Any, rows: int) -> float:
     if batch.units is count_units and isinstance(batch.targets, torch.Tensor) and batch.count == batch.targets.numel():
         return int(targets.numel())
     return units_in(batch.units, targets, rows)
-
-
-def _rows(tree: Any, rows: slice) -> Any:
-    return map_tensors(lambda tensor: tensor[rows], tree)
-
-
-def _padded(tree: Any, start: int, size: int, num_rows: int) -> Any:
-    rows = torch.arange(start, start + size).clamp(max=num_rows - 1)
-    return map_tensors(lambda tensor: tensor[rows.to(tensor.device)], tree)

@@ -18,13 +18,14 @@ from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.microbatches import Micro, split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
+from atoll.parallel.local_training.rows import Forms
 from atoll.parallel.task.errors import TaskBroken
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """(outputs, targets) -> mean loss over the batch's units."""
 
-Observe = Callable[[Any, Any], None]
-"""(outputs, targets) of a batch that was evaluated."""
+Observe = Callable[[Any, Any, int], None]
+"""(outputs, targets, examples) of a batch that was evaluated."""
 
 
 Total = Callable[[], float | torch.Tensor]
@@ -69,6 +70,7 @@ class Passes:
     ) -> None:
         self._model, self._loss, self._plan, self._device = model, loss, plan, device
         self._agreement = agreement
+        self._forms: Forms = {}
         # DDP takes the mean over its ranks, where a sum is needed.
         self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
 
@@ -82,7 +84,8 @@ class Passes:
                 ranks' first micro-batches; there are at least two then, each summed over the ranks.
         """
         losses = []
-        micros = split(batch, self._plan.microbatches if after_first is None else max(2, self._plan.microbatches))
+        number = self._plan.microbatches if after_first is None else max(2, self._plan.microbatches)
+        micros = split(batch, number, self._forms)
         for index, micro in enumerate(micros):
             is_last = index == len(micros) - 1
             must = is_last or after_first is not None
@@ -101,7 +104,7 @@ class Passes:
             outputs = self._model(batch.inputs)
             outputs = map_tensors(whole, outputs)
         if batch.count != 0:
-            observe(outputs, batch.targets)
+            observe(outputs, batch.targets, batch.num_rows)
 
     @contextmanager
     def _synchronizing(self, must: bool, is_last: bool) -> Iterator[None]:

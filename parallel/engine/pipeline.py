@@ -21,6 +21,7 @@ from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe, Total, in_single, share_of_loss
 from atoll.parallel.engine.plan import SCHEDULES, Plan, stages_of
 from atoll.parallel.engine.sharding import whole
+from atoll.parallel.local_training.rows import Forms
 from atoll.parallel.task.errors import TaskBroken
 
 
@@ -94,6 +95,7 @@ class Pipeline:
         self.is_first = any(stage.is_first for stage in stages)
         self.is_last = any(stage.is_last for stage in stages)
         self._micros: list[Micro] = []
+        self._forms: Forms = {}
         self._total: Total = lambda: 1
         self._observe: Observe | None = None
         self._rows = None if rows is None else -(-rows // plan.microbatches)
@@ -117,7 +119,7 @@ class Pipeline:
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets of each micro-batch, on the ranks with the last stage."""
-        self._observe = observe if batch.count != 0 else lambda _outputs, _targets: None
+        self._observe = observe if batch.count != 0 else lambda _outputs, _targets, _rows: None
         try:
             with torch.no_grad():
                 self._run(batch, [], self._schedule.eval)
@@ -130,7 +132,7 @@ class Pipeline:
         number = self._plan.microbatches
         if self._rows is None:
             self._rows = -(-rows_of(batch) // number)
-        self._micros = split_padded(batch, number, self._rows)
+        self._micros = split_padded(batch, number, self._rows, self._forms)
         inputs = torch.cat([micro.inputs for micro in self._micros])
         numbers = torch.arange(number) if self.is_last else None
         options: dict[str, Any] = {"target": numbers, "losses": losses if self.is_last else None}
@@ -142,6 +144,6 @@ class Pipeline:
         real = map_tensors(lambda tensor: tensor[:rows] if len(tensor) > rows else tensor, outputs)
         if self._observe is not None:
             if rows:
-                self._observe(map_tensors(whole, real), micro.targets)
+                self._observe(map_tensors(whole, real), micro.targets, rows)
             return torch.zeros((), device=self._device)
         return share_of_loss(self._loss, real, micro, self._total)

@@ -14,17 +14,17 @@ import torch
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a tree, from left to right."""
-    if isinstance(tree, torch.Tensor):
+    yield from (leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield the leaves of a tree, from left to right."""
+    parts = children(tree)
+    if parts is None:
         yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors(value)
-    elif _is_dataclass(tree):
-        for name in _fields(tree):
-            yield from tensors(getattr(tree, name))
+        return
+    for part in parts.values():
+        yield from leaves(part)
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
@@ -34,17 +34,39 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> 
     """
     if isinstance(tree, torch.Tensor):
         return function(tree)
+    parts = children(tree)
+    if parts is None:
+        return tree
+    return with_children(tree, {key: map_tensors(function, part) for key, part in parts.items()})
+
+
+def children(tree: Any) -> dict[Any, Any] | None:
+    """Return the parts of a node by key, place or field; None: it is a leaf."""
     if isinstance(tree, Mapping):
-        return _with_items(tree, {key: map_tensors(function, value) for key, value in tree.items()})
+        return dict(tree.items())
     if isinstance(tree, list | tuple):
-        values = [map_tensors(function, value) for value in tree]
-        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
-    if _is_dataclass(tree):
-        mapped = copy.copy(tree)
-        for name in _fields(tree):
-            object.__setattr__(mapped, name, map_tensors(function, getattr(tree, name)))  # frozen ones, too
-        return mapped
-    return tree
+        return dict(enumerate(tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        fields = [field.name for field in dataclasses.fields(tree)]
+        return {name: getattr(tree, name) for name in fields if hasattr(tree, name)}
+    return None
+
+
+def with_children(tree: Any, parts: dict[Any, Any]) -> Any:
+    """Return a node of the same type with other parts."""
+    if isinstance(tree, Mapping):
+        return _with_items(tree, parts)
+    if isinstance(tree, list | tuple):
+        return type(tree)(*parts.values()) if is_record(tree) else type(tree)(parts.values())
+    changed = copy.copy(tree)
+    for name, part in parts.items():
+        object.__setattr__(changed, name, part)  # frozen ones, too
+    return changed
+
+
+def is_record(tree: Any) -> bool:
+    """Return whether a tuple is a named one."""
+    return hasattr(tree, "_fields")
 
 
 def _with_items(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -56,11 +78,3 @@ def _with_items(tree: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     for key, value in items.items():
         mapped[key] = value
     return mapped
-
-
-def _is_dataclass(tree: Any) -> bool:
-    return dataclasses.is_dataclass(tree) and not isinstance(tree, type)
-
-
-def _fields(tree: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]

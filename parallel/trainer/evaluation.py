@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.data.batch import Batch, map_tensors, tensors
+from atoll.parallel.data.batch import Batch, map_tensors
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.unit_check import UnitCheck
@@ -39,15 +39,14 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
         check: of the loss's units.
     """
     sums: Statistics = {}
-    units, is_divided = units_of(task), engine.plan.mesh.pp > 1
+    units = units_of(task)
 
-    def observe(outputs: Any, targets: Any) -> None:
+    def observe(outputs: Any, targets: Any, rows: int) -> None:
         nonlocal sums
         outputs = map_tensors(_readable, outputs)
         found = of_batch(task.metrics, outputs, targets)
         if "loss" not in found:
             check.see(outputs, targets)
-            rows = len(next(tensors(targets))) if is_divided else batch.num_rows
             found |= as_statistics({"loss": units.sums(one_loss(task.loss(outputs, targets)).item(), targets, rows)})
         sums = add(sums, found)
 

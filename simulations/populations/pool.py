@@ -51,7 +51,7 @@ class Pool:
         `fetcher` reads a batch of it by one index operation if the data sets are tensors or parts of one data set.
         """
         base, chosen = self._joined
-        return Subset(base, (indices if chosen is None else chosen[indices]))  # type: ignore[arg-type]
+        return Subset(base, (indices if chosen is None else chosen[indices]).tolist())
 
     @cached_property
     def _joined(self) -> tuple[Any, Ints | None]:

@@ -59,6 +59,7 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "stream": {EVERYWHERE: "which has no"},
     "no_row": {SIMULATED: "site 'a' has no example to train on"},
     "arrays": {CENTRAL: "an ArrayTask, which trains with its own code"},
+    "scikit_learn": {CENTRAL: "an ArrayTask, which trains with its own code"},
 }
 """Words of the refusals by task and ways."""
 

@@ -39,3 +39,9 @@ def test_an_odd_task_is_equal_to_a_plain_loop_or_refused(name: str, way: str, tm
 @pytest.mark.parametrize("name", [*ON_RANKS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_ON_RANKS)])
 def test_an_odd_task_on_ranks_and_in_processes_is_equal_or_refused(name: str, way: str, tmp_path: Path) -> None:
     check(name, way, tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["text_targets", "list_targets"])
+def test_targets_that_are_no_tensors_go_through_a_pipeline(name: str, tmp_path: Path) -> None:
+    check(name, "pp=2", tmp_path)

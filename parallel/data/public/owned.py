@@ -51,12 +51,12 @@ class Owned:
                 f"there is no owner {site!r} (there are {len(self.sites)}: {', '.join(self.sites[:10])}, ...)"
             )
         places = self.parts.get(split, {}).get(site)
-        return None if places is None else Subset(self.dataset, places)  # type: ignore[arg-type]
+        return None if places is None else Subset(self.dataset, places.tolist())
 
     def pooled(self, split: str) -> "Subset[Any]":
         """Return the examples of all owners in a split: for the server, if the simulation gives it the data."""
         places = [own for own in self.parts.get(split, {}).values()] or [np.empty(0, np.int64)]
-        return Subset(self.dataset, np.concatenate(places))  # type: ignore[arg-type]
+        return Subset(self.dataset, np.concatenate(places).tolist())
 
 
 def by_owner(owners: Sequence[str], test_fraction: float, min_examples: int = 1) -> dict[str, dict[str, Ints]]:

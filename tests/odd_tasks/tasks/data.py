@@ -147,6 +147,46 @@ dict_rows_bare = of_rows(dicts)
 triple_rows_bare = of_rows(triples)
 ragged_rows_bare = of_rows(ragged)
 stream = replace(plain, data=lambda site, split: Stream() if split == "train" else None)
+
+
+class Linear(Means):
+    """A linear model of scikit-learn, which each site fits to its own rows."""
+
+    def initial(self, seed: int) -> dict[str, Any]:
+        return {"weights": np.zeros(FEATURES, np.float32), "intercept": np.zeros(1, np.float32)}
+
+    def train(self, parameters: dict[str, Any], instructions: Instructions) -> Trained:
+        from sklearn.linear_model import Ridge
+
+        inputs, targets = (column.numpy() for column in columns(instructions.site))
+        fitted = Ridge().fit(inputs.astype(float), targets)
+        found = {"weights": fitted.coef_, "intercept": np.array([fitted.intercept_])}
+        update = {name: (value - parameters[name]).astype(np.float32) for name, value in found.items()}
+        return Trained(update, len(inputs))
+
+
+def points(inputs: torch.Tensor, targets: torch.Tensor) -> list[Any]:
+    """Return rows whose target is some points, of differing number."""
+    return [(x, x[:CLASSES] + torch.arange(2.0 + number % 8)[:, None]) for number, x in enumerate(inputs)]
+
+
+def in_lists(rows: list[Any]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return torch.stack([x for x, _ in rows]), [found for _, found in rows]
+
+
+def to_points(outputs: torch.Tensor, targets: list[torch.Tensor]) -> torch.Tensor:
+    """Return the mean over the rows of the distance to the mean of their points."""
+    return torch.stack([(o - p.mean(0)).square().mean() for o, p in zip(outputs, targets, strict=True)]).mean()
+
+
+def letters(inputs: torch.Tensor, targets: torch.Tensor) -> list[Any]:
+    return [(x, "abc"[int(y)]) for x, y in pairs(inputs, targets)]
+
+
+list_targets = of_rows(points, collate=in_lists, loss=to_points)
+text_targets = of_rows(letters, loss=of_letters)
+said_text_targets = of_rows(letters, loss=of_letters, units=len)
+scikit_learn = Linear()
 graph_rows = of_rows(pairs, collate=graphs, model=Graph)
 detection_rows = of_rows(pairs, collate=listed, model=Detecting, loss=of_boxes)
 text_rows = of_rows(texts, model=Reading, loss=of_letters)

@@ -150,7 +150,7 @@ def train(model: str, plan: Plan, optimizer: str, clip_norm: float | None = None
     losses, norms = [], []
     for inputs, targets in batches():
         batch = mine(inputs, targets, axes)
-        engine.evaluate(batch, lambda _outputs, _targets: None)
+        engine.evaluate(batch, lambda _outputs, _targets, _rows: None)
         measured = engine.step(batch)
         assert measured.grad_norm is not None
         losses.append(measured.loss.item())

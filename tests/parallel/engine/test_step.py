@@ -36,7 +36,8 @@ def evaluated(plan: Plan, last: int) -> tuple[float, int]:
     engine = engine_of(mlp(), plan)
     counts = torch.zeros(2)
 
-    def observe(outputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def observe(outputs: torch.Tensor, targets: torch.Tensor, rows: int) -> None:
+        assert rows == len(targets)
         counts.add_(torch.tensor([float((outputs.argmax(1) == targets).sum()), float(len(targets))]))
 
     batches = reference.image_batches(last=last)
@@ -287,8 +288,8 @@ def test_dropout_is_for_steps_and_not_for_evaluations() -> None:
     engine = engine_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5)), Plan())
     batch = Batch(*reference.image_batches()[0], 16)
     seen: list[torch.Tensor] = []
-    engine.evaluate(batch, lambda outputs, _targets: seen.append(outputs))
-    engine.evaluate(batch, lambda outputs, _targets: seen.append(outputs))
+    engine.evaluate(batch, lambda outputs, _targets, _rows: seen.append(outputs))
+    engine.evaluate(batch, lambda outputs, _targets, _rows: seen.append(outputs))
     assert torch.equal(seen[0], seen[1])
     assert not (seen[0] == 0).any()
     engine.step(batch)

@@ -74,3 +74,18 @@ def test_what_clients_hold_can_be_sent_to_another_process() -> None:
     for site in held.task.sites:
         one, other = (fetcher(data(site, "train"))(torch.arange(5)) for data in (held.task.data, there))
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_part_reads_its_data_by_pythons_own_integers() -> None:
+    """A data set may seed a generator by the index, which no integer of numpy can."""
+
+    class Drawing(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.randn(2, generator=torch.Generator().manual_seed(index)), index
+
+    data = Drawing()
+    assert Pool([data]).part(np.array([3, 1]))[0][1] == 3
+    assert Pool([Subset(data, [2, 0])]).part(np.array([1]))[0][1] == 0
