@@ -38,6 +38,7 @@ PURE_TESTS = (
     "tests/server/parts/test_gathering.py",
     "tests/server/rounds/test_cohort_round.py",
     "tests/server/rounds/test_buffer_round.py",
+    "tests/server/test_clock.py",
     "tests/server/folding/test_plan.py",
     "tests/server/rounds/test_run_machine.py",
     "tests/server/rounds/test_membership.py",

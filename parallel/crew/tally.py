@@ -71,7 +71,7 @@ class Tally:
         if not self._counts:
             return
         if "loss" not in metrics:
-            self._pending.append((seen, *self._units.factors(targets, _rows_of(targets))))
+            self._pending.append((seen, *self._units.factors(targets, _rows_of(outputs, targets))))
             if len(self._pending) >= PENDING_MAX:
                 self._read()
         if self.is_first_epoch and self._units.is_said:
@@ -102,9 +102,11 @@ class Tally:
             self._of_first_epoch = state["units"]
 
 
-def _rows_of(targets: Any) -> int:
-    """Return the examples that targets are of: the first dimension, or of targets that are no arrays their number."""
-    first = next(tensors(targets), None)
-    if first is not None and first.dim():
-        return len(first)
-    return len(targets) if isinstance(targets, list | tuple) else 1
+def _rows_of(outputs: Any, targets: Any) -> int:
+    """Return the examples of targets: their first dimension, or the entries of a list that has one for each output."""
+    first, output = (next(tensors(tree), None) for tree in (targets, outputs))
+    rows = None if first is None or not first.dim() else len(first)
+    if isinstance(targets, list | tuple):
+        has_entries = output is not None and output.dim() and len(targets) == len(output) != rows
+        return len(targets) if has_entries or rows is None else rows
+    return 1 if rows is None else rows

@@ -21,3 +21,9 @@ def test_clock_is_not_moved_by_an_older_instant_or_by_the_wall_clock(monkeypatch
     clock.advance_to(before - 1000)
     monkeypatch.setattr(time, "time", lambda: before - 3600)
     assert before <= clock.now() < before + 5
+
+
+def test_a_rounded_sum_shows_no_instant_before_the_last_one_of_the_journal():
+    monotonic, last = 812289.8337703943, 1602104261.0188959
+    assert monotonic + (last - monotonic) < last, "the sum is rounded down"
+    assert Clock(last, wall=lambda: 0.0, monotonic=lambda: monotonic).now() == last

@@ -142,8 +142,9 @@ def _report(outcome: "Result | Fault", folder: Path, json: bool) -> int:
         if json:
             as_json(outcome)
         else:
+            epochs = "1 epoch" if outcome.epochs == 1 else f"{outcome.epochs:.4g} epochs"
             say(
-                f"{outcome.task}: {outcome.why} after {count_of(outcome.steps, 'step')} ({outcome.epochs:.4g} epochs, "
+                f"{outcome.task}: {outcome.why} after {count_of(outcome.steps, 'step')} ({epochs}, "
                 f"{seconds(outcome.seconds)}) on {outcome.mesh}, {outcome.device}"
             )
             if outcome.metrics:
