@@ -66,7 +66,11 @@ def _fault(name: str, options: Json, alone: Json, mesh: Json, folder: Path) -> s
     update, expected = update_in(folder / "mesh", mesh["parts"]), safetensors_file.read(folder / "one")
     if not (far := distance(update, expected)) < ROUNDED.get(name, CLOSE):
         return f"{far:.1e} from the update of one process"
-    return "" if mesh["num_examples"] == alone["num_examples"] else "another weight"
+    if mesh["num_examples"] != alone["num_examples"]:
+        return "another weight"
+    (found, weight), (seen, counted) = (answer["statistics"]["loss"] for answer in (mesh, alone))
+    is_same = abs(found / weight - seen / counted) <= 1e-4 * abs(seen / counted)
+    return "" if is_same else f"another mean loss: {found / weight} for {seen / counted}"
 
 
 def _without_numbers(sentence: str) -> str:

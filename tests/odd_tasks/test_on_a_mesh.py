@@ -14,7 +14,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "accumulate=2": {"dp_shard": 2, "accumulate": 2},
     "zero=2": {"dp_shard": 2, "zero": 2},
 }
-SOME = ["clamped", "borrowed_weights", "routed_experts", "masked_targets", "short_counter", "bool_buffer", "batch_norm"]
+SOME = [
+    "clamped",
+    "list_targets",
+    "text_targets",
+    "borrowed_weights",
+    "routed_experts",
+    "masked_targets",
+    "short_counter",
+    "bool_buffer",
+    "batch_norm",
+]
 
 
 @pytest.mark.real
