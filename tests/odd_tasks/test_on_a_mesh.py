@@ -15,15 +15,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero=2": {"dp_shard": 2, "zero": 2},
 }
 SOME = [
-    "clamped",
-    "list_targets",
-    "text_targets",
-    "borrowed_weights",
-    "routed_experts",
-    "masked_targets",
-    "short_counter",
-    "bool_buffer",
-    "batch_norm",
+    *("clamped", "list_targets", "text_targets", "borrowed_weights", "routed_experts"),
+    *("masked_targets", "short_counter", "bool_buffer", "batch_norm"),
 ]
 
 
