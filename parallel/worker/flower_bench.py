@@ -180,7 +180,8 @@ class MainBench(_AppBench):
             found = numbers_of(measured)
             self._of_version_0 = found
             if self._folder is not None:
-                self._file_of_first(self._folder).write_text(json.dumps(self._of_version_0), encoding="utf-8")
+                as_text = {name: repr(number) for name, number in found.items()}  # JSON has no NaN
+                self._file_of_first(self._folder).write_text(json.dumps(as_text), encoding="utf-8")
         return arrays_of(started.arrays)
 
     def settings(self) -> list[str]:
@@ -195,6 +196,8 @@ class MainBench(_AppBench):
         """Return what the app's `evaluate_fn` measures."""
         if request["split"] != "server":
             return "there is no site"
+        if self._host is None:  # after a restart, `main()` draws again what it drew in `initial`
+            seed_everything(request.get("model_seed") or 0)
         with self._main() as main:
             found = main.evaluate(request.get("version") or 0, self._record(arrays.version))
         if found is None:
@@ -234,7 +237,8 @@ class MainBench(_AppBench):
     def _first(self) -> dict[str, float] | None:
         """Return the metrics of version 0, also after a restart; None: they were not measured."""
         if self._of_version_0 is None and self._folder is not None and self._file_of_first(self._folder).exists():
-            self._of_version_0 = json.loads(self._file_of_first(self._folder).read_text(encoding="utf-8"))
+            as_text = json.loads(self._file_of_first(self._folder).read_text(encoding="utf-8"))
+            self._of_version_0 = {name: float(number) for name, number in as_text.items()}
         return self._of_version_0
 
     @staticmethod
