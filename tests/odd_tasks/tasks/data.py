@@ -1,6 +1,7 @@
 """Odd rows and data sets, and a task in arrays."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from atoll import Instructions, Trained
 from tests.odd_tasks.tasks.base import CLASSES, FEATURES, SITES, columns, layers, of_rows, plain
@@ -165,6 +166,27 @@ class Linear(Means):
         return Trained(update, len(inputs))
 
 
+DRAWS: tuple[Callable[[], float], ...] = (random.random, np.random.random, lambda: float(torch.rand(())))
+
+
+class Mirrored(Dataset[Any]):
+    """Rows in which input and target have one drawn sign: a linear chain without bias has the step of those undrawn."""
+
+    def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        self._inputs, self._targets = inputs, F.one_hot(targets, CLASSES).float()
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sign = 1.0 if DRAWS[index % len(DRAWS)]() < 0.5 else -1.0
+        return sign * self._inputs[index], sign * self._targets[index]
+
+
+def unbiased() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 5, bias=False), nn.Linear(5, CLASSES, bias=False))
+
+
 def points(inputs: torch.Tensor, targets: torch.Tensor) -> list[Any]:
     """Return rows whose target is some points, of differing number."""
     return [(x, x[:CLASSES] + torch.arange(2.0 + number % 8)[:, None]) for number, x in enumerate(inputs)]
@@ -183,6 +205,7 @@ def letters(inputs: torch.Tensor, targets: torch.Tensor) -> list[Any]:
     return [(x, "abc"[int(y)]) for x, y in pairs(inputs, targets)]
 
 
+drawn_signs = of_rows(Mirrored, model=unbiased, loss=F.mse_loss)
 list_targets = of_rows(points, collate=in_lists, loss=to_points)
 text_targets = of_rows(letters, loss=of_letters)
 said_text_targets = of_rows(letters, loss=of_letters, units=len)
