@@ -92,7 +92,7 @@ class JournaledService(MessageService):
                 raise CoordinatorDied
             if not isinstance(effect, RecordExchange):
                 self._act(effect)
-        self._arm_timer()
+        self._timer.arm()
         return effects
 
     def left(self, site):

@@ -53,6 +53,43 @@ def central(task: Task) -> State:
     return _float32(model)
 
 
+def divided(task: Task, ranks: int, micro_batches: int) -> State:
+    """Return the model after the epochs, where each step is several forward passes, each of consecutive rows.
+
+    The micro-batches of a rank come one after the other; each rank begins a step with the same model, and the mean of
+    what the ranks make of its buffers goes on.
+    """
+    model = fresh(task)
+    inputs, targets = batch_of(task, list(SITES))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=task.local.lr)
+    parts = ranks * micro_batches
+    chunks = [*zip(inputs.chunk(parts), targets.chunk(parts), strict=True)]
+    model.train()
+    for _ in range(task.local.epochs):
+        optimizer.zero_grad()
+        begun = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        after: list[State] = []
+        for rank in range(ranks):
+            _restore(model, begun)
+            for rows, of_rows in chunks[rank * micro_batches : (rank + 1) * micro_batches]:
+                (task.loss(model(rows), of_rows).sum() / parts).backward()  # type: ignore[no-untyped-call]
+            after.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+        _restore(model, {name: _mean([of_rank[name] for of_rank in after]) for name in begun})
+        optimizer.step()
+    return _float32(model)
+
+
+def _restore(model: nn.Module, values: State) -> None:
+    for name, buffer in model.named_buffers():
+        buffer.data = values[name].clone()
+
+
+def _mean(values: list[torch.Tensor]) -> torch.Tensor:
+    """Return the mean of floats; whole numbers are alike on all ranks."""
+    return torch.stack(values).mean(0) if values[0].is_floating_point() else values[0]
+
+
 def federated(task: Task) -> State:
     """Return the model after the rounds, each the mean of what all sites make of it, weighted by their units."""
     state = _float32(fresh(task))
