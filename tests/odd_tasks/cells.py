@@ -35,6 +35,9 @@ WAYS: dict[str, tuple[Any, ...]] = {
 """Commands by the name of the way; `agents` is a way of its own."""
 
 CENTRAL = ("train", "dp=2", "accumulate", "zero=3", "pp=2", "workers")
+DIVIDED = {"accumulate": (1, 2), "dp=2": (2, 1), "zero=3": (2, 1), "pp=2": (1, 4)}
+"""Ranks, and the micro-batches of each, of the ways in which a step is several forward passes."""
+
 TOLERANCE = 2e-5
 """Largest difference from the plain loop, absolute and of the value: rounding of a few steps in float32."""
 
@@ -58,11 +61,13 @@ class Verdict:
         return f"{self.word} {self.sentence}".strip()
 
 
-def judge(task: Any, way: str, answer: Answer, out: Path, pattern: str = "**/*.safetensors") -> Verdict:
-    """Return the verdict on an answer, and on the model that it has left in a folder."""
+def judge(
+    task: Any, way: str, answer: Answer, out: Path, pattern: str = "**/*.safetensors", *, by_pass: bool = False
+) -> Verdict:
+    """Return the verdict on an answer, and on the model that it has left in a folder; `by_pass` as of `compare`."""
     code, stderr = answer
     if code == 0:
-        return compare(task, way, newest(out, pattern))
+        return compare(task, way, newest(out, pattern), by_pass=by_pass)
     lines = [line.removeprefix("atoll: ") for line in stderr.splitlines() if line.startswith("atoll: ")]
     if code != 2 or "Traceback" in stderr or not lines:
         return Verdict("WRONG", f"exit {code}: {' '.join(stderr.split())[-300:]}")
@@ -76,8 +81,15 @@ def newest(out: Path, pattern: str) -> dict[str, np.ndarray[Any, Any]]:
     return load_file(sorted(out.glob(pattern))[-1])
 
 
-def compare(task: Any, way: str, found: dict[str, np.ndarray[Any, Any]]) -> Verdict:
-    """Return whether a model is that of the plain loop."""
+def compare(task: Any, way: str, found: dict[str, np.ndarray[Any, Any]], *, by_pass: bool = False) -> Verdict:
+    """Return whether a model is that of the plain loop.
+
+    Args:
+        task: the task.
+        way: the way in which it ran.
+        found: the model.
+        by_pass: its forward pass depends on the rows that are in it, so that the loop divides each step, too.
+    """
     if not isinstance(task, Task):
         rows = [task.train(task.initial(0), _Site(site)) for site in task.sites]
         total = sum(trained.num_examples for trained in rows)
@@ -86,6 +98,8 @@ def compare(task: Any, way: str, found: dict[str, np.ndarray[Any, Any]]) -> Verd
         }
     else:
         state = plain.central(task) if way in CENTRAL else plain.federated(task)
+        if by_pass and way in DIVIDED:
+            state = plain.divided(task, *DIVIDED[way])
         right = {name: tensor.numpy() for name, tensor in state.items()}
     if missing := [name for name in right if name not in found and not _is_tied(task, name, right, found)]:
         return Verdict("WRONG", f"without {', '.join(missing)}")
@@ -120,9 +134,9 @@ Run = Callable[..., Answer]
 """(arguments) -> exit code and standard error."""
 
 
-def cell(task: Any, reference: str, way: str, folder: Path, run: Run) -> Verdict:
-    """Run a task in one way that is a command."""
+def cell(task: Any, reference: str, way: str, folder: Path, run: Run, *, by_pass: bool = False) -> Verdict:
+    """Run a task in one way that is a command; `by_pass` as of `compare`."""
     command, *options = WAYS[way]
     out = folder / way
     pattern = "model.safetensors" if command == "train" else f"models/versions/{plain.ROUNDS:06d}.safetensors"
-    return judge(task, way, run(command, reference, *options, "--out", out), out, pattern)
+    return judge(task, way, run(command, reference, *options, "--out", out), out, pattern, by_pass=by_pass)

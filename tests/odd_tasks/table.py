@@ -39,6 +39,7 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "lazy_layer": {EVERYWHERE: "has no shape yet"},
     "bounded_embedding": {("dp=2", *SHARED): "max_norm=0.5 changes the weight"},
     "clamped": {("zero=3",): "forward changes them in place"},
+    "spectral_norm": {("pp=2",): "1 layer (0) cannot fill 2 stages"},
     "tied_by_views": {SHARED: "are views of one memory"},
     "odd_parameters": {("zero=3",): "nothing: no elements"},
     "all_frozen": {EVERYWHERE: "has no parameter to train"},
@@ -64,16 +65,8 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
 """Words of the refusals by task and ways."""
 
 
-DIVIDED = ("accumulate", "dp=2", "zero=3", "pp=2")
-"""Ways in which a step is several forward passes, each of a part of the batch."""
-
 BY_PASS = ("batch_norm", "spectral_norm", "byte_counter", "short_counter", "long_counter")
-"""Tasks whose forward pass depends on the whole batch, or counts passes: not compared where a batch is divided."""
-
-
-def is_compared(name: str, way: str) -> bool:
-    """Return whether the plain loop is the right value of a cell."""
-    return not (name in BY_PASS and way in DIVIDED)
+"""Tasks whose forward pass depends on the rows that are in it, or counts passes: `plain.divided` is the right value."""
 
 
 def refusal(name: str, way: str) -> str | None:

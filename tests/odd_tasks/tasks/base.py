@@ -17,6 +17,9 @@ FEATURES, CLASSES = 6, 3
 LOCAL = Local(epochs=2, batch_size=None, lr=0.1)
 """Whole data sets as batches: no order of the rows has to be known."""
 
+IN_ORDER = replace(LOCAL, shuffle=False)
+"""For a model on which it depends which rows are in one forward pass."""
+
 
 def columns(site: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the inputs (n, 6) and classes (n,) of a site, each of which is there."""

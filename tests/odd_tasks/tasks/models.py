@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from tests.odd_tasks.tasks.base import CLASSES, FEATURES, layers, of_model
+from tests.odd_tasks.tasks.base import CLASSES, FEATURES, IN_ORDER, layers, of_model
 
 F = nn.functional
 
@@ -190,7 +190,9 @@ recurrent = of_model(Recurrent)
 attention = of_model(Attending)
 own_sequential = of_model(lambda: Skipping(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)))
 weight_norm = of_model(lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(FEATURES, CLASSES))))
-spectral_norm = of_model(lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(FEATURES, CLASSES))))
+spectral_norm = of_model(
+    lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(FEATURES, CLASSES))), local=IN_ORDER
+)
 numpy_weights = of_model(drawn_by_numpy)
 clamped = of_model(Clamped)
 one_number = of_model(OneNumber)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.odd_tasks.tasks.base import CLASSES, FEATURES, of_model
+from tests.odd_tasks.tasks.base import CLASSES, FEATURES, IN_ORDER, of_model
 
 
 class WithBuffer(nn.Module):
@@ -145,6 +145,6 @@ late_buffer = of_model(lambda: Late("buffer"))
 late_cache = of_model(lambda: Late("cache"))
 growing_buffer = of_model(lambda: Late("grows"))
 lazy_layer = of_model(lazy)
-batch_norm = of_model(normed)
+batch_norm = of_model(normed, local=IN_ORDER)
 computes_bfloat16 = of_model(Halved)
 computes_float64 = of_model(Double)
