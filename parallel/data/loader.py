@@ -14,6 +14,7 @@ from atoll.parallel.data.batch import Batch, count_units, in_parts, map_tensors
 from atoll.parallel.data.order import Indices, Order
 from atoll.parallel.local_training.draws import Drew, Fetch, drawing, is_fixed, unseeded
 from atoll.parallel.task.collated import collate_of
+from atoll.parallel.task.errors import TaskBroken
 
 State = dict[str, Any]
 """Plain JSON values: the order's fields, `epoch` and `step`."""
@@ -205,6 +206,8 @@ def _by_workers(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches of torch's loader. Its errors keep themselves and the processes alive by their traceback."""
     try:
         yield from batches
+    except TaskBroken as error:  # its text is the traceback in the process, which ends with the sentence
+        raise TaskBroken(str(error).rpartition(f"{TaskBroken.__name__}: ")[2].strip()) from None
     except Exception as error:
         raise error.with_traceback(None) from None
 

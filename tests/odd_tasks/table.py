@@ -39,6 +39,8 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "lazy_layer": {EVERYWHERE: "has no shape yet"},
     "bounded_embedding": {("dp=2", *SHARED): "max_norm=0.5 changes the weight"},
     "clamped": {("zero=3",): "forward changes them in place"},
+    "frozen_layer": {("pp=2",): "1 layer (2) cannot fill 2 stages"},
+    "weight_norm": {("pp=2",): "1 layer (0) cannot fill 2 stages"},
     "spectral_norm": {("pp=2",): "1 layer (0) cannot fill 2 stages"},
     "tied_by_views": {SHARED: "are views of one memory"},
     "odd_parameters": {("zero=3",): "nothing: no elements"},

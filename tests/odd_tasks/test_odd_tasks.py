@@ -48,3 +48,9 @@ def test_an_odd_task_on_ranks_and_in_processes_is_equal_or_refused(name: str, wa
 @pytest.mark.parametrize("name", ["text_targets", "list_targets"])
 def test_targets_that_are_no_tensors_go_through_a_pipeline(name: str, tmp_path: Path) -> None:
     check(name, "pp=2", tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["dict_rows_bare", "ragged_rows_bare"])
+def test_a_refusal_of_a_worker_process_is_one_sentence(name: str, tmp_path: Path) -> None:
+    check(name, "workers", tmp_path)
