@@ -7,6 +7,7 @@ start warm (`tests.warm`); with ATOLL_COLD_START=1 each is an exec.
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -34,9 +35,12 @@ def by_agents(name: str, folder: Path) -> Verdict:
     with federation(folder, task=reference) as run:
         settings = {"rounds": plain.ROUNDS, "round__cohort_size": 3, "round__retry": 0, "round__deadline": 120}
         run.coordinator(**settings)
-        for site in SITES:
-            run.agent(site)
-        code = run.wait_for_end(timeout=LIMIT_S)
+        agents = [run.agent(site) for site in SITES]
+        until = time.monotonic() + LIMIT_S
+        while run.running["coordinator"].poll() is None and not all(agent.poll() for agent in agents):
+            assert time.monotonic() < until, run.log("coordinator")
+            time.sleep(0.1)
+        code = run.running["coordinator"].poll()  # None: it waits for agents, which have all refused the task
         answer = (0 if code == 0 else 2, "\n".join(run.log(who) for who in ("coordinator", *SITES)))
     if answer[0]:  # the coordinator's own refusal, or the failure that each agent reports
         return Verdict("refused", answer[1]) if "Traceback" not in answer[1] else Verdict("WRONG", answer[1][-300:])
