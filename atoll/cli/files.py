@@ -184,22 +184,12 @@ def state_of(file: RunFile, what: str, state: Path | None) -> Path:
 
 
 def overriding(overrides: Sequence[str], **options: object) -> list[str]:
-    """Append the options that have a value to the overrides.
+    """Append the options that have a value to the overrides, where the last value of a key wins.
 
     The option `coordinator__state` is the setting coordinator.state.
-
-    Raises:
-        CommandError: an override has another value for the setting of an option.
     """
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
     plain = {name: json.dumps(value) if isinstance(value, int) else quoted(str(value)) for name, value in given.items()}
-    others = {name.strip(): value.strip() for name, _, value in (text.partition("=") for text in overrides)}
-    if faults := [
-        f"{name}: got {value} by its option and {others[name]} by --set; give one of them"
-        for name, value in plain.items()
-        if name in others and others[name] not in (value, str(given[name]))
-    ]:
-        raise CommandError(*faults)
     return [*overrides, *(f"{name}={value}" for name, value in plain.items())]
 
 

@@ -275,9 +275,3 @@ def test_a_run_that_is_started_says_which_of_its_files_coordinator_settings_it_l
     file.write_text('task = "tests.simulations.federation.line_task:task"\n[coordinator]\nkeep_versions = 9\n')
     result = invoke("run", "start", file, "--state", tmp_path / "state")
     assert f"{file}: not used here, of [coordinator]: keep_versions = 9; the coordinator is running" in result.stderr
-
-
-def test_an_option_and_an_override_that_differ_are_refused(run_toml: Path) -> None:
-    (fault,) = refused("simulate", run_toml, "--rounds", 1, "--set", "rounds=2", "--out", run_toml.parent / "out")
-    assert fault == "rounds: got 1 by its option and 2 by --set; give one of them"
-    assert not (run_toml.parent / "out").exists()
