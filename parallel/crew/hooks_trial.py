@@ -71,18 +71,10 @@ class HooksTrial:
 
     def faults(self, context: Context) -> list[str]:
         """Return what no mesh can take, one sentence each; in this process alone."""
-        try:
-            first, second = (self._outcome(context, _plain, seed) for seed in (0, 1))
-        except TaskBroken as fault:
-            return [str(fault)]
-        except Exception as error:  # the user's code runs here and may raise anything
-            return [self._failed(error)]
-        if differing := _differing(first, second):
-            return [
-                f"task.algorithm: {self._named} gives other numbers when it is repeated ({differing}), so each rank "
-                f"would have its own; {WAY_OUT}"
-            ]
-        return []
+        return self._compared(
+            lambda: (self._outcome(context, _plain, 0), self._outcome(context, _plain, 1)),
+            "gives other numbers when it is repeated ({}), so each rank would have its own",
+        )
 
     def faults_on(self, places: Mapping[str, DTensor], mesh: object, context: Context) -> list[str]:
         """Return what this mesh computes otherwise than one process; every rank calls it.
@@ -97,28 +89,37 @@ class HooksTrial:
             return _divided(tensor, places[name]) if name in places else tensor.to(device)
 
         device = next((place.device_mesh.device_type for place in places.values()), "cpu")
-        try:
+
+        def outcomes() -> tuple[Tensors, Tensors]:
             expected = self._outcome(context, _plain, 0)
             with hooked():
-                found = {name: whole(t).cpu() for name, t in self._outcome(context, divided, 0).items()}
+                return expected, {name: whole(t).cpu() for name, t in self._outcome(context, divided, 0).items()}
+
+        return self._compared(outcomes, f"gives other numbers on {mesh} than in one process ({{}})")
+
+    def _compared(self, outcomes: Callable[[], tuple[Tensors, Tensors]], sentence: str) -> list[str]:
+        """Return the fault of two outcomes that must be alike, or the error on the way to them.
+
+        Args:
+            outcomes: computes both.
+            sentence: what the algorithm does where they differ, with a place for the tensor.
+        """
+        try:
+            one, other = outcomes()
         except TaskBroken as fault:
             return [str(fault)]
         except Exception as error:  # the user's code runs here and may raise anything
-            return [self._failed(error)]
-        if differing := _differing(expected, found):
+            text = str(error).partition("\n")[0]
             return [
-                f"task.algorithm: {self._named} gives other numbers on {mesh} than in one process ({differing}); "
-                f"{WAY_OUT}"
+                f"task.algorithm: a hook of {self._named} fails on a mesh ({type(error).__name__}: {text}); {WAY_OUT}"
             ]
-        return []
+        if not (differing := _differing(one, other)):
+            return []
+        return [f"task.algorithm: {self._named} {sentence.format(differing)}; {WAY_OUT}"]
 
     @property
     def _named(self) -> str:
         return type(self._task.algorithm).__name__
-
-    def _failed(self, error: Exception) -> str:
-        text = str(error).partition("\n")[0]
-        return f"task.algorithm: a hook of {self._named} fails on a mesh ({type(error).__name__}: {text}); {WAY_OUT}"
 
     def _outcome(self, context: Context, place: Place, seed: int) -> Tensors:
         """Return all that the hooks compute in a few rounds, by name."""
