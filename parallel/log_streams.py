@@ -24,9 +24,9 @@ class LogFile(io.FileIO):
 
 def write_to_log() -> None:
     """Let `sys.stdout` and `sys.stderr` write each line to the logs behind the descriptors 1 and 2."""
-    for name in ("stdout", "stderr"):
+    for fd, name in ((1, "stdout"), (2, "stderr")):
         old = getattr(sys, name)
         with suppress(OSError):
             old.flush()
-        log = io.BufferedWriter(LogFile(old.fileno(), "wb", closefd=False))
+        log = io.BufferedWriter(LogFile(fd, "wb", closefd=False))
         setattr(sys, name, io.TextIOWrapper(log, old.encoding, "backslashreplace", line_buffering=True))
