@@ -118,6 +118,21 @@ def _no_labels(site: str, split: str) -> TensorDataset:
 
 no_labels = replace(task, data=_no_labels, test_data=None)
 not_finite = replace(task, data=_not_finite)
+
+
+def _undefined_at_c(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
+    return (float("nan") if bool((targets == 2).any()) else 0.5), len(targets)
+
+
+def _third_class_at_c(site: str, split: str) -> TensorDataset:
+    inputs, targets = line_task.data(site, split).tensors
+    return TensorDataset(inputs, torch.full_like(targets, 2) if site == "c" else targets)
+
+
+undefined_at_c = replace(
+    task, data=_third_class_at_c, model=lambda: torch.nn.Linear(3, 3), metrics={"f1": _undefined_at_c}
+)
+"""A task whose metric is NaN at site c."""
 no_data = replace(task, data=_no_data)
 no_model = replace(task, model=_no_model)
 no_record = replace(task, data=_no_record)

@@ -233,7 +233,7 @@ def simulate_as_asked(what: str, overrides: list[str], request: Request) -> NoRe
     if request.json:
         as_json(result | ({"sites": measured} if measured else {}))
     else:
-        _say_result(result, folder, progress.failures)
+        _say_result(result, folder, progress.faults)
         for kind, part in measured.items():
             say_sites(f"{kind}, version {part['version']}", part)
     if result["state"] == "interrupted":
@@ -415,7 +415,7 @@ def _of_invitations(account: Mapping[str, int]) -> str:
     )
 
 
-def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
+def _say_result(result: dict[str, Any], folder: Path, faults: Sequence[str]) -> None:
     from atoll.simulations.federation.app import APP
 
     say(
@@ -433,8 +433,8 @@ def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
         say(_of_invitations(account))
     if (folder / APP).is_dir():
         say(f"the files of main() are in {folder / APP}")
-    if failures:
-        say(f"{failures} (all reasons: {folder / 'rounds.jsonl'})")
+    for fault in faults:
+        say(f"{fault} (all of them: {folder / 'rounds.jsonl'})")
     if result["state"] == "interrupted":
         say(f"the same command resumes the run: {folder}")
     else:
