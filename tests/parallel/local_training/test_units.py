@@ -16,7 +16,7 @@ from atoll import Local, Task
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, parameters_of
 from atoll.parallel.local_training.repeatable import repeatable
 from atoll.parallel.local_training.training import evaluate, train_locally
-from atoll.parallel.local_training.unit_check import disagreement
+from atoll.parallel.local_training.unit_check import UnitCheck, disagreement
 from atoll.parallel.local_training.units import Units, as_units, units_of
 from atoll.parallel.task.context import Context, contextual, within
 from atoll.parallel.task.errors import TaskBroken
@@ -48,6 +48,48 @@ def test_the_check_passes_what_is_said_rightly_and_finds_each_wrong_guess(kind: 
     outputs, targets = batch_of(kind)
     assert disagreement(KINDS[kind].loss, Units(KINDS[kind].units), outputs, targets) is None
     assert "the loss divides by something else" in (disagreement(KINDS[kind].loss, Units(), outputs, targets) or "")
+
+
+def by_text(outputs: torch.Tensor, targets: list[str]) -> torch.Tensor:
+    """The mean over the examples of lists of texts."""
+    return torch.stack([row.mean() * len(text) for row, text in zip(outputs, targets, strict=True)]).mean()
+
+
+def by_letter(outputs: torch.Tensor, targets: list[str]) -> torch.Tensor:
+    """The mean over the letters of all texts: what Atoll guesses, the examples, is wrong."""
+    return by_text(outputs, targets) * len(targets) / sum(map(len, targets))
+
+
+def by_box(outputs: torch.Tensor, targets: list[torch.Tensor]) -> torch.Tensor:
+    """The mean over the boxes of all images, in differing numbers."""
+    of_each = [(row.mean() - boxes).square().sum() for row, boxes in zip(outputs, targets, strict=True)]
+    return torch.stack(of_each).sum() / sum(map(len, targets))
+
+
+TEXTS = ["a", "four", "", "seven", "of", "letters"]
+BOXES = [torch.arange(4.0 * number).reshape(number, 4) for number in (3, 1, 0, 2, 5, 1)]
+OF_LISTS = {
+    "texts": (by_letter, TEXTS, lambda targets: sum(map(len, targets))),
+    "boxes": (by_box, BOXES, lambda targets: sum(map(len, targets))),
+    "fields": (lambda outputs, targets: by_letter(outputs, targets["text"]), {"text": TEXTS}, None),
+}
+
+
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_the_check_finds_a_wrong_guess_also_where_a_loss_takes_lists(name: str) -> None:
+    loss, targets, units = OF_LISTS[name]
+    outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+    assert "the loss divides by something else" in (disagreement(loss, Units(), outputs, targets) or "")
+    if units is not None:
+        assert disagreement(loss, Units(units), outputs, targets) is None
+    assert disagreement(by_text, Units(), outputs, TEXTS) is None
+
+
+def test_single_rows_of_lists_are_not_joined_into_a_batch_that_the_loss_never_sees() -> None:
+    check = UnitCheck(by_box, Units(), must_hold=True)
+    for boxes in BOXES:
+        check.see(torch.ones(1, 3), [boxes])
+    assert check.found is None
 
 
 def contrastive(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
