@@ -51,6 +51,13 @@ def test_a_loss_that_is_no_single_number_is_one_sentence_in_every_engine(name: s
     assert words in told
 
 
+@pytest.mark.parametrize("engine", ["sequential", "batched", pytest.param("processes", marks=pytest.mark.real)])
+@pytest.mark.parametrize(("name", "words"), failing_tasks.NOTHING_TO_TRAIN.items())
+def test_a_site_whose_rows_give_no_training_is_named_in_every_engine(name: str, words: str, engine: str) -> None:
+    told = failed(f"{TASKS}:{name}", *ALL, "--engine", engine)
+    assert told.startswith(f"the training of client d failed: {words}")
+
+
 def test_a_model_that_does_not_start_with_finite_numbers_is_refused_with_the_way_out(folder: Path) -> None:
     (fault,) = refused("simulate", f"{TASKS}:infinite_mask", *ALL, "--out", folder / "out")
     assert fault.startswith("mask starts with NaN, infinite values or values beyond float32")

@@ -20,6 +20,7 @@ from atoll.parallel.local_training.unit_check import UnitCheck, disagreement
 from atoll.parallel.local_training.units import Units, as_units, units_of
 from atoll.parallel.task.context import Context, contextual, within
 from atoll.parallel.task.errors import TaskBroken
+from tests.cli import failing_tasks
 from tests.parallel import weighted
 from tests.parallel.weighted import KINDS, Words, data_of, everything, task_of
 
@@ -226,6 +227,13 @@ def test_a_batch_without_units_leaves_no_nan_in_a_mean() -> None:
     total, weight = evaluate(task, weighted.make_model(), Empty("padding", 12), batch_size=4)["loss"]
     assert math.isfinite(total)
     assert weight == sum(units_of(task)(Words("padding", 12)[index][1]) for index in range(4, 12))
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_an_update_of_targets_that_are_all_ignored_is_refused_since_it_cannot_weigh_nothing(own_loop: bool) -> None:
+    task: Task = replace(failing_tasks.ignored, fit=(lambda *_: 1.0) if own_loop else None)
+    with pytest.raises(TaskBroken, match="the targets of 5 trained examples have no units"):
+        train_locally(task, task.model(), task.data("d", "train"), task.local, seed=1)
 
 
 def test_a_loop_of_the_tasks_own_is_weighted_by_the_units_of_its_data() -> None:
