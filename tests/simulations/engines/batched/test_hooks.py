@@ -151,7 +151,7 @@ class Hooked:
     case: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.algorithm.__name__} {dict(self.local)} {list(self.case.values())[:1]}"
+        return f"{self.algorithm.__name__} {dict(self.local)} {getattr(self.case.get('model'), '__name__', '')}"
 
 
 def training_of(algorithm: Algorithm | None, local: Mapping[str, Any] | None = None, **case: Any) -> Training:
@@ -365,7 +365,9 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("hook", "function", "reason"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("hook", "function", "reason"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_what_no_product_can_take_is_refused_by_name_before_the_first_step(
     hook: str, function: Callable[..., Any], reason: str
 ) -> None:
