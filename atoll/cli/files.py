@@ -3,7 +3,8 @@
 import json
 import os
 import tomllib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -17,7 +18,7 @@ from atoll.parallel.loading import loading
 from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
-from atoll.protocol.settings import ConfigError, load, load_text, quoted
+from atoll.protocol.settings import ConfigError, load, load_text, quoted, value_of
 from atoll.server.config.model import run_and_version
 from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
@@ -143,16 +144,29 @@ def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | Run
     return load_run(what, overrides)
 
 
-def refuse_settings_of_the_host(overrides: Sequence[str]) -> None:
-    """Refuse overrides of `coordinator.*`, which cannot change a running coordinator.
+def settings_of_the_host(overrides: Sequence[str]) -> list[str]:
+    """List overrides of `coordinator.*`, which cannot change a running coordinator, as faults.
 
-    Raises:
-        ConfigError: overrides of the table. A TOML may have the table, as the same file serves `atoll coordinator`.
+    A TOML may have the table, as the same file serves `atoll coordinator`.
     """
     keys = [override.partition("=")[0].strip() for override in overrides]
     of_coordinator = [key for key in keys if key.partition(".")[0].strip() == "coordinator"]
-    if faults := [f"--set: {key}: {_OF_THE_COORDINATOR}" for key in of_coordinator]:
-        raise ConfigError(faults)
+    return [f"--set: {key}: {_OF_THE_COORDINATOR}" for key in of_coordinator]
+
+
+@contextmanager
+def all_faults(found: Sequence[str]) -> Iterator[None]:
+    """Surround the reading of settings of which some faults are found already.
+
+    Raises:
+        ConfigError: those, and the faults that the reading finds.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError([*found, *error.faults]) from error
+    if found:
+        raise ConfigError(found)
 
 
 def note_unused_settings(file: RunFile, what: str, *, used: Container[str] = (), why: str) -> None:
@@ -184,13 +198,37 @@ def state_of(file: RunFile, what: str, state: Path | None) -> Path:
 
 
 def overriding(overrides: Sequence[str], **options: object) -> list[str]:
-    """Append the options that have a value to the overrides, where the last value of a key wins.
+    """Append the options that have a value to the overrides.
 
     The option `coordinator__state` is the setting coordinator.state.
+
+    Raises:
+        CommandError: an override has another value for the setting of an option; with all of them.
     """
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
     plain = {name: json.dumps(value) if isinstance(value, int) else quoted(str(value)) for name, value in given.items()}
+    others = {name.strip(): value.strip() for name, _, value in (text.partition("=") for text in overrides)}
+    if faults := [
+        f"{name}: {_both(name, value, others[name])}: give one of them, or equal ones"
+        for name, value in plain.items()
+        if name in others and not _are_equal(name, others[name], value)
+    ]:
+        raise CommandError(*faults)
     return [*overrides, *(f"{name}={value}" for name, value in plain.items())]
+
+
+def _both(name: str, of_option: str, of_set: str) -> str:
+    """Return the two values of a setting for a message; a join code is a secret, and so is a password."""
+    if name == "join":
+        return "two codes, by its option and by --set"
+    return without_password(f"got {of_option} by its option and {of_set} by --set")
+
+
+def _are_equal(name: str, text: str, other: str) -> bool:
+    try:
+        return bool(value_of(name, text) == value_of(name, other))
+    except ValueError:
+        return True  # that it is no value is told when the settings are read
 
 
 def _has_only_the_host(path: Path) -> bool:
