@@ -174,8 +174,8 @@ def _loaded(each: Declared, kind: ExtensionKind) -> tuple[object, str]:
     """Return the object, and the reason that it cannot be used; empty: it can."""
     try:
         found = each.load()
-    except Exception as error:  # code of the package runs here and may raise anything: the operator reads it
-        why = f"cannot be loaded: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # code of the package runs here and may raise anything, or call sys.exit
+        why = f"cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"
     else:
         if kind.fits(found):
             return found, ""

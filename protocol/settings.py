@@ -192,19 +192,31 @@ def _apply(override: str, document: dict[str, Any], short_tables: ShortTables) -
     if not equals or not all(_BARE_KEY.fullmatch(part) for part in key):
         raise ValueError(f"got {without_password(override)!r}; allowed: key=value, with a key such as round.quorum")
     table = document
-    if len(key) == 2 and isinstance(text_alone := document.get(key[0]), str) and key[0] in short_tables:
+    value = value_of(".".join(key), text.strip())
+    is_within = len(key) == 2 or isinstance(value, dict)
+    if is_within and isinstance(text_alone := document.get(key[0]), str) and key[0] in short_tables:
         document[key[0]] = {short_tables[key[0]][0]: text_alone}
     for part in key[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ValueError(f"{'.'.join(key)}: {part} is not a table")
-    table[key[-1]] = _value(".".join(key), text.strip())
+    is_table = len(key) == 1 and isinstance(value, dict) and isinstance(table.get(key[0]), dict)
+    table[key[-1]] = {**table[key[-1]], **value} if is_table else value  # a table keeps the file's other settings
     reference, others = short_tables.get(key[0], ("", ""))
     return (others, *key[1:]) if others and len(key) > 1 and key[1] != reference else key
 
 
-def _value(key: str, text: str) -> Any:
-    """Return a TOML value; a text that is none, and does not begin like one, is a string."""
+def is_bare(name: object) -> bool:
+    """Return whether a name is a key of TOML without quotes."""
+    return isinstance(name, str) and _BARE_KEY.fullmatch(name) is not None
+
+
+def value_of(key: str, text: str) -> Any:
+    """Return the value of an override: a TOML value; a text that is none, and does not begin like one, is a string.
+
+    Raises:
+        ValueError: it is neither; the message names the key.
+    """
     try:
         table = tomllib.loads(f"value = {text}")
         if table.keys() == {"value"}:

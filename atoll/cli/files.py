@@ -18,7 +18,7 @@ from atoll.parallel.loading import loading
 from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
 from atoll.protocol.plugins import AS_RECORDED
 from atoll.protocol.secrets import without_password
-from atoll.protocol.settings import ConfigError, load, load_text, quoted
+from atoll.protocol.settings import ConfigError, load, load_text, quoted, value_of
 from atoll.server.config.model import run_and_version
 from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
@@ -198,13 +198,37 @@ def state_of(file: RunFile, what: str, state: Path | None) -> Path:
 
 
 def overriding(overrides: Sequence[str], **options: object) -> list[str]:
-    """Append the options that have a value to the overrides, where the last value of a key wins.
+    """Append the options that have a value to the overrides.
 
     The option `coordinator__state` is the setting coordinator.state.
+
+    Raises:
+        CommandError: an override has another value for the setting of an option; with all of them.
     """
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
     plain = {name: json.dumps(value) if isinstance(value, int) else quoted(str(value)) for name, value in given.items()}
+    others = {name.strip(): value.strip() for name, _, value in (text.partition("=") for text in overrides)}
+    if faults := [
+        f"{name}: {_both(name, value, others[name])}: give one of them, or equal ones"
+        for name, value in plain.items()
+        if name in others and not _are_equal(name, others[name], value)
+    ]:
+        raise CommandError(*faults)
     return [*overrides, *(f"{name}={value}" for name, value in plain.items())]
+
+
+def _both(name: str, of_option: str, of_set: str) -> str:
+    """Return the two values of a setting for a message; a join code is a secret, and so is a password."""
+    if name == "join":
+        return "two codes, by its option and by --set"
+    return without_password(f"got {of_option} by its option and {of_set} by --set")
+
+
+def _are_equal(name: str, text: str, other: str) -> bool:
+    try:
+        return bool(value_of(name, text) == value_of(name, other))
+    except ValueError:
+        return True  # that it is no value is told when the settings are read
 
 
 def _has_only_the_host(path: Path) -> bool:

@@ -68,11 +68,6 @@ RunArgument = Annotated[
 ]
 
 
-def dropping_empty(overrides: list[str], is_wanted: bool) -> list[str]:
-    """Append the setting of --drop-empty to the overrides, if it is wanted."""
-    return [*overrides, *(["population.drop_empty=true"] if is_wanted else [])]
-
-
 def json_only_with(check: bool, json: bool) -> None:
     """Refuse --json without --check, in a command whose own output is a log.
 

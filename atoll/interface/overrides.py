@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.settings import ConfigError, quoted
+from atoll.protocol.settings import ConfigError, is_bare, quoted
 
 
 def overrides_of(settings: Mapping[str, Any]) -> list[str]:
@@ -13,7 +13,7 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: they are no table, or a value is none that TOML has; with all faults.
     """
-    settings = _plain_table(settings)
+    settings = plain_table(settings)
     faults = [
         f"set: {key}: got {value!r}; allowed: a number, a text, true, false, a list, a table of them"
         for key, value in settings.items()
@@ -30,7 +30,7 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     Raises:
         ConfigError: they are no table, or a value is no number, text, true, false or None; with all faults.
     """
-    settings = _plain_table(settings)
+    settings = plain_table(settings)
     faults = [
         f"set: {key}: got {value!r}; allowed: a number, a text, true, false, None"
         for key, value in settings.items()
@@ -45,10 +45,23 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _plain_table(settings: Mapping[str, Any]) -> dict[str, Any]:
+def plain_table(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their dotted keys, with plain values.
+
+    Raises:
+        ConfigError: they are no table.
+    """
     if not isinstance(settings, Mapping):
         raise ConfigError([f'set: got {settings!r}; allowed: a dictionary, such as {{"local.lr": 0.1}}'])
-    return {key: plain_of(value) for key, value in settings.items()}
+    return dict(pair for key, value in settings.items() for pair in _dotted(key, plain_of(value)))
+
+
+def _dotted(key: Any, value: Any) -> list[tuple[Any, Any]]:
+    """Return a table of settings, such as `"round"`, as its settings by dotted keys; any other value as it is."""
+    is_table = isinstance(value, Mapping) and len(value) > 0 and all(is_bare(name) for name in value)
+    if not is_table or "." in str(key):
+        return [(key, value)]
+    return [(f"{key}.{name}", each) for name, each in value.items()]
 
 
 def plain_of(value: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.interface.errors import AtollError, number_of, one_error
-from atoll.interface.overrides import overrides_of
+from atoll.interface.overrides import overrides_of, plain_table
 from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import Named, named, refuse_within_a_load
@@ -87,7 +87,8 @@ def in_this_process(settings: Mapping[str, Any]) -> list[str]:
     Raises:
         AtollError: an engine of several processes is asked for.
     """
-    engine, workers = settings.get("simulation.engine", "auto"), settings.get("simulation.workers", 1)
+    plain = plain_table(settings)
+    engine, workers = plain.get("simulation.engine", "auto"), plain.get("simulation.workers", 1)
     if engine in ("processes", "ray") or workers != 1:
         wanted = f"simulation.engine = {engine!r}, simulation.workers = {workers}"
         raise AtollError(

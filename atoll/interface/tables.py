@@ -71,6 +71,8 @@ class Table(Sequence[Mapping[str, Any]]):
         return f"Table({count_of(len(self), 'row')}: {', '.join(self.columns)})"
 
     def _repr_html_(self) -> str:
+        if not self._rows:
+            return "<p>no rows</p>"
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         rows = [
             "<tr>" + "".join(f"<td>{html.escape(_text(row.get(name)))}</td>" for name in self.columns) + "</tr>"

@@ -279,3 +279,36 @@ def test_a_run_that_is_started_says_which_of_its_files_coordinator_settings_it_l
     file.write_text('task = "tests.simulations.federation.line_task:task"\n[coordinator]\nkeep_versions = 9\n')
     result = invoke("run", "start", file, "--state", tmp_path / "state")
     assert f"{file}: not used here, of [coordinator]: keep_versions = 9; the coordinator is running" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value", "key", "other"),
+    [
+        ("simulate", "--rounds", 1, "rounds", "2"),
+        ("simulate", "--clients", 3, "population.clients", "4"),
+        ("simulate", "--seed", 1, "seed", "2"),
+        ("simulate", "--engine", "sequential", "simulation.engine", "batched"),
+        ("simulate", "--drop-empty", None, "population.drop_empty", "false"),
+        ("population", "--drop-empty", None, "population.drop_empty", "false"),
+        ("train", "--epochs", 1, "train.epochs", "2"),
+        ("train", "--steps", 1, "train.steps", "2"),
+        ("train", "--zero", 1, "plan.zero", "2"),
+        ("compare", "--epochs", 1, "train.epochs", "2"),
+        ("coordinator", "--state", "one", "coordinator.state", "two"),
+    ],
+)
+def test_an_option_and_an_override_that_differ_are_refused(run_toml: Path, command, option, value, key, other) -> None:
+    given = [option] if value is None else [option, value]
+    (fault,) = refused(command, run_toml, *given, "--set", f"{key} = {other}")
+    assert fault.startswith(f"{key}: got ")
+    assert fault.endswith(f" by its option and {other} by --set: give one of them, or equal ones")
+
+
+def test_an_option_and_an_override_may_be_equal(run_toml: Path) -> None:
+    equal = ["--rounds", 4, "--set", "rounds=4", "--engine", "sequential", "--set", 'simulation.engine="sequential"']
+    assert "rounds = 4" in invoke("simulate", run_toml, *equal, "--check").stdout
+
+
+def test_two_join_codes_are_refused_without_showing_them(run_toml: Path) -> None:
+    (fault,) = refused("agent", f"{TINY}:task", "--site", "north", "--join", "secret-1", "--set", "join=secret-2")
+    assert fault == "join: two codes, by its option and by --set: give one of them, or equal ones"

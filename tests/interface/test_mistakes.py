@@ -46,3 +46,8 @@ def test_a_version_that_is_no_number_is_refused(tmp_path: Path, version: object)
     run = atoll.simulate(task, rounds=1, set={"simulation.engine": "sequential"}, out=tmp_path / "run", progress=False)
     with pytest.raises(atoll.AtollError, match=r"version: got .*; allowed: a number"):
         run.model(version)  # type: ignore[arg-type]
+
+
+def test_a_number_of_rounds_given_twice_is_refused() -> None:
+    with pytest.raises(atoll.AtollError, match="rounds: got 1 by its option and 2 by --set"):
+        atoll.simulate(task, rounds=1, set={"rounds": 2}, progress=False)

@@ -25,6 +25,19 @@ def test_a_notebook_gets_escaped_cells_of_the_first_rows():
     assert "... and 10 rows more" in shown
 
 
+def test_a_notebook_is_told_that_a_table_is_empty():
+    assert Table([])._repr_html_() == "<p>no rows</p>"
+
+
+def test_tables_of_settings_are_settings_by_dotted_keys():
+    settings = {"round": {"quorum": 1}, "schedule.local": {"lr": {"kind": "cosine"}}, "sites": {"a b": {"unit": 1.0}}}
+    assert overrides_of(settings) == [
+        "round.quorum=1",
+        'schedule.local={"lr" = {"kind" = "cosine"}}',
+        'sites={"a b" = {"unit" = 1.0}}',
+    ]
+
+
 def test_nested_values_have_dotted_names():
     assert flat({"a": {"b": {"c": 1}}, "d": 2}) == {"a.b.c": 1, "d": 2}
 
@@ -37,8 +50,8 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_any_plain_value_is_read_back_from_its_override(value):
-    [override] = overrides_of({"key": value})
-    assert tomllib.loads(override)["key"] == value
+    overrides = overrides_of({"key": value})
+    assert tomllib.loads("\n".join(overrides))["key"] == value
 
 
 def test_other_values_are_refused_by_name():

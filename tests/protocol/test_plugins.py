@@ -102,6 +102,8 @@ def test_two_packages_with_one_name_are_refused(packages: Callable[..., Path]) -
     [
         ("mine = 3\n", "is of the type int"),
         ("1 / 0\n", "cannot be loaded: ZeroDivisionError: division by zero"),
+        ("import sys\nsys.exit(3)\n", "cannot be loaded: SystemExit: 3"),
+        ("raise RuntimeError('two\\nlines')\n", "cannot be loaded: RuntimeError: two lines"),
         ("other = abs\n", "cannot be loaded: AttributeError: module '{0}' has no attribute 'mine'"),
         (None, "cannot be loaded: ModuleNotFoundError: No module named '{0}'"),
     ],

@@ -109,6 +109,11 @@ def test_faults_of_overrides_say_that_they_come_from_there() -> None:
     )
 
 
+def test_a_table_as_an_override_keeps_the_other_settings_of_the_file() -> None:
+    found = load_text(Lagoon, "name = 'a'\n[tides]\nlow = 3\nhigh = 7\n", ["tides={high=5}"], name="")
+    assert (found.tides.low, found.tides.high) == (3, 5)
+
+
 @pytest.mark.parametrize(
     ("override", "fault"),
     [

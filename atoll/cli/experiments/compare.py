@@ -110,7 +110,10 @@ def compare(
         compare_runs([Path(folder) for folder in what], metric, target, shown, out, plot=plot, not_used=not_used)
         return
     check_one_task(what, shown)
-    asked = Asked(rounds, clients, epochs, metric, target, out, options.dropping_empty(overrides, drop_empty))
+    from atoll.cli.files import overriding
+
+    short = overriding(overrides, population__drop_empty=drop_empty or None, train__epochs=epochs)
+    asked = Asked(rounds, clients, epochs, metric, target, out, short)
     found = compare_trainings(what[0], asked, federated=_simulate, centralized=_train)
     if_stopped("")
     if json:

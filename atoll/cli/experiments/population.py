@@ -70,10 +70,11 @@ def population(
 
     Nothing is trained. `atoll settings simulation` lists the kinds of splits; `docs/populations.md` explains them.
     """
+    from atoll.cli.files import overriding
     from atoll.simulations.populations.plot import NoPlots
     from atoll.simulations.populations.plot import plot as draw
 
-    overrides = options.dropping_empty(overrides, drop_empty)
+    overrides = overriding(overrides, population__drop_empty=drop_empty or None)
     if statistics:
         if plot is not None:
             raise CommandError("--plot draws the labels: leave out --statistics, or --plot")

@@ -136,9 +136,11 @@ def simulate(
         raise CommandError(*(f"{name} needs --faults PRESET: add it, or leave {name} out" for name in only_for_faults))
     if what is None:
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
+    from atoll.cli.files import overriding
+
     simulate_as_asked(
         what,
-        options.dropping_empty([*overrides, *([f"seed={seed}"] if seed is not None else [])], drop_empty),
+        overriding(overrides, seed=seed, population__drop_empty=drop_empty or None),
         Request(rounds, clients, engine, out, fresh, exports, sites, check, json),
     )
 
@@ -349,7 +351,7 @@ def load_simulation(
     Raises:
         ConfigError: all mistakes in the settings.
     """
-    from atoll.cli.files import all_faults, load_run, overriding
+    from atoll.cli.files import all_faults, load_run, overriding, state_of
     from atoll.parallel.task.flower_app import is_app, with_app
     from atoll.server.config.model import run_and_version
     from atoll.simulations.federation.config import SimulationFile
@@ -363,8 +365,10 @@ def load_simulation(
         return file
     from atoll.cli.runs.starts import file_of_start
 
-    start = file_of_start(file.model.start, setting="model.start")
-    return file.model_copy(update={"model": file.model.model_copy(update={"start": start})})
+    start = file_of_start(file.model.start, setting="model.start", state=state_of(file, what, None))
+    host = file.coordinator.model_copy()
+    host.model_fields_set.discard("state")  # it is used, and not noted as unused
+    return file.model_copy(update={"model": file.model.model_copy(update={"start": start}), "coordinator": host})
 
 
 def _of_a_coordinator_alone(overrides: list[str]) -> list[str]:

@@ -85,12 +85,13 @@ def sweep(
     code 1: a cell has failed; 130: Ctrl-C or SIGTERM.
     """
     if_stopped("before a cell began; nothing was written")
+    from atoll.cli.files import overriding
     from atoll.simulations.experiments.grid import read_grid
     from atoll.simulations.experiments.sweep import Progress
 
     check_formats(by, markdown=markdown, csv=csv, json=json)
 
-    grid = read_grid(grid_file, options.dropping_empty(overrides, drop_empty))
+    grid = read_grid(grid_file, overriding(overrides, population__drop_empty=drop_empty or None))
     note_unused_of(grid, grid_file)
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
     asked = asked_of(grid, metric, target, columns.split(",") if columns else None, by)

@@ -263,7 +263,7 @@ def _change_text(change: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return "absent" if value is None else str(value)
+    return "absent" if value is None else str(value) if value != "" else '""'
 
 
 def _report(reply: "RunReply", json: bool) -> None:

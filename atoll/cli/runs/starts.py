@@ -11,15 +11,16 @@ from atoll.protocol.vocabulary import TERMINAL
 from atoll.server.config.model import BEST, run_and_version
 
 
-def file_of_start(start: str, *, setting: str) -> str:
+def file_of_start(start: str, *, setting: str, state: Path = STATE) -> str:
     """Return the file of a start: one that it names, or a version of a run, which is exported into this folder.
 
-    The run is one of the state directory here (`atoll-state`), or of the joined coordinator. The same version is the
+    The run is one of the state directory, or of the joined coordinator. The same version is the
     same file, `atoll-start-RUN-VERSION.safetensors`, so an interrupted run goes on with the same command.
 
     Args:
         start: a path, or `run:NAME[@VERSION]`.
         setting: the name of the setting, for messages.
+        state: the state directory of the run.
 
     Raises:
         CommandError: there is no such run or version; or it is not fixed yet which one is meant.
@@ -31,14 +32,14 @@ def file_of_start(start: str, *, setting: str) -> str:
 
     name, wanted = named
     try:
-        seen = read_view("versions", STATE, run=name)
-        state = read_view("run", STATE, run=name)["document"]["state"]
-        if not wanted.isdecimal() and state not in TERMINAL:
-            raise CommandError(f"run {seen['run']} is {state}, and its versions change: name one, run:{name}@NUMBER")
+        seen = read_view("versions", state, run=name)
+        phase = read_view("run", state, run=name)["document"]["state"]
+        if not wanted.isdecimal() and phase not in TERMINAL:
+            raise CommandError(f"run {seen['run']} is {phase}, and its versions change: name one, run:{name}@NUMBER")
         newest = max((int(row["version"]) for row in seen["rows"]), default=0)
         version = model_export.best_version(seen) if wanted == BEST else int(wanted) if wanted else newest
         out = Path(f"atoll-start-{seen['run']}-{version}.safetensors")
-        exported = model_export.export(STATE, seen["run"], version, out)
+        exported = model_export.export(state, seen["run"], version, out)
     except CommandError as error:
         raise CommandError(*(f"{setting}: got {start!r}: {fault}" for fault in error.faults)) from error
     note(f"{setting}: version {exported.version} of {exported.run} is in {out}")

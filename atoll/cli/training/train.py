@@ -91,9 +91,9 @@ def train(
         from atoll.exports.tools import parsed
         from atoll.parallel.engine.plan import AUTO
 
+    from atoll.cli.files import overriding
     from atoll.cli.runs.starts import with_start_file
 
-    short = {"train.epochs": epochs, "train.steps": steps}
     request = Request(
         task=task,
         nproc=nproc,
@@ -101,10 +101,7 @@ def train(
         zero=zero,
         out=out,
         device=device,
-        overrides=[
-            *with_start_file(overrides),
-            *(f"{key}={value}" for key, value in short.items() if value is not None),
-        ],
+        overrides=overriding(with_start_file(overrides), train__epochs=epochs, train__steps=steps, plan__zero=zero),
         is_fresh=fresh,
         exports=exports,
     )

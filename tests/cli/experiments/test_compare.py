@@ -9,7 +9,8 @@ from atoll.aggregation.tensors import safetensors_file
 from tests.cli.invoking import invoke, refused
 
 TASK = "atoll.simulations.experiments.tables.digits:task"
-SMALL = ["--clients", 4, "--rounds", 3, "--set", "round.cohort_size=4", "--set", "round.over_selection=1.0"]
+SETTINGS = ["--clients", 4, "--set", "round.cohort_size=4", "--set", "round.over_selection=1.0"]
+SMALL = [*SETTINGS, "--rounds", 3]
 FAST = ["--set", "train.log_every=5", "--set", "simulation.engine=sequential", "--set", "local.lr=0.3"]
 
 
@@ -75,7 +76,7 @@ def test_both_trainings_start_from_the_same_file(tmp_path: Path) -> None:
     trained = tmp_path / "trained"
     assert invoke("train", TASK, "--out", trained, "--device", "cpu", "--set", "train.steps=2").exit_code == 0
     start = trained / "model.safetensors"
-    asked = ["compare", TASK, *SMALL, "--set", "rounds=1", *FAST, "--epochs", 1, "--no-plot"]
+    asked = ["compare", TASK, *SETTINGS, "--rounds", 1, *FAST, "--epochs", 1, "--no-plot"]
     asked += ["--set", "train.steps=1", "--set", "local.lr=0.000001"]
     out = tmp_path / "both"
     assert invoke(*asked, "--out", out, "--set", f"model.start={start}").exit_code == 0

@@ -31,7 +31,9 @@ def of_list(outputs: torch.Tensor, targets: Any) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("loss", "inputs", "targets"),
     [
-        pytest.param(of_dict, torch.ones(3), {"one for all": torch.ones(1), "y": torch.zeros(3)}, id="a constant first"),
+        pytest.param(
+            of_dict, torch.ones(3), {"one for all": torch.ones(1), "y": torch.zeros(3)}, id="a constant first"
+        ),
         pytest.param(of_list, torch.zeros(3), BOXES, id="a list whose first entry has as many rows"),
     ],
 )
