@@ -1,7 +1,8 @@
 """Deaths (kill -9) of a real coordinator at every journal entry of a ServerApp of ten rounds, with agents that live on.
 
 Each run is of one coordinator that dies once and of the next one. The three agents are the same for all runs of a test:
-they outlive every death and reconnect."""
+they outlive every death and reconnect.
+"""
 
 import itertools
 import json
@@ -89,14 +90,13 @@ def dead_everywhere(folder, step):
 def test_a_death_of_the_coordinator_changes_no_digest(tmp_path):
     with ended_after(Lives(tmp_path)) as it:
         undisturbed = it.begin()
-        for place in ("exchange.entry:1", "exchange.entry:40"):
-            assert it.dying_at(place) == undisturbed, place
+        assert it.dying_at("exchange.entry:40") == undisturbed
         for agent in ("node-0", "node-1", "node-2"):
             assert it.running[agent].poll() is None, "an agent outlives its coordinators"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(3 * 3600)
 @pytest.mark.parametrize("step", STEPS)
 def test_no_death_at_any_place_changes_a_digest(step, tmp_path):
     count, wrong = dead_everywhere(tmp_path, step)

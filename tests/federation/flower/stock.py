@@ -1,4 +1,4 @@
-"""A run of an app by Flower itself: its SuperLink with its simulation, as processes on loopback."""
+"""A run of an app by Flower itself, as processes on loopback: its SuperLink with its simulation, or with SuperNodes."""
 
 import os
 import subprocess
@@ -15,29 +15,47 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 class Stock:
-    """A SuperLink in a folder, which is the current one of a ServerApp."""
+    """A SuperLink in a folder, which is the current one of a ServerApp.
 
-    def __init__(self, folder, nodes):
+    Args:
+        folder: the folder, which is made.
+        nodes: the number of nodes.
+        simulates: whether Flower's simulation runs them; otherwise each is a SuperNode.
+    """
+
+    def __init__(self, folder, nodes, *, simulates):
         self.folder, self.running, self.address = folder, {}, free_address()
+        self.nodes, self.simulates = nodes, simulates
         home = folder / "home"
         home.mkdir(parents=True)
-        (home / "config.toml").write_text(
-            f'[superlink.here]\naddress = "{self.address}"\ninsecure = true\noptions.num-supernodes = {nodes}\n'
-        )
+        options = f"options.num-supernodes = {nodes}\n" if simulates else ""
+        (home / "config.toml").write_text(f'[superlink.here]\naddress = "{self.address}"\ninsecure = true\n{options}')
         path = f"{BIN}:{os.environ['PATH']}"
         self._environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, "PYTHONPATH": ""}
 
     def start(self):
+        """Start the SuperLink, and with it the SuperNodes unless it simulates them."""
         host, _, port = self.address.rpartition(":")
-        command = [BIN / "flower-superlink", "--insecure", "--simulation", "--host", host, "--port", port]
-        with (self.folder / "superlink.log").open("ab") as log:
-            self.running["superlink"] = subprocess.Popen(
-                [*command, "--disable-runtime-dependency-installation"],
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                env=self._environment,
+        kind = ["--simulation"] if self.simulates else []
+        self._start("superlink", *kind, "--host", host, "--port", port, "--disable-runtime-dependency-installation")
+        self._wait_for("superlink", "running on")
+        for place in range(0 if self.simulates else self.nodes):
+            config = f"partition-id={place} num-partitions={self.nodes}"
+            port = free_address().rpartition(":")[2]
+            self._start("supernode", "--superlink", self.address, "--port", port, "--node-config", config, place=place)
+
+    def _start(self, program, *options, place=""):
+        command = [BIN / f"flower-{program}", "--insecure", *options]
+        with (self.folder / f"{program}{place}.log").open("ab") as log:
+            self.running[f"{program}{place}"] = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.folder, env=self._environment
             )
+
+    def _wait_for(self, name, words):
+        log, until = self.folder / f"{name}.log", time.monotonic() + BOUND_S
+        while words not in log.read_text().lower():
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.1)
 
     def run(self, app, config):
         """Run an app to its end; its output is in run.log."""
@@ -48,13 +66,8 @@ class Stock:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_by_flower(app, folder, nodes, **config):
-    """Run an app with Flower's own simulation; its files are in `folder`."""
-    with ended_after(Stock(folder, nodes)) as it:
+def run_by_flower(app, folder, nodes, *, simulates=True, **config):
+    """Run an app with Flower's own simulation, or with SuperNodes; its files are in `folder`."""
+    with ended_after(Stock(folder, nodes, simulates=simulates)) as it:
         it.start()
-        link = folder / "superlink.log"
-        until = time.monotonic() + BOUND_S
-        while "running on" not in link.read_text().lower():
-            assert time.monotonic() < until, link.read_text()
-            time.sleep(0.1)
         it.run(app, config)

@@ -87,3 +87,19 @@ def test_a_loop_of_its_own_with_mods_lifespan_queries_and_state(tmp_path):
         found = json.loads((hosted / "history.json").read_text())
         assert found == json.loads((tmp_path / "flower" / "history.json").read_text())
     assert [line["calls"] for line in found] == [[n, n] for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(("app", "file"), [("own_loop", "history.json"), ("numpy_client", "model.npz")])
+def test_agents_give_what_supernodes_give(app, file, tmp_path):
+    """A coordinator and two agents, a SuperLink and two SuperNodes: all processes of a deployment on both sides."""
+    run_by_flower(EXAMPLES / app, tmp_path / "flower", 2, simulates=False)
+    hosted = run_here(EXAMPLES / app, tmp_path / "hosted")
+    assert content(hosted / file) == content(tmp_path / "flower" / file)
+
+
+def content(file):
+    """Return the JSON of a file, or the bits of its arrays."""
+    if file.suffix == ".json":
+        return json.loads(file.read_text())
+    arrays = np.load(file)
+    return {name: arrays[name].tobytes() for name in arrays}
