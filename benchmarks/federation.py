@@ -31,6 +31,8 @@ HANG_S = 20.0
 HEALS = ("crew.filling", "crew.filled", "crew.mid_step", "crew.stepped", "crew.saving", "crew.saved")
 """The steps of a rank after whose death the same training makes another step."""
 LIMIT_S = 300.0
+LEASE_S = 300.0
+"""Lease of a client, longer than any restart: on busy cores an agent with a mesh takes more than the default."""
 POLL_S = 0.01
 LOOK_S = 0.1
 
@@ -153,7 +155,7 @@ class Federation:
             return
         self.num_kills += 1
         planned, at = rank_crash_points.PlannedEnd.parse(done.read_text()), done.stat().st_ctime
-        healed = _first_step(self.folder / "steps", at) if planned.step in HEALS and not planned.is_stop else at
+        healed = _first_step(self.folder / "steps") if planned.step in HEALS and not planned.is_stop else at
         self.recoveries.append(Recovery(RANK, planned.step, healed - at or None))
 
     def _command(self, name: str) -> list[str]:
@@ -170,6 +172,7 @@ class Federation:
                 round__outage_max=300.0,
                 coordinator__listen=self._address,
                 coordinator__state=self.state,
+                coordinator__lease=LEASE_S,
             )
         equip(self.state, self.folder / name, Identity(Role.CLIENT, name))
         crew: dict[str, object] = {}
@@ -281,11 +284,13 @@ class Killer:
             federation.kill(processes, name)
 
 
-def _first_step(file: Path, death: float) -> float:
-    """Return the time of the first step of the processes that replace those of a death [s since 1970]."""
-    steps = [(float(line.split()[0]), line.split()[1]) for line in file.read_text("ascii").splitlines()]
-    before = {process for at, process in steps if at <= death}
-    return min(at for at, process in steps if at > death and process not in before)
+def _first_step(file: Path) -> float:
+    """Return the time of the first step of the newest rank 0, of the ranks that replaced the dead [s since 1970].
+
+    The rank 0 of the dead ones may make another step after the death of the other, before it waits for that one.
+    """
+    steps = [line.split() for line in file.read_text("ascii").splitlines()]
+    return min(float(at) for at, process in steps if process == steps[-1][1])
 
 
 def descendants(process: int) -> list[int]:

@@ -62,7 +62,7 @@ from atoll.protocol import crash_points
 from atoll.protocol.backoff import delay
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.vocabulary import RunState
+from atoll.protocol.vocabulary import DECLINES, RunState
 
 logger = logging.getLogger(__name__)
 
@@ -319,8 +319,9 @@ class Agent:
 
     def _forbidden(self, request: Request, decision: Decision) -> Forbidden:
         self._has_declined = True
-        waits = decision.outcome is Outcome.WAITING
-        return Forbidden(request, failure_of(decision), f"{decision.rule}: {decision.detail}", waits)
+        reason = failure_of(decision)
+        waits = decision.outcome is Outcome.WAITING and reason in DECLINES
+        return Forbidden(request, reason, f"{decision.rule}: {decision.detail}", waits)
 
     def _admit(self, request: ModelRequest, model: VersionManifest) -> None:
         if not (decision := self._gate.admit(request, model)).is_allowed:

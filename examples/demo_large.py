@@ -2,8 +2,8 @@
 
 The sites train a language model on the sources of Python's library. One rank of the mesh is killed (SIGKILL) in the
 middle of a round, and the coordinator in the middle of the next one. The coordinator sees a slower client: every round
-is committed with one update of each site. Beside it the demo measures the private memory of each rank, and of the
-process that trains the whole model at a plain site.
+is committed with one update of each site. The tables have the restarted rank, the bytes that each rank sent, and the
+private memory of each rank beside that of the process that trains the whole model at a plain site.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from atoll.aggregation.printable import printable_size
 from atoll.cli.runs import admin
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import Fate, Phase, RunState
+from atoll.server.journal.holder import running_coordinator
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.views.history import History
 from examples.demo import Processes, free_address
@@ -31,7 +32,6 @@ from examples.demo import Processes, free_address
 HERE = Path(__file__).parent / "large"
 PLAIN, CLUSTER, NUM_RANKS = ["north", "south"], "cluster", 4
 KILLED_RANK, KILL_RANK_IN, KILL_COORDINATOR_IN = 2, 2, 3
-STEPS_BEFORE_KILL = 2
 LIMIT_S = 600.0
 
 
@@ -119,6 +119,10 @@ class Demo:
     records: list[RoundRecord] = field(default_factory=list)
     state: RunState = RunState.QUEUED
     loss: dict[int, float] = field(default_factory=dict)
+    healed: dict[int, str] = field(default_factory=dict)
+    """The restarted process and the seconds until it was there again, by round."""
+    sent: dict[int, int] = field(default_factory=dict)
+    """The size of each rank's part of the newest update [bytes], by rank."""
 
     def say(self, text: str) -> None:
         """Print a line, with the seconds since the start."""
@@ -138,11 +142,19 @@ class Demo:
                 names = ", ".join(client for client, _ in record.with_fate(Fate.REPORTED))
                 seconds = (record.ended_at or 0) - record.opened_at
                 self.say(f"round {record.round_id} is committed after {seconds:.1f} s with one update each of {names}")
+        self._look_at_the_parts()
         self.memory.look(self.processes, is_idle=not any(record.clients for record in self.records))
         self.processes.check()
         if time.monotonic() - self.begun > LIMIT_S:
             raise SystemExit(f"the demo has taken more than {LIMIT_S:g} s: see the logs in {self.processes.folder}")
         time.sleep(0.1)
+
+    def _look_at_the_parts(self) -> None:
+        """Measure the parts of an update in the spool, where they lie until the coordinator has accepted them."""
+        with suppress(OSError):
+            for root in self.processes.folder.glob(f"{CLUSTER}/spool/*/root.json"):
+                parts = [part for part in sorted(root.parent.glob("part.*")) if part.suffix != ".json"]
+                self.sent = {int(part.suffix[1:]): part.stat().st_size for part in parts}
 
     def _committed(self) -> list[RoundRecord]:
         return [record for record in self.records if record.phase is Phase.COMMITTED]
@@ -175,9 +187,9 @@ class Demo:
         self.say(f"kill -9 of rank {KILLED_RANK} of {CLUSTER} in round {KILL_RANK_IN}")
         while self.memory.ranks.get(KILLED_RANK, killed) == killed or len(self.memory.ranks) < NUM_RANKS:
             self.look()
-        self.say(
-            f"its {NUM_RANKS} ranks are there again after {time.monotonic() - at:.1f} s: they go on at their checkpoint"
-        )
+        seconds = time.monotonic() - at
+        self.healed[KILL_RANK_IN] = f"rank {KILLED_RANK} of {CLUSTER}, {seconds:.1f} s"
+        self.say(f"its {NUM_RANKS} ranks are there again after {seconds:.1f} s: they go on at their checkpoint")
 
     def _has_saved(self) -> bool:
         """Return whether the mesh has made steps of this round, and their checkpoint."""
@@ -189,29 +201,42 @@ class Demo:
         accepted = [client for client, _ in record.with_fate(Fate.REPORTED)]
         self.processes.kill("coordinator")
         self.say(f"kill -9 of the coordinator in round {record.round_id}: it had accepted the update of {accepted[0]}")
+        at = time.monotonic()
         self.processes.start_coordinator()
+        while running_coordinator(self.processes.state) is None:
+            self.look()
+        self.healed[record.round_id] = f"coordinator, {time.monotonic() - at:.1f} s"
 
     # ------------------------------------------------------------ the end
 
     def show(self) -> None:
-        """Print the rounds, and the memory of each process."""
+        """Print the rounds, and the bytes and the memory of each process."""
         table = Table(title="Rounds", title_justify="left")
-        for column in ("round", "state", "updates", f"bytes of {PLAIN[0]}", f"bytes of {CLUSTER}", "loss"):
-            table.add_column(column, justify="left" if column in ("state", "updates") else "right")
+        for column in ("round", "state", "updates", "healed", f"sent by {PLAIN[0]}", f"sent by {CLUSTER}", "loss"):
+            table.add_column(column, justify="left" if column in ("state", "updates", "healed") else "right")
         for record in self.records:
-            sent = {client: printable_size(row.num_bytes) for client, row in record.with_fate(Fate.REPORTED)}
+            sent = {str(client): printable_size(row.num_bytes) for client, row in record.with_fate(Fate.REPORTED)}
             loss = self.loss.get(record.version if record.version is not None else -1)
-            state = str(record.phase) + (" through an outage" if record.outages else "")
-            figures = (sent.get(PLAIN[0], ""), sent.get(CLUSTER, ""), "" if loss is None else f"{loss:.3f}")
-            table.add_row(str(record.round_id), state, ", ".join(sent), *figures)
+            figures = (*(sent.get(site, "") for site in (PLAIN[0], CLUSTER)), "" if loss is None else f"{loss:.3f}")
+            healed = self.healed.get(record.round_id, "")
+            table.add_row(str(record.round_id), str(record.phase), ", ".join(sent), healed, *figures)
         self.console.print(table)
-        table = Table(title="Private memory", title_justify="left")
-        for column in ("process", "before round 1", "largest", "growth"):
+        table = Table(title="Bytes of an update, and private memory", title_justify="left")
+        for column in ("process", "sent", "before round 1", "largest", "growth"):
             table.add_column(column, justify="left" if column == "process" else "right")
         for name, peak in sorted(self.memory.peak.items()):
-            idle, growth = self.memory.idle.get(name, 0), max(0, self.memory.growth(name))
-            table.add_row(name, printable_size(idle), printable_size(peak), printable_size(growth))
+            sizes = (self.memory.idle.get(name, 0), peak, max(0, self.memory.growth(name)))
+            table.add_row(name, self._sent_by(name), *map(printable_size, sizes))
         self.console.print(table)
+
+    def _sent_by(self, name: str) -> str:
+        """Return the bytes of the newest update that a process has made."""
+        kind, _, rest = name.partition(" ")
+        rows = self.records[-1].clients if self.records else {}
+        if kind == "rank":
+            return printable_size(self.sent.get(int(rest.split()[0]), 0))
+        sizes = [row.num_bytes for client, row in rows.items() if name == f"worker of {client}"]
+        return printable_size(sizes[0]) if sizes else ""
 
     def broken(self) -> list[str]:
         """Return the promises that are broken."""
@@ -220,6 +245,12 @@ class Demo:
             missing = {*PLAIN, CLUSTER} - {client for client, _ in record.with_fate(Fate.REPORTED)}
             if record.phase is not Phase.COMMITTED or missing:
                 faults.append(f"round {record.round_id} is {record.phase}, without {', '.join(missing) or 'nobody'}")
+        sizes = {row.num_bytes for record in self.records for _, row in record.with_fate(Fate.REPORTED)}
+        if len(self.sent) != NUM_RANKS or sizes != {sum(self.sent.values())}:
+            parts, updates = (", ".join(map(str, numbers)) for numbers in (self.sent.values(), sorted(sizes)))
+            faults.append(f"the parts of the ranks have {parts or 0} bytes, the updates of the sites {updates}")
+        if sorted(self.healed) != [KILL_RANK_IN, KILL_COORDINATOR_IN]:
+            faults.append(f"healed: {'; '.join(self.healed.values()) or 'nothing'}, not a rank and the coordinator")
         whole = max(self.memory.growth(f"worker of {site}") for site in PLAIN)
         rank = max(self.memory.growth(f"rank {rank} of {CLUSTER}") for rank in range(NUM_RANKS))
         if rank >= whole:

@@ -22,6 +22,15 @@ async def on_thread(executor: Executor | None, function: Callable[..., T], *args
     return await _on(executor, function, *args, stop=lambda: None)
 
 
+def begin_on_thread(executor: Executor | None, function: Callable[..., T], *args: object) -> "asyncio.Future[T]":
+    """Begin a function on a thread, as `on_thread`, and return its future; a cancelled task does not wait for its end.
+
+    Raises:
+        RuntimeError: the executor is shut down.
+    """
+    return asyncio.get_running_loop().run_in_executor(executor, function, *args)
+
+
 async def on_own_thread(function: Callable[..., T], *args: object, stop: Callable[[], object]) -> T:
     """Run a function on a new thread that no other work waits for, such as one that reads from a network.
 
@@ -64,7 +73,7 @@ def on_daemon_thread(function: Callable[[], T]) -> "asyncio.Future[T]":
 
 
 async def _on(executor: Executor | None, function: Callable[..., T], *args: object, stop: Callable[[], object]) -> T:
-    future = asyncio.get_running_loop().run_in_executor(executor, function, *args)
+    future = begin_on_thread(executor, function, *args)
     future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieved even if no one waits
     cancelled: asyncio.CancelledError | None = None
     while not future.done():

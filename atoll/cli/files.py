@@ -3,7 +3,8 @@
 import json
 import os
 import tomllib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -143,16 +144,29 @@ def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | Run
     return load_run(what, overrides)
 
 
-def refuse_settings_of_the_host(overrides: Sequence[str]) -> None:
-    """Refuse overrides of `coordinator.*`, which cannot change a running coordinator.
+def settings_of_the_host(overrides: Sequence[str]) -> list[str]:
+    """List overrides of `coordinator.*`, which cannot change a running coordinator, as faults.
 
-    Raises:
-        ConfigError: overrides of the table. A TOML may have the table, as the same file serves `atoll coordinator`.
+    A TOML may have the table, as the same file serves `atoll coordinator`.
     """
     keys = [override.partition("=")[0].strip() for override in overrides]
     of_coordinator = [key for key in keys if key.partition(".")[0].strip() == "coordinator"]
-    if faults := [f"--set: {key}: {_OF_THE_COORDINATOR}" for key in of_coordinator]:
-        raise ConfigError(faults)
+    return [f"--set: {key}: {_OF_THE_COORDINATOR}" for key in of_coordinator]
+
+
+@contextmanager
+def all_faults(found: Sequence[str]) -> Iterator[None]:
+    """Surround the reading of settings of which some faults are found already.
+
+    Raises:
+        ConfigError: those, and the faults that the reading finds.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError([*found, *error.faults]) from error
+    if found:
+        raise ConfigError(found)
 
 
 def note_unused_settings(file: RunFile, what: str, *, used: Container[str] = (), why: str) -> None:

@@ -55,6 +55,7 @@ class Rule(StrEnum):
     HOURS = "hours"
     ROUNDS_PER_DAY = "rounds_per_day"
     POLICY_FILE = "policy_file"
+    DISK_FULL = "disk_full"
     STATE = "state"
 
 

@@ -3,7 +3,9 @@
 It fails closed: a policy that is no longer valid, or a history or log that cannot be written, allows nothing.
 """
 
+import errno
 import logging
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +38,9 @@ from atoll.protocol.vocabulary import FailureReason
 
 logger = logging.getLogger(__name__)
 
+ROOM_BYTES = 64 * 1024
+"""Room [bytes] with which a disk counts as no longer full: for hundreds of decisions."""
+
 
 class Gate:
     """Decides for one agent. Every method is quick; the begin of a round costs one durable write.
@@ -55,7 +60,7 @@ class Gate:
             self._log, self._history = DecisionLog(folder, now), PolicyHistory(folder)
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
-        self._seen = self._state()
+        self._folder, self._is_full, self._seen = folder, False, self._state()
 
     def close(self) -> None:
         """Close the files."""
@@ -88,14 +93,26 @@ class Gate:
         return StatisticsTerms() if self._file.policy is None else self._file.policy.statistics_terms
 
     def poll(self) -> bool:
-        """Return whether decisions may have changed: by another policy, an approval, the hours, or a new day."""
+        """Return whether decisions may have changed: by another policy, an approval, the hours, a new day, or room."""
         try:
             self._log.sign()
         except OSError as error:
             logger.error("the log of the decisions cannot be signed: %s", error)
-        has_changed = self._file.poll()
+        has_changed = self._file.poll() | self._has_room_again()
         seen, self._seen = self._seen, self._state()
         return has_changed or self._seen != seen
+
+    def _has_room_again(self) -> bool:
+        if not self._is_full:
+            return False
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as probe:
+                probe.write(bytes(ROOM_BYTES))
+                probe.flush()
+        except OSError:
+            return False
+        self._is_full = False
+        return True
 
     def _state(self) -> tuple[object, ...]:
         policy, now = self._file.policy, self._now()
@@ -138,7 +155,7 @@ class Gate:
         try:
             task = self._history.task_of(manifest.run_id)
         except HistoryUnusable as error:
-            return _unusable(error)
+            return self._unusable(error)
         size = entry.num_bytes + len(entry.manifest) + sum(len(part.manifest) for part in entry.parts)
         upload = PolicyRequest(
             kind=Kind.UPLOAD,
@@ -158,7 +175,7 @@ class Gate:
             try:
                 self._history.count(request, day_of(policy, self._now()))
             except HistoryUnusable as error:
-                return _unusable(error)
+                return self._unusable(error)
         return decision
 
     def _decide(self, request: PolicyRequest) -> tuple[Decision, int]:
@@ -171,7 +188,7 @@ class Gate:
             self._note(request, now)
             history = self._history.of(request, day=day_of(policy, now))
         except HistoryUnusable as error:
-            return _unusable(error), 0
+            return self._unusable(error), 0
         return decide(policy, request, history, now), history.turn
 
     def _note(self, request: PolicyRequest, now: float) -> None:
@@ -188,18 +205,21 @@ class Gate:
         try:
             self._log.write(request, decision, turn)
         except OSError as error:
-            return _unusable(error)
+            return self._unusable(error)
         return decision
+
+    def _unusable(self, error: OSError) -> Decision:
+        logger.error("nothing is allowed: %s", error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._is_full = True
+            return Decision(Outcome.WAITING, Rule.DISK_FULL, "this site has no room to record its decisions")
+        return Decision(Outcome.WAITING, Rule.STATE, "this site cannot record its decisions")
 
 
 def failure_of(decision: Decision) -> FailureReason:
     """Return the failure reason that reports a decision to the coordinator."""
-    return FailureReason.AWAITS_APPROVAL if decision.rule is Rule.APPROVAL else FailureReason.POLICY_REFUSED
-
-
-def _unusable(error: OSError) -> Decision:
-    logger.error("nothing is allowed: %s", error)
-    return Decision(Outcome.WAITING, Rule.STATE, "this site cannot record its decisions")
+    reasons = {Rule.APPROVAL: FailureReason.AWAITS_APPROVAL, Rule.DISK_FULL: FailureReason.DISK_FULL}
+    return reasons.get(decision.rule, FailureReason.POLICY_REFUSED)
 
 
 def _asked(request: ModelRequest, num_bytes: int | None, disclosure: Disclosure) -> PolicyRequest:

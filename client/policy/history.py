@@ -12,6 +12,7 @@ PostgreSQL database and has two tables, and an agent starts fast and small. Impo
 processor time and 10 MB to an agent, whose own imports take 0.6 s and 61 MB (`import atoll.client.process`).
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -282,7 +283,8 @@ class PolicyHistory:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite has ended it itself where it found no room
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
@@ -291,7 +293,10 @@ class PolicyHistory:
         try:
             yield
         except (sqlite3.Error, ValueError) as error:  # ValueError: an unknown standing in the file
-            raise HistoryUnusable(f"{self.path} cannot be used: {error}") from error
+            unusable = HistoryUnusable(f"{self.path} cannot be used: {error}")
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                unusable.errno = errno.ENOSPC
+            raise unusable from error
 
 
 @dataclass(frozen=True, slots=True)

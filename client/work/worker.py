@@ -22,7 +22,7 @@ from atoll.parallel.worker.process import Environment, Worker, WorkerCrashed, Wo
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.site_statistics import from_plain
 from atoll.protocol.strict_json import ManifestError
-from atoll.protocol.threads import on_thread
+from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
 
@@ -219,7 +219,7 @@ class WorkerRunner:
     def kill(self) -> None:
         """Kill the worker of the running job."""
         if self._current is not None:
-            self._killing = asyncio.get_running_loop().run_in_executor(None, self._current.kill)
+            self._killing = begin_on_thread(None, self._current.kill)
 
     async def close(self) -> None:
         """Kill all workers, and start none again."""

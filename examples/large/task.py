@@ -49,5 +49,5 @@ task = Task(
     sites=SITES,
     loss=loss,
     test_data=test_data,
-    local=Local(batch_size=8, max_steps=6, optimizer="adamw", lr=1e-3, clip_norm=1.0),
+    local=Local(batch_size=8, max_steps=4, optimizer="adamw", lr=1e-3, clip_norm=1.0),
 )

@@ -38,6 +38,9 @@ from atoll.parallel.checkpoint.store import Store, read_about, reading
 RANDOM = "random"
 """The key, before the rank, of the state of its random number generators, JSON as bytes."""
 
+BESIDE = "beside"
+"""The key, before the name, of a further tensor of all ranks."""
+
 OWN = "own"
 """The key, before rank and name, of a tensor of that rank alone."""
 
@@ -97,6 +100,8 @@ class Checkpointer:
         self._mesh, self._tied, self._replica, self._seed = dict(mesh or {}), first_names(tied), replica, seed
         self.without: Collection[str] = ()
         """The names of the model's tensors that are in no checkpoint, because the files of its base have them."""
+        self.beside: Callable[[], Mapping[str, torch.Tensor]] = dict
+        """Returns further tensors to save, by name: whole ones, the same on all ranks, or DTensors."""
         self._ranks = Ranks()
         self._is_asynchronous = asynchronous and self._ranks.group is not None
         self._group: Any = dist.new_group(backend="gloo") if self._ranks.group is not None else None
@@ -130,6 +135,7 @@ class Checkpointer:
         local = local_state(parts, optimizers, self._tied, self.without)
         state = state_to_save(local, slots or {}, self._replica)
         state |= {f"{OWN}/{self._ranks.rank}/{key}": tensor for key, tensor in (rank_local or {}).items()}
+        state |= {f"{BESIDE}/{name}": tensor for name, tensor in self.beside().items()}
         state[f"{RANDOM}/{self._ranks.rank}"] = as_bytes(generator_state())
         fault, frozen = "", {}
         try:
@@ -181,6 +187,19 @@ class Checkpointer:
             else:
                 seed_generators(self._seed, about["step"], self._ranks.rank)
         return Restored(about["step"], about["extra"], loading.slots, is_same_mesh, own)
+
+    def read_beside(self, path: Path, targets: Mapping[str, torch.Tensor]) -> None:
+        """Fill tensors with those that were saved `beside`, by name.
+
+        Raises:
+            CheckpointBroken: a file cannot be read.
+        """
+
+        def read() -> None:
+            with reading(path):
+                Saved(path).read({f"{BESIDE}/{name}": tensor for name, tensor in targets.items()})
+
+        self._ranks.raise_if_any(_broken(read), CheckpointBroken)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written.

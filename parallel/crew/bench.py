@@ -155,9 +155,7 @@ class MeshBench:
             model = self._the_model(request, local)
             client = self._begin(model, local, algorithm, request, context)
             self._seed(request["seed"])
-            with checkpoints(
-                request if client is None else {}, model, order.steps, self._ranks, self._clock
-            ) as after_step:
+            with checkpoints(request, model, order.steps, self._ranks, self._clock, client) as after_step:
                 training = LocalTraining(
                     task=self._here.task,
                     local=local,
@@ -398,7 +396,7 @@ class MeshBench:
         """Begin a round: the values of the version, a new optimizer, the algorithm's change of gradients.
 
         Returns:
-            The client of the task's own algorithm; None: it has none.
+            The client of the task's own algorithm, which has begun; None: it has none.
         """
         reached("crew.filling")
         version, own = Path(request["model"]), Path(request["own"]) if request.get("own") else None
@@ -420,6 +418,7 @@ class MeshBench:
             if request.get("has_counted"):
                 client.check_state()
             model.engine.amend = in_turn(model.engine.amend, client.change_gradients)
+            client.begin()
         return client
 
     def _seed(self, seed: int) -> None:

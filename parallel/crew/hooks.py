@@ -114,6 +114,7 @@ class MeshClient(TrainingClient):
             super().__init__(task, model, local, context, shared=shared, state=state, data=self._no_batches)
         self.state = {name: settled(tensor) for name, tensor in self.state.items()}
         self._first = dict(self.state)
+        self._made = {**vars(self), "_made": None}
 
     @property
     def inputs(self) -> Any:
@@ -188,6 +189,22 @@ class MeshClient(TrainingClient):
         """Return the client's state after the training, each tensor divided as it was; errors as in `to_send`."""
         check_set("client.state", form_of_state(self.state), self._form)
         return {name: placed(self.state[name], like) for name, like in self._first.items()}
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """The attributes that change in a training: state and shared tensors, and what hooks have set or replaced."""
+        is_held = {"state", "shared", "leaves_out", "num_steps"}.__contains__
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if is_held(name) or name not in self._made or not (name.startswith("_") or value is self._made[name])
+        }
+
+    def hold(self, values: Mapping[str, Any]) -> None:
+        """Set the attributes that an earlier attempt held, after `begin` at the same version."""
+        for name in self.held.keys() - values.keys():
+            delattr(self, name)
+        vars(self).update(values)
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:

@@ -9,23 +9,38 @@ less than a minute, which is repeated as quickly, only with an interval in steps
 A save makes copies that synchronize now and then (`plan.outer`) one model. So that no number depends on a clock, a save
 by time waits for a step after which they are one anyway.
 
+Of an algorithm of the task's own the checkpoint has what its hooks hold (`hook_values`), beside the model's tensors. A
+round whose hooks hold something else is not saved, and begins anew when a rank is lost.
+
 A request with another round or seed never finds it. The folder's owner removes it when the update is safe.
 """
 
+import json
+import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.checkpoint.store import read_about
 from atoll.parallel.communication.outer_config import parse_outer
 from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.crash_points import reached
+from atoll.parallel.crew.hook_values import Form, NoForm, Reader, Writer
+from atoll.parallel.crew.hooks import MeshClient
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.trainer.saver import Saver
+from atoll.parallel.trainer.saver import Carried, Saver
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.worker.bench import Json
+
+logger = logging.getLogger(__name__)
 
 WORTH_S = 60.0
 """Time of training from which on its end is worth a checkpoint [s]."""
@@ -33,7 +48,12 @@ WORTH_S = 60.0
 
 @contextmanager
 def checkpoints(
-    request: Json, model: MeshModel, num_steps: int, ranks: Ranks, clock: Callable[[], float]
+    request: Json,
+    model: MeshModel,
+    num_steps: int,
+    ranks: Ranks,
+    clock: Callable[[], float],
+    client: MeshClient | None = None,
 ) -> Iterator[Callable[[], None]]:
     """Restore the newest checkpoint of a round, if there is one; every rank calls it.
 
@@ -46,6 +66,7 @@ def checkpoints(
         num_steps: of the round.
         ranks: of the mesh.
         clock: returns the present instant [s].
+        client: of the task's own algorithm, which has begun the training; None: it has none.
 
     Yields:
         () -> None, to be called after each step.
@@ -69,17 +90,86 @@ def checkpoints(
         seed=request["seed"],
     ) as checkpointer:
         checkpointer.without = model.outline.frozen
-        saver = Saver(checkpointer, {}, engine, {"tally": model.tally}, request["seed"])
-        saver.restore()
+        held = None if client is None else Held(client, model, checkpointer, ranks)
+        carried: dict[str, Carried] = {"tally": model.tally}
+        if held is not None:
+            carried[HELD] = held
+        saver = Saver(checkpointer, {}, engine, carried, request["seed"])
+        if held is None or held.is_in(checkpointer.latest()):
+            saver.restore()
         due = _due(request, num_steps, ranks, clock, _copies_are_one(engine.plan))
 
         def after_step() -> None:
-            if due(engine.steps):
+            if due(engine.steps) and (held is None or held.take()):
                 reached("crew.saving")
                 saver.save()
                 reached("crew.saved")
 
         yield after_step
+
+
+HELD = "held"
+"""The name of what hooks hold among the values of a checkpoint."""
+
+
+class Held:
+    """The values that the hooks of an algorithm hold, as a part of each checkpoint. Every rank calls the methods.
+
+    Args:
+        client: of the training.
+        model: that it trains.
+        checkpointer: which saves the tensors beside those of the model.
+        ranks: of the mesh.
+    """
+
+    def __init__(self, client: MeshClient, model: MeshModel, checkpointer: Checkpointer, ranks: Ranks) -> None:
+        self._client, self._model, self._checkpointer, self._ranks = client, model, checkpointer, ranks
+        self._state: dict[str, Any] = {}
+        self._tensors: list[torch.Tensor] = []
+        checkpointer.beside = lambda: _by_number(self._tensors)
+
+    def is_in(self, path: Path | None) -> bool:
+        """Return whether a checkpoint has it, in a form that this mesh can take."""
+        about = {} if path is None else read_about(path)
+        if HELD not in about.get("extra", {}):
+            return False
+        forms = [Form(**form) for form in about["extra"][HELD]["forms"]]
+        is_on_this_mesh = about["mesh"] == self._model.engine.plan.mesh.degrees
+        return is_on_this_mesh or all(form.fits(self._model.tensors()) for form in forms)
+
+    def take(self) -> bool:
+        """Take it as it is now, for the next save; return whether it can be saved."""
+        writer, values, fault = Writer(self._model.tensors(), self._client.start), {}, ""
+        try:
+            values = {name: writer.write(value, f"client.{name}") for name, value in self._client.held.items()}
+        except NoForm as error:
+            fault = str(error)
+        self._state = {"values": values, "forms": [asdict(form) for form in writer.forms]}
+        self._tensors = writer.tensors
+        found = self._ranks.gather([fault, sha256(json.dumps(self._state).encode()).hexdigest()])
+        if not fault and any(other != found[0] for other in found):
+            fault = "ranks hold different values"
+        if fault:
+            logger.warning("the round is not saved, and a lost rank repeats it from its beginning: %s", fault)
+        return not fault
+
+    def state(self) -> dict[str, Any]:
+        """Return it as it was taken."""
+        return self._state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Give it back to the client."""
+        tensors, device = self._model.tensors(), self._model.engine.device
+        filled = [Form(**form).empty(tensors, device) for form in state["forms"]]
+        path = self._checkpointer.latest()
+        assert path is not None
+        self._checkpointer.read_beside(path, _by_number(filled))
+        reader = Reader(filled, tensors, self._client.start)
+        self._client.hold({name: reader.read(form) for name, form in state["values"].items()})
+
+
+def _by_number(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {str(number): tensor.detach() for number, tensor in enumerate(tensors)}
 
 
 def _copies_are_one(plan: Plan) -> Callable[[int], bool]:

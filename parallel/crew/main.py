@@ -42,6 +42,7 @@ from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.meeting import store_of
 from atoll.parallel.launch.rank_fault import RankFault
 from atoll.parallel.loading import keep_modules
+from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.task import Task, load_task
@@ -255,13 +256,10 @@ def _write_to(log: Path) -> None:
     """Append all output of this process to its log; what reads its input finds nothing."""
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_name(log.name + ".1"))
-    sys.stdout.flush()
-    sys.stderr.flush()
     with log.open("ab") as file, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    write_to_log()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # of the launcher: end at once, also in a collective

@@ -7,7 +7,7 @@ import torch
 
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.crew.crash_points import reached
-from atoll.parallel.data.batch import map_tensors, tensors
+from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
@@ -38,6 +38,8 @@ class Tally:
         self.form: SameForm | None = None
         """The form of the model, which a forward pass must leave; known when the model is built."""
         self._task, self._units, self._ranks = task, units_of(task), ranks
+        self.rows = 0
+        """The examples of the micro-batch that comes next: the engine sets them (`passes.CountsRows`)."""
         self._counts = axes is None or axes.coordinates["tp"] == 0
         self.begin()
 
@@ -71,7 +73,7 @@ class Tally:
         if not self._counts:
             return
         if "loss" not in metrics:
-            self._pending.append((seen, *self._units.factors(targets, _rows_of(outputs, targets))))
+            self._pending.append((seen, *self._units.factors(targets, self.rows)))
             if len(self._pending) >= PENDING_MAX:
                 self._read()
         if self.is_first_epoch and self._units.is_said:
@@ -100,13 +102,3 @@ class Tally:
         if self._ranks.is_first:
             self._sums = {name: tuple(numbers) for name, numbers in state["sums"].items()}
             self._of_first_epoch = state["units"]
-
-
-def _rows_of(outputs: Any, targets: Any) -> int:
-    """Return the examples of targets: their first dimension, or the entries of a list that has one for each output."""
-    first, output = (next(tensors(tree), None) for tree in (targets, outputs))
-    rows = None if first is None or not first.dim() else len(first)
-    if isinstance(targets, list | tuple):
-        has_entries = output is not None and output.dim() and len(targets) == len(output) != rows
-        return len(targets) if has_entries or rows is None else rows
-    return 1 if rows is None else rows

@@ -48,7 +48,7 @@ class LocalTraining:
     agreement: Agreement
     """The agreement to end early."""
     client: MeshClient | None
-    """The client of the task's own algorithm."""
+    """The client of the task's own algorithm, which has begun."""
     after_first: Callable[[], None] = lambda: None
     """() -> None, called after the first step of the round: a check of its side effects."""
     after_step: Callable[[], None] = lambda: None
@@ -70,8 +70,6 @@ class LocalTraining:
         for _ in range(engine.steps):
             normalizer.step()
         reached("crew.filled")
-        if self.client is not None:
-            self.client.begin()
         total, is_stopped = (1.0 if units_of(self.task).is_sum else None), False
         for batch in self._batches(engine.steps):
             if is_stopped := self.agreement.should_stop():

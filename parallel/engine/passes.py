@@ -5,7 +5,7 @@ Three ways to sum gradients over the ranks are supported: none, DDP, and `fully_
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -24,6 +24,15 @@ from atoll.parallel.task.errors import TaskBroken
 Loss = Callable[[Any, Any], torch.Tensor]
 """(outputs, targets) -> mean loss over the batch's units."""
 
+
+@runtime_checkable
+class CountsRows(Protocol):
+    """A loss that needs the number of examples."""
+
+    rows: int
+    """The examples of a micro-batch, which each call of the loss finds here."""
+
+
 Observe = Callable[[Any, Any, int], None]
 """(outputs, targets, examples) of a batch that was evaluated."""
 
@@ -36,6 +45,8 @@ def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch
     """Return a micro-batch's summand of the mean over all units: its own mean times its share of them."""
     if micro.count == 0:  # a mean over nothing; but the passes must be run
         return torch.stack([(in_single(tensor) * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
+    if isinstance(loss, CountsRows):
+        loss.rows = micro.rows
     found = loss(map_tensors(in_single, outputs), micro.targets)
     if not isinstance(found, torch.Tensor) or found.dim():
         kind = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__

@@ -24,6 +24,7 @@ from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.scalars import sum_scalars
 from atoll.parallel.engine.ties import Ties
+from atoll.parallel.local_training.lone_row import lone_row_refused
 
 DP_AXES = ("dp_replicate", "dp_shard")
 
@@ -159,7 +160,7 @@ class Engine:
         global_units = self._total(batch) if total is None else lambda: total
         first: list[tuple[float, torch.Tensor]] = []
         after_first = (lambda count: first.append(self._after_first(count))) if measure_noise else None
-        with self._passing():
+        with self._passing(), lone_row_refused():
             loss = self._executor.train(batch, global_units, after_first)
         units = global_units()
         for agreement in self._agreements:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.printable import count_of
+
 Array = NDArray[np.float64]
 
 _NAME = re.compile(r"(krum_(?P<f>\d+)_(?P<m>\d+)|bulyan_(?P<of_bulyan>\d+))")
@@ -79,7 +81,8 @@ class Bulyan:
         """Raise ValueError unless K >= 4f + 3."""
         if num_updates < 4 * self.malicious + 3:
             raise ValueError(
-                f"{num_updates} updates are too few: Bulyan with f={self.malicious} needs {4 * self.malicious + 3}"
+                f"{count_of(num_updates, 'update is', 'updates are')} too few: Bulyan with f={self.malicious} needs "
+                f"{4 * self.malicious + 3}"
             )
 
     def mixing(self, gram: Array) -> Array:

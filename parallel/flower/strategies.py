@@ -19,6 +19,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.flower.records import arrays_of, casts_of
 from atoll.parallel.flower.server_host import Started
 from atoll.parallel.flower.terms import Terms, order_to_send
@@ -113,7 +114,7 @@ def _round_of(strategy: Any, started: Started, nodes: int) -> tuple[Settings, di
     if available > cohort:
         round_["min_available"] = available
     evaluation: Settings = {"server_every": 1 if started.evaluate_fn is not None else 0, "clients_every": 0}
-    trained = f"fraction_train = {strategy.fraction_train:g} of {nodes} nodes"
+    trained = f"fraction_train = {strategy.fraction_train:g} of {count_of(nodes, 'node')}"
     became = {
         f"num_rounds = {started.rounds}": f"rounds = {started.rounds}",
         f"{trained}, min_train_nodes = {strategy.min_train_nodes}": f"round.cohort_size = {cohort}",

@@ -62,7 +62,7 @@ class TrainingClient:
         self.trained = self._trained()
         self.start = {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
         check_form(form_of(shared, SHARED), form_of_shared(self.algorithm.shared(model)))
-        self.received, self.shared = shared, dict(shared)
+        self.received, self.shared = shared, {name: tensor.clone() for name, tensor in shared.items()}
         self._is_first = state is None
         first = dict(self.algorithm.state(model)) if state is None else state
         self.state = {name: tensor.detach().clone() for name, tensor in first.items()}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.trees import children, is_record, leaves, with_children
 from atoll.parallel.task.errors import TaskBroken
 
@@ -90,7 +91,7 @@ class Division:
         if tensor.ndim and length == self.num_rows:
             return Cut(lambda rows: tensor[_on_its_device(rows, tensor)], is_cut=True)
         if length != 1:
-            raise Undivided(name, f"has {length} rows for {self.num_rows} examples")
+            raise Undivided(name, f"has {count_of(length, 'row')} for {count_of(self.num_rows, 'example')}")
         return Cut(lambda _rows: tensor, is_cut=False, keeps=True)
 
     def _of_fields(self, tree: Any, name: str) -> Cut:
@@ -115,12 +116,11 @@ class Division:
             return self._known(name, entries, are_entries=True)
         if not has_length:
             if len(tree) > 1 and not fields.is_cut:
-                raise Undivided(name, f"is a list of {len(tree)} for {self.num_rows} examples")
+                raise Undivided(name, f"is a list of {len(tree)} for {count_of(self.num_rows, 'example')}")
             return self._known(name, fields, are_entries=False)
         if name not in self._forms and fields.is_cut and self._may_list and self.num_rows > 1:
-            raise Undivided(
-                name, f"is a list of {len(tree)} with {self.num_rows} rows each: fields of the batch, or its examples"
-            )
+            rows = count_of(self.num_rows, "row")
+            raise Undivided(name, f"is a list of {len(tree)} with {rows} each: fields of the batch, or its examples")
         are_entries = self._forms.get(name, not fields.is_cut)
         return entries if are_entries else fields
 

@@ -13,6 +13,7 @@ from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
 from atoll.parallel.local_training.local_order import draw_order
+from atoll.parallel.local_training.lone_row import lone_row_refused
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.own_optimizer import own_optimizer
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
@@ -117,7 +118,8 @@ def train_locally(
         if deadline.passed() or max(recent) > deadline.remaining():
             break
         began = deadline.now()
-        of_step, counted = step(to_device(fetch(number, indices), device), len(indices))
+        with lone_row_refused():
+            of_step, counted = step(to_device(fetch(number, indices), device), len(indices))
         statistics = add(statistics, of_step)
         units.append(counted)
         recent.append(deadline.now() - began)

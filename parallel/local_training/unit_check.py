@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Callable, Iterator
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from atoll.parallel.dtensor import is_dtensor
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.repeatable import repeatable
+from atoll.parallel.local_training.rows import Cut, Division, Undivided, lists_in
 from atoll.parallel.local_training.trees import tensors
-from atoll.parallel.local_training.units import Units, units_of
+from atoll.parallel.local_training.units import Units, units_in, units_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.task.task import Task
@@ -27,9 +27,6 @@ FIRST = 3
 
 TOLERANCE = 1e-4
 """The largest relative difference that counts as rounding in single precision."""
-
-LEAVES = (torch.Tensor, int, float, bool, str, bytes, type(None))
-"""Types of a tree's leaves: a tensor has a row for each example, the others are the same in all parts of a batch."""
 
 KEPT_MAX = 16
 """The number of losses whose checks a process remembers."""
@@ -69,7 +66,7 @@ class UnitCheck:
             return
         with torch.no_grad(), generators_kept():
             outputs = tree_map_only(torch.Tensor, _whole, outputs)
-            if _num_rows(targets) == 1:
+            if _num_rows(outputs, targets) == 1:
                 before, self._last = self._last, (outputs, targets)
                 if before is None:
                     self._seen -= 1
@@ -107,20 +104,16 @@ def check_of(task: Task) -> UnitCheck:
 def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any) -> str | None:
     """Return the sentence that a batch's loss is not what its units say; None if it is, or cannot be compared.
 
-    It cannot if the batch has one row, some tensor has no row for each example, or the loss fails on a part, is not
-    finite, draws random numbers or keeps something from call to call (`repeatable`).
+    It cannot if the batch has one row, it cannot be divided by its examples (`Division`), or the loss fails on a part,
+    is not finite, draws random numbers or keeps something from call to call (`repeatable`).
     """
-    rows = _num_rows(targets)
-    if rows < 2 or any(len(t) != rows if t.dim() else True for t in (*tensors_of(outputs), *tensors_of(targets))):
-        return None
-    if not all(isinstance(leaf, LEAVES) for leaf in tree_leaves((outputs, targets))):
-        return None
-    if (trial := repeatable(loss)) is None:
+    rows = _num_rows(outputs, targets)
+    if rows < 2 or (division := _divided(outputs, targets, rows)) is None or (trial := repeatable(loss)) is None:
         return None
     try:
         value = trial(outputs, targets)
         whole, tolerance = float(value), _tolerance(value, outputs)
-        of_parts = [_of_parts(trial, units, outputs, targets, cut) for cut in sorted({rows // 2, 1})]
+        of_parts = [_of_parts(trial, units, division, cut, rows) for cut in sorted({rows // 2, 1})]
         is_repeatable = float(trial(outputs, targets)) == whole
     except TaskBroken:
         raise
@@ -134,14 +127,23 @@ def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any) -> str | 
     return None
 
 
-def _of_parts(loss: Loss, units: Units, outputs: Any, targets: Any, cut: int) -> tuple[float, float]:
+def _divided(outputs: Any, targets: Any, rows: int) -> tuple[Cut, Cut] | None:
+    """Return the divisions of outputs and targets; None if a part of them has neither rows nor entries of examples."""
+    try:
+        found = Division(rows).of(outputs, "outputs"), Division(rows).of(targets, "targets")
+    except Undivided:
+        return None
+    return found if all(cut.is_cut and not cut.keeps for cut in found) else None
+
+
+def _of_parts(loss: Loss, units: Units, division: tuple[Cut, Cut], cut: int, rows: int) -> tuple[float, float]:
     """Return the loss of the batch as its parts before and after a row give it, and the largest of theirs."""
     total = weight = largest = 0.0
-    for rows in (slice(None, cut), slice(cut, None)):
-        part = tree_map_only(torch.Tensor, itemgetter(rows), (outputs, targets))
-        counted = units(part[1])
+    for part in (slice(0, cut), slice(cut, rows)):
+        outputs, targets = (tree.take(part) for tree in division)
+        counted = 1 if units.is_sum else units_in(units, targets, part.stop - part.start)
         if counted:
-            value = float(loss(*part))
+            value = float(loss(outputs, targets))
             total, weight, largest = total + value * counted, weight + counted, max(largest, abs(value))
     return (total if units.is_sum else total / weight if weight else math.nan), largest
 
@@ -167,13 +169,21 @@ def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
     yield from (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
-def _num_rows(targets: Any) -> int:
-    first = next(tensors(targets), None)
-    return 0 if first is None or first.dim() == 0 else len(first)
+def _num_rows(outputs: Any, targets: Any) -> int:
+    """Return the examples of a batch: the entries of targets that are a list with one for each row of the outputs, else
+    the rows of the targets' first tensor, or of the outputs' where the targets have none.
+    """
+    first = next((tensor for tensor in tensors(outputs) if tensor.dim()), None)
+    if first is not None and isinstance(targets, list | tuple) and len(targets) == len(first):
+        return len(first)
+    found = next(tensors(targets), first)
+    return 0 if found is None or found.dim() == 0 else len(found)
 
 
 def _joined(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return two batches of one row as one; the second alone if their forms differ."""
+    """Return two batches of one row as one; the second alone if their forms differ, or a list may have entries."""
+    if any(len(part) == 1 for part in lists_in(other)):
+        return other
     ours, theirs = list(tensors_of(one)), list(tensors_of(other))
     if [(t.dtype, t.shape) for t in ours] != [(t.dtype, t.shape) for t in theirs]:
         return other

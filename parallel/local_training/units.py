@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.trees import tensors
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.task import Task
@@ -136,11 +137,19 @@ class Units:
             of_steps: units of each step, as `__call__` counts them.
             sizes: examples of each batch of one epoch.
             num_examples: of the site's data.
+
+        Raises:
+            TaskBroken: the trained examples have no units, as where every target is ignored: no update can weigh 0.
         """
         if self.function is None:
             return num_examples
         epoch = of_steps[: len(sizes)]
         seen = sum(sizes[: len(epoch)])
+        if seen and not math.fsum(epoch):
+            raise TaskBroken(
+                f"the targets of {count_of(seen, 'trained example')} have no units (task.units gives 0), so there is "
+                "nothing to train on and the update would weigh nothing: leave the site out, or mend its targets"
+            )
         return max(1, round(math.fsum(epoch) * num_examples / seen)) if seen else num_examples
 
 

@@ -182,7 +182,7 @@ def of_split(dataset: Any, split: str, deadline: Deadline) -> SiteStatistics:
         start, size = 0, 1
         while start < num_examples:
             if deadline.passed():
-                raise OutOfTime(f"the deadline passed after {start} of {num_examples} rows")
+                raise OutOfTime(f"the deadline passed after {start} of {count_of(num_examples, 'row')}")
             batch = fetch(torch.arange(start, min(start + size, num_examples)))
             found.add(batch)
             start += size

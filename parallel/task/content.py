@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import TaskBroken
 
@@ -100,7 +101,7 @@ def from_tensors(tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Content:
         header = json.loads(tensors[HEADER].tobytes())
         names = [tensor_name(number) for number in range(1, len(header["arrays"]) + 1)]
         if sorted(tensors) != [HEADER, *names]:
-            raise ValueError(f"{len(tensors)} tensors for {len(names)} arrays")
+            raise ValueError(f"{count_of(len(tensors), 'tensor')} for {count_of(len(names), 'array')}")
         arrays = {
             name: _array(tensors[tensor], dtype, shape)
             for tensor, (name, dtype, shape) in zip(names, header["arrays"], strict=True)
@@ -116,5 +117,7 @@ def _array(values: "np.ndarray[Any, Any]", dtype: str, shape: list[int]) -> "np.
     kind = np.dtype(dtype)
     is_sound = values.dtype == np.uint8 and kind.itemsize and not kind.hasobject and all(size >= 0 for size in shape)
     if not is_sound or math.prod(shape) * kind.itemsize != values.size:
-        raise ValueError(f"an array of {dtype} and shape {shape} in {values.size} elements of {values.dtype}")
+        raise ValueError(
+            f"an array of {dtype} and shape {shape} in {count_of(values.size, 'element')} of {values.dtype}"
+        )
     return np.ascontiguousarray(values).view(kind).reshape(shape) if values.size else np.zeros(shape, kind)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.checkpoint.export import export_model
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch
@@ -83,6 +84,9 @@ class Training:
     values: Values | None = None
     """The values of the last evaluation, if it was after the last step."""
 
+    units: float = 0.0
+    """The units of this rank's batches since the start of this process."""
+
     def run(self) -> str:
         """Train to the end.
 
@@ -92,10 +96,11 @@ class Training:
         Raises:
             NotFinite: the loss is no longer finite; the checkpoints are of steps before that.
             TaskBroken: ranks that must read the same batch read different ones (`same_batch`); the units of the loss
-                are guessed, and wrong (`unit_check`); or a forward pass has changed the model's form. Nothing of that
-                step is saved.
+                are guessed, and wrong (`unit_check`), or 0 in all steps; or a forward pass has changed the model's
+                form. Nothing of that step is saved.
         """
         self.meter.resume()
+        is_whole = self.engine.steps == 0
         for batch in self._batches():
             due = self._due()
             measured = self._step(batch, due)
@@ -116,6 +121,8 @@ class Training:
                 self._check_finite()
                 self._save()
                 return "interrupted"
+        if is_whole:
+            self._check_units()
         return self._finish()
 
     def _batches(self) -> Iterator[Batch]:
@@ -139,6 +146,7 @@ class Training:
 
     def _step(self, batch: Batch, due: Due) -> Measured:
         self.same_batch.check(batch)
+        self.units += batch.count
         measures = self.noise.is_due(self.engine.steps + 1)
         total = 1 if units_of(self.task).is_sum else None
         measured = self.engine.step(batch, total=total, report=due.any, measure_noise=measures)
@@ -163,6 +171,14 @@ class Training:
         fault = self.unit_check.found or self.form.fault()
         if found := [sentence for sentence in self.ranks.gather(fault) if sentence]:
             raise TaskBroken(found[0])
+
+    def _check_units(self) -> None:
+        """Refuse a training in which no target of any rank counted: its loss is a mean over nothing."""
+        if not sum(self.ranks.gather(self.units)):
+            raise TaskBroken(
+                f"the targets of {count_of(self.engine.steps, 'step')} have no units (every target is ignored), so "
+                "nothing was trained: mend the targets of the task, or its units"
+            )
 
     def _log(self, measured: Measured) -> None:
         step = self.engine.steps

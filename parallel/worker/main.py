@@ -46,12 +46,12 @@ import json
 import math
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
 
 from atoll.parallel.loading import keep_modules
+from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.worker.inbox import Inbox
 from atoll.parallel.worker.operations import Operations
@@ -88,7 +88,7 @@ def main() -> None:
     """Answer requests until `quit` or the end of stdin."""
     keep_modules()
     requests_fd, replies_fd = private_pipes()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    write_to_log()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     inbox = Inbox(set_alarm)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
+from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.wire.bulk_messages import Buffer
 
 WAITING_BYTES_MAX = 1 << 20
@@ -62,7 +63,7 @@ class Behind:
             return
         batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
         try:
-            running = asyncio.get_running_loop().run_in_executor(self._executor, self._work, batch)
+            running = begin_on_thread(self._executor, self._work, batch)
         except RuntimeError as error:
             self._error = asyncio.CancelledError(str(error))
             return

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig
 
@@ -32,10 +34,30 @@ def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> Run
     Raises:
         ConfigError: a value is not allowed, a key cannot change, or no round would follow.
     """
-    new = load_text(RunConfig, effective(config), overrides, name="the run")
+    text = effective(config)
+    try:
+        new = load_text(RunConfig, text, overrides, name="the run")
+    except ConfigError as error:  # the other changes are judged, too: all faults at once
+        raise ConfigError([*error.faults, *_faults_of_others(config, overrides, version)]) from error
     if faults := [*_faults(config, new, version)]:
         raise ConfigError(faults)
     return new
+
+
+def _faults_of_others(config: RunConfig, overrides: Sequence[str], version: int) -> list[str]:
+    """List the faults of those changes whose values are allowed; none if these contradict each other."""
+    text, sound = effective(config), list[str]()
+    for override in overrides:
+        with suppress(ConfigError):
+            load_text(RunConfig, text, [override], name="the run")
+            sound.append(override)
+    wrong_keys = {override.partition("=")[0].strip() for override in overrides if override not in sound}
+    try:
+        new = load_text(RunConfig, text, sound, name="the run")
+    except ConfigError:
+        return []
+    kept = new.model_copy(update={"rounds": version + 1}) if "rounds" in wrong_keys else new  # it is said already
+    return [*_faults(config, kept, version)]
 
 
 def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
@@ -45,7 +67,8 @@ def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
             name = _as_set(key)
             yield f"--set: {name}: a run keeps it to its end; allowed: {allowed}; a new run may have another {name}"
     if new.rounds <= version:
-        yield f"--set: rounds: got {new.rounds}; {version} are committed already; allowed: integer > {version}"
+        committed = count_of(version, "version is", "versions are")
+        yield f"--set: rounds: got {new.rounds}; {committed} committed already; allowed: integer > {version}"
     place = new.cohort.sampler.rpartition(":")[0]
     if new.cohort.sampler != old.cohort.sampler and place.endswith(".py") and not os.path.isabs(place):
         yield f"--set: cohort.sampler: {place} is relative; allowed: an absolute path on the coordinator's machine"

@@ -4,7 +4,6 @@ The user's code and torch run there: the coordinator's process stays small, star
 task. A worker that crashes or hangs costs one evaluation, never a round.
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from atoll.parallel.worker.process import (
     WorkerError,
     WorkerHung,
 )
+from atoll.protocol.threads import begin_on_thread
 from atoll.server.rounds.events import Sums
 
 logger = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class Evaluator:
 
     async def _call(self, function: Any) -> Any:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+            return await begin_on_thread(self._thread, function)
         except WorkerError as fault:
             raise EvaluationFailed(fault.detail) from fault
         except (WorkerCrashed, WorkerHung, OSError) as fault:  # OSError: the process cannot be started

@@ -4,7 +4,6 @@ The fold is a function of the accepted set alone. So recovery from a crash at an
 same bits, and its file appears under its name complete or not at all.
 """
 
-import asyncio
 import math
 import os
 import time
@@ -28,7 +27,7 @@ from atoll.protocol import crash_points
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.manifest_limits import check_model_travels
-from atoll.protocol.threads import on_thread
+from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
@@ -101,8 +100,7 @@ class Reducer(Versions):
             OSError: a file cannot be read or written.
         """
         crash_points.reached("aggregate.before_fold")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._folding, self._fold, effect)
+        return await begin_on_thread(self._folding, self._fold, effect)
 
     def _fold(self, effect: Aggregate) -> Digest:
         rows = self._accepted([c.digest for c in effect.contributions])

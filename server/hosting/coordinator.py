@@ -17,7 +17,7 @@ from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest
-from atoll.protocol.threads import on_thread
+from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, Digest, RejectReason, RunId, RunState, Version
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
@@ -254,7 +254,7 @@ class Coordinator:
             start = await start_of(config.model, of_rounds)
             reducer, config = await self._factory.first_version(config, run_id, evaluator, start)
             row = RunRow.new(run_id, config, config.rules, self.clock.now())
-            await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
+            await begin_on_thread(self._journal_thread, self.journal.add_run, row)
         except BaseException:
             evaluator.close()
             raise

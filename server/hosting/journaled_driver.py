@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from atoll.protocol import crash_points
 from atoll.protocol.durable import DiskFull
+from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.vocabulary import RunId
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.machine_timer import MachineTimer
@@ -195,7 +196,7 @@ class JournaledDriver(ABC, Generic[E, F]):
             crash_points.reached("snapshot.before")
         while True:
             try:
-                await self._loop.run_in_executor(self._shared.journal_thread, self._shared.journal.commit, rows)
+                await begin_on_thread(self._shared.journal_thread, self._shared.journal.commit, rows)
                 break
             except DiskFull as error:
                 logger.error("the journal cannot be written, the run waits for space: %s", error)

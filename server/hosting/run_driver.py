@@ -138,6 +138,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         """Start the tasks that write, act and evaluate."""
         super().start()
         self._spawn(self._evaluate())
+        self._measure(self._complete_values())
 
     async def stop(self) -> None:
         """Cancel all tasks, as the base does, and end the worker."""
@@ -305,6 +306,12 @@ class RunDriver(JournaledDriver[Event, Effect]):
             values = {}
             logger.error("the metrics of version %d have no values: %s", effect.version, detail_of(error))
         self.post(MetricsComputed(effect.version, effect.source, finite(values)))
+
+    async def _complete_values(self) -> None:
+        """Add the values of evaluations whose sums an earlier process has written before it died."""
+        rows = await on_thread(self._shared.journal_thread, self._shared.journal.evaluations, self.run_id)
+        if lacking := [row for row in rows if row.statistics and not row.values]:
+            await self._add_values(lacking)
 
     async def _add_values(self, rows: list[EvaluationRow]) -> None:
         """Add the metrics' values to evaluations. Only the task's own code can compute them from their sums."""

@@ -30,6 +30,7 @@ from atoll.protocol.identity.dialer import options_to
 from atoll.protocol.identity.handshake_fault import explained, is_handshake_failure
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.proxy import HttpProxy
+from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority, NotSigned, Renewal
 from atoll.server.identity.rate_limits import RateLimits
@@ -161,4 +162,4 @@ class AuthorityServer:
                     self._was_welcomed = True
                     logger.info("connected to %s", coordinator)
                     continue
-                await stream.write(await asyncio.to_thread(self.answer, order))
+                await stream.write(await begin_on_thread(None, self.answer, order))

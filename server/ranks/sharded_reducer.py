@@ -19,6 +19,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.strict_json import ManifestError
+from atoll.protocol.threads import begin_on_thread
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.plan import trained_of
@@ -69,11 +70,10 @@ class ShardedReducer(Reducer):
             OSError: the journal cannot be read, or the manifest cannot be written.
         """
         crash_points.reached("aggregate.before_fold")
-        loop = asyncio.get_running_loop()
-        plan = await loop.run_in_executor(self._folding, self._encoded_plan, effect)
+        plan = await begin_on_thread(self._folding, self._encoded_plan, effect)
         folded = await self._ranks.fold(self._run_id, effect.round_id, plan, patience=self._patience)
         crash_points.reached("aggregate.after_fold")
-        return await loop.run_in_executor(self._folding, self._take_over, effect, folded)
+        return await begin_on_thread(self._folding, self._take_over, effect, folded)
 
     def _encoded_plan(self, effect: Aggregate) -> bytes:
         plan, _ = self._plan(effect, self._accepted([c.digest for c in effect.contributions]))

@@ -186,6 +186,7 @@ class Invitations:
     def note_too_old(self, client_id: ClientId, at: RoundRecord, base: Version) -> None:
         """Record, in round `at`, that the work of a client that trains is too old for a commit on version `base`."""
         record = self._record(self._ledger.training[client_id])
+        self._ledger.num_too_old += 1
         at.too_old.append(TooOldRecord(client_id, record.round_id, base - record.base_version))
 
     def release_twin(self, update: Update, now: float) -> Effects:

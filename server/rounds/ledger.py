@@ -34,6 +34,7 @@ class Ledger:
     membership: Membership = field(default_factory=Membership)
     carried: dict[ClientId, Update] = field(default_factory=dict)  # accepted late, waiting for a commit
     training: dict[ClientId, RoundId] = field(default_factory=dict)  # asynchronous: the round of each open invitation
+    num_too_old: int = 0  # asynchronous: invitations that ended because the work was too old to count
     waiting: list[Update] = field(default_factory=list)  # asynchronous: accepted while no buffer was open, in order
     past: dict[RoundId, RoundRecord] = field(default_factory=dict)  # the last few rounds
     evaluation: ClientEvaluation | None = None

@@ -146,9 +146,9 @@ def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
             why = f"{reason}{_after_colon(record.detail if record else '')}"
             return f"round {round_id}: abandoned: {why}" + (f"; {then}" if then else "")
         case PauseRun(cause):
-            return f"the run is paused: {cause}"
+            return f"the run is paused: {cause}{_dropped(machine)}"
         case EndRun(state, cause):
-            return f"the run is {state}: {cause}"
+            return f"the run is {state}: {cause}{_dropped(machine)}"
         case _:
             return None
 
@@ -183,6 +183,13 @@ def _closed(machine: RunMachine, round_id: RoundId, num_updates: int) -> str:
     stragglers = f"; silent: {', '.join(late)}" if late else ""
     updates = count_of(num_updates, "update")
     return f"round {round_id}: closed ({reason}), aggregating {updates}{stragglers}"
+
+
+def _dropped(machine: RunMachine) -> str:
+    """Return the number of an asynchronous run's invitations whose work was too old to count; empty: synchronous."""
+    if not machine.rules.policy.is_asynchronous:
+        return ""
+    return f"; {count_of(machine.ledger.num_too_old, 'update')} dropped as too old"
 
 
 def _after_colon(detail: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.fednova import Normalizer
+from atoll.parallel.local_training.lone_row import lone_row_refused
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.local_training.same_form import SameForm
@@ -88,7 +89,8 @@ class Loop:
         done = min(requested, job.steps or requested)
         with within(self._context(job)) if self._has_context else nullcontext():
             self._steps.begin(self.exchange.corrections(control))
-            statistics, units = self._run(examples, sizes, done, job.seed)
+            with lone_row_refused():
+                statistics, units = self._run(examples, sizes, done, job.seed)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 update, own = self.exchange.write(rows, index, control, done)

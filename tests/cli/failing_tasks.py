@@ -118,6 +118,49 @@ def _no_labels(site: str, split: str) -> TensorDataset:
 
 no_labels = replace(task, data=_no_labels, test_data=None)
 not_finite = replace(task, data=_not_finite)
+
+
+def _undefined_at_c(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
+    return (float("nan") if bool((targets == 2).any()) else 0.5), len(targets)
+
+
+def _third_class_at_c(site: str, split: str) -> TensorDataset:
+    inputs, targets = line_task.data(site, split).tensors
+    return TensorDataset(inputs, torch.full_like(targets, 2) if site == "c" else targets)
+
+
+undefined_at_c = replace(
+    task, data=_third_class_at_c, model=lambda: torch.nn.Linear(3, 3), metrics={"f1": _undefined_at_c}
+)
+"""A task whose metric is NaN at site c."""
 no_data = replace(task, data=_no_data)
 no_model = replace(task, model=_no_model)
 no_record = replace(task, data=_no_record)
+
+
+def _single_at_d(site: str, split: str) -> TensorDataset:
+    found = line_task.data(site, split)
+    return TensorDataset(*(tensor[:1] for tensor in found.tensors)) if (site, split) == ("d", "train") else found
+
+
+def _ignored_at_d(site: str, split: str) -> TensorDataset:
+    inputs, targets = line_task.data(site, split).tensors
+    return TensorDataset(inputs, torch.full_like(targets, -100) if site == "d" else targets)
+
+
+def _mean_of_counted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    counted = (targets != -100).sum().clamp(min=1)
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="sum") / counted
+
+
+lone_row = replace(
+    task, data=_single_at_d, model=lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+)
+ignored = replace(
+    task, data=_ignored_at_d, loss=_mean_of_counted, units=lambda targets: (targets != -100).sum(), metrics={}
+)
+NOTHING_TO_TRAIN = {
+    "lone_row": "a batch norm has a single value per channel to normalize, as in a batch of one row: train on at least",
+    "ignored": "the targets of 5 trained examples have no units (task.units gives 0), so there is nothing to train on",
+}
+"""Beginnings of the sentences about a site d whose rows give no training, by the name of the task."""

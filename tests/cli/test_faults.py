@@ -112,6 +112,10 @@ def test_a_run_is_not_started_with_settings_of_the_coordinator(tmp_path: Path) -
     start = ("run", "start", f"{TINY}:task", "--state", tmp_path)
     (fault,) = refused(*start, "--set", "coordinator.max_runs=9", "--set", "rounds=2")
     assert fault.startswith("--set: coordinator.max_runs: is a setting of the coordinator, which is running already")
+    both = refused(*start, "--set", "coordinator.max_runs=9", "--set", "rounds=none", "--set", "local.nonsense.x=1")
+    assert len(both) == 3, "the other mistakes are said at once"
+    both = refused("simulate", f"{TINY}:task", "--set", "coordinator.max_runs=9", "--set", "rounds=none")
+    assert [fault.partition(":")[0] for fault in both] == ["coordinator.max_runs", "--set"]
 
 
 def test_ports_that_clash_are_found_by_check() -> None:

@@ -18,6 +18,8 @@ from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation.simulating import simulate
 from tests.waiting import BOUND_S
 
+pytestmark = pytest.mark.long  # three minutes of processes that import XGBoost and scikit-learn
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TREES, NET = EXAMPLES / "tumours_xgboost.toml", EXAMPLES / "tumours_sklearn.toml"
 TASKS = [f"{EXAMPLES}/tumours_{library}.py:task" for library in ("xgboost", "sklearn")]

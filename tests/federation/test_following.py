@@ -27,6 +27,7 @@ def kill_in_round_2(it, settings):
     it.coordinator(**settings)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
 def test_followers_of_a_killed_coordinator_miss_nothing_and_repeat_nothing(tmp_path, database_url):
     with federation(tmp_path) as it:
         settings = {"rounds": ROUNDS, "round__cohort_size": 2, "round__deadline": 60, "round__quorum": 2}

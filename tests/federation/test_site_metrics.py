@@ -61,6 +61,30 @@ def test_sites_without_a_policy_are_shown_as_in_a_simulation(tmp_path):
 
 
 @pytest.mark.slow
+def test_metrics_that_a_killed_coordinator_had_no_time_to_compute_are_computed_by_the_next(tmp_path):
+    """Their sums are on disk while the worker that knows the metrics is busy with the server's data."""
+    task, environment = f"{TASK.rpartition(':')[0]}:awaits_test_data", {"LINE_TASK_GO": str(tmp_path / "go")}
+    run = {**RUN, **EVALUATION, "evaluation__server_every": 1, "stay": True, "environment": environment}
+    with federation(tmp_path, task=task) as it:
+        it.coordinator(**run)
+        for site in line_task.SITES:
+            it.agent(site, threads=1)
+
+        def sums(*, with_values):
+            rows = it.history().site_evaluations("sites-1")
+            return [row for row in rows if row.statistics and bool(row.values) == with_values]
+
+        it.wait_for((it.state / "coordinator.json").exists)
+        it.wait_for(lambda: len(sums(with_values=False)) > 2)
+        it.kill("coordinator")
+        assert not sums(with_values=True)
+        (tmp_path / "go").touch()
+        it.coordinator(**run)
+        it.wait_for(lambda: not sums(with_values=False) and len(sums(with_values=True)) == 24)
+        assert {tuple(row.values) for row in sums(with_values=True)} == {("accuracy", "loss")}
+
+
+@pytest.mark.slow
 def test_each_policy_lets_leave_what_it_says_and_the_reasons_are_shown(tmp_path):
     """`d` lets nothing leave and still trains; `b` and `c` only in sums, which at least three sites make."""
     policies = {

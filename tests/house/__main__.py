@@ -12,17 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.house import docstrings, floors, pages, report, sizes
+from tests.house import floors, report, sizes
 from tests.house.imports import Edge, edges, folder_circles, module_circles, room_levels
+from tests.house.mirror import missing_tests
 from tests.house.propose import proposal
 from tests.house.report import Check
+from tests.house.style import docstrings, pages
 from tests.house.tree import AROUND, ROOMS, ROOT, TESTS, Fault, Module, collector_paused, python_files, read, read_files
 from tests.house.upward import House, missing_places, upward_imports
 
 STYLE_SHOWN = 5
 """Breaks of the style that the report lists of each kind; `--words` lists all."""
 
-HOUSE = House(floors.FLOORS, floors.MAY_IMPORT, floors.SHARED)
+HOUSE = House(floors.FLOORS, floors.MAY_IMPORT, floors.SHARED, floors.TESTS_ELSEWHERE)
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,12 @@ def _files_check(name: str, modules: Sequence[Module]) -> Check:
 def _floor_checks(sources: Sources, inside: Sequence[Edge], house: House) -> list[Check]:
     paths = [module.path for module in sources.shipped]
     places = {path: house.place(path) for path in paths}
+    untested = missing_tests(sources.shipped, sources.tests, house.tests_elsewhere)
     return [
         _counted("import circles between folders", folder_circles([e for e in inside if e.imported in places], places)),
         _counted("upward imports", upward_imports(house, inside)),
         _counted("places that differ from the table of floors", missing_places(house, paths, inside)),
+        _counted("folders without tests of their own", untested),
     ]
 
 

@@ -37,6 +37,15 @@ SHARED: dict[str, tuple[str, ...]] = {
 """Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
 they are encoded there, and the text that a person writes or reads."""
 
+TESTS_ELSEWHERE = {
+    "atoll/cli/flower": "tests/federation/flower",
+    "atoll/cli/project": "tests/cli/test_new.py",
+    "server/services": "tests/wire",
+    "server/transfers": "tests/wire",
+    "simulations/referee": "tests/simulations/histories",
+}
+"""Folders whose tests lie elsewhere: what they do is seen through a socket, a process or a whole history."""
+
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
         (
@@ -58,7 +67,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stacked",),
     ),
     "parallel": (
-        ("dtensor.py", "forking.py", "frozen.py", "loading.py"),
+        ("dtensor.py", "forking.py", "frozen.py", "loading.py", "log_streams.py"),
         ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
         ("adapters",),
         ("communication", "flower", "local_training"),

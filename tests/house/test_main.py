@@ -13,7 +13,8 @@ GOOD = {
     "server/errors.py": '"""Errors of the coordinator."""\n',
     "server/rounds/__init__.py": '"""The pure rules of a round."""\n',
     "server/rounds/run.py": '"""The machine of a run."""\n\nimport atoll.server.errors\n',
-    "tests/test_x.py": '"""Nobody."""\n',
+    "tests/test_server.py": '"""Nobody."""\n',
+    "tests/server/test_rounds.py": '"""Nobody."""\n',
     "docs/page.md": "# A page\n\nA round ends.\n",
     "README.md": "A readme with `nobody` in it.\n",
 }
@@ -102,6 +103,7 @@ NINE = ", ".join("abcdefghi")
             'README.md:3: "whoever"',
             "banned turns in the",
         ),
+        ("server/files/disk.py", '"""The disk of a server."""\n', "server/files: has neither", "folders without tests"),
         ("CONTRIBUTING.md", "So many.\n", 'CONTRIBUTING.md:1: "So many"', "banned turns in the"),
     ],
 )
@@ -135,7 +137,7 @@ def test_the_first_faults_are_listed_and_all_if_asked(tmp_path: Path, capsys: py
 def test_the_style_of_tests_is_for_information(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--all"], written(tmp_path, GOOD), HOUSE) == 0
     out = capsys.readouterr().out
-    assert 'tests/test_x.py:1: opens with a pronoun, "Nobody"' in out
+    assert 'tests/test_server.py:1: opens with a pronoun, "Nobody"' in out
 
 
 def test_words_lists_the_style_of_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +155,7 @@ def test_words_lists_the_style_of_files_and_folders(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == "0 in 1 Python file and 1 page\n"
     assert main(["--words"], root, HOUSE) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "5 in 4 Python files and 2 pages"
-    assert main(["--words", "tests/test_x.py"], root, HOUSE) == 1
+    assert main(["--words", "tests/test_server.py"], root, HOUSE) == 1
 
 
 def test_words_of_a_path_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

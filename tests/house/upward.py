@@ -1,7 +1,7 @@
 """Imports that run up a floor, held against the table in `tests/house/floors.py`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.house.imports import Edge
 from tests.house.tree import Fault
@@ -16,11 +16,13 @@ PROJECT = "atoll/cli/project/"
 
 @dataclass(frozen=True)
 class House:
-    """The table: the floors of each room, and the rooms and places beyond its own that each room may import."""
+    """The table: the floors of each room, the rooms and places beyond its own that each room may import, and the places
+    of tests that do not mirror their folder."""
 
     floors: Floors
     may_import: Mapping[str, set[str]]
     shared: Mapping[str, Sequence[str]]
+    tests_elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, path: str) -> str:
         """Return the place of a file: itself if the table names it or it lies in a room's root, else its folder."""

@@ -84,7 +84,9 @@ def watched(found, it):
     ]
     assert events[-1].run["state"] == run.state == "finished"
     assert run.document["changes"][-1]["values"]["local.lr"]["after"] == rate
-    with pytest.raises(atoll.AtollError, match=f"--set: rounds: got 2; {before + 2} are committed already") as refused:
+    with pytest.raises(
+        atoll.AtollError, match=f"--set: rounds: got 2; {before + 2} versions are committed already"
+    ) as refused:
         run.resume(rounds=2)
     assert refused.value.code == 2
     with pytest.raises(atoll.AtollError, match=r"there is no run 'nothing' \(known: python-1"):

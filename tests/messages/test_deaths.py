@@ -67,7 +67,7 @@ def test_the_course_has_every_kind_of_entry(undisturbed):
     assert len({tuple(one.client_id for _, one, _, _ in sent) for sent in found["digests"]}) > 3, "nodes are drawn"
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", ["after", "answer"])  # the others behind `long`, which has every place
 def test_a_death_changes_no_digest(where, tmp_path, undisturbed):
     count = undisturbed[1].counts[where]
     for number in sorted(random.Random(where).sample(range(1, count + 1), SAMPLE)):

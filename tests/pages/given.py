@@ -98,7 +98,7 @@ GIVEN = {
         before=AUTHORITY_DIALS,
         is_long=True,
     ),
-    "docs/commands.md#6": Given(run="begun"),
+    "docs/commands.md#6": Given(run="begun", is_long=True),
     "docs/commands.md#9": Given(
         instead={
             "--epochs 5": "--epochs 1",
@@ -184,6 +184,7 @@ GIVEN = {
         before={
             "atoll run statistics run.toml": ("until atoll run statistics run.toml; do sleep 0.2; done",)
         },  # north may have enrolled, and not be connected yet
+        is_long=True,
     ),
     "docs/task.md": Given(instead={"--rounds 5": "--rounds 2", "--epochs 5": "--epochs 1"}, is_long=True),
     "docs/training.md": Given(instead={"--epochs 24": "--epochs 1", **FEW_STEPS}, is_long=True),

@@ -89,7 +89,14 @@ def public_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in BLOCKS if page not in ON_RANKS])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] if page == "docs/python.md" else [])  # as the notebooks do
+        for page in BLOCKS
+        if page not in ON_RANKS
+    ],
+)
 def test_the_blocks_of_a_page_run(page: str) -> None:
     try:
         assert execute(page, code_of(page))

@@ -66,6 +66,7 @@ DEEDS: dict[str, Any] = {
     "sleep": lambda instructions: hang(instructions, time.sleep),
     "gil": lambda instructions: hang(instructions, libc.sleep),
     "print": print_everywhere,
+    "say": lambda instructions: print("one line") or print("another", file=sys.stderr) or 1.0,
     "child": start_a_child,
 }
 

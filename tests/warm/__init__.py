@@ -9,5 +9,6 @@ and ranks that it starts, and they end with it. `test_warm.py` compares both sta
 What is not as after an exec: modules are there that the command has not imported itself, its hash seed is the zygote's,
 its memory holds the modules of all commands, and modules are not destroyed at its end. So a test that is about one of
 these, or about the start itself, has the fixture `cold_start`. A command execs too if a variable of `READ_AT_START`
-differs from that of the zygote. `make test-long` and `ATOLL_COLD_START=1 make test` exec everything.
+differs from that of the zygote, or if a folder of its `PYTHONPATH` hides a module. `make test-long` and
+`ATOLL_COLD_START=1 make test` exec everything.
 """

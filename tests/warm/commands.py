@@ -1,19 +1,27 @@
 """The command lines that a fork can start, and the system call that starts them."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
 # fmt: off
 READ_AT_START = (
-    "ATOLL_CRASH_AT", "CUDA_", "GLIBC_", "GOMP_", "GRPC_ASYNCIO_", "GRPC_ENABLE_", "GRPC_PYTHON_", "LANG",
+    "CUDA_", "GLIBC_", "GOMP_", "GRPC_ASYNCIO_", "GRPC_ENABLE_", "GRPC_PYTHON_", "LANG",
     "LC_", "LD_", "LOGLEVEL", "MALLOC_", "MKL_", "NPY_", "NUMBA_", "NUMPY_", "OMP_", "OPENBLAS_", "OPENSSL_",
     "PROTOCOL_", "PYDANTIC_", "PYTHON", "PYTORCH_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCH_LOGS", "TORCH_USE_",
     "TYPER_", "_TYPER_",
 )
 # fmt: on
 """The beginnings of the variables that the interpreter or a module reads once: a fork would miss them."""
+
+RUN_BY_SITE = ("sitecustomize", "usercustomize")
+"""The modules that the interpreter imports at its start."""
+
+PATH = "PYTHONPATH"
+"""The variable of folders that a fork puts on its path itself, if they hide nothing that the zygote has imported."""
 
 MODULES = ("benchmarks.dividing", "tests.warm.probe")
 """The modules behind -m beside those of Atoll."""
@@ -26,6 +34,35 @@ PROGRAMS = (
     "from multiprocessing.spawn import spawn_main; spawn_main(",
 )
 """The programs behind -c of Atoll itself and of `multiprocessing`."""
+
+
+def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a fork would miss."""
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name != PATH}
+
+
+def hides_nothing(path: str) -> bool:
+    """Return whether no folder of a `PYTHONPATH` has a module that is imported from elsewhere without it."""
+    return all(map(_only_adds, path.split(os.pathsep))) if path else True
+
+
+def _only_adds(folder: str) -> bool:
+    if not os.path.isabs(folder):
+        return False
+    for each in Path(folder).iterdir() if os.path.isdir(folder) else ():
+        name = each.name.split(".")[0]
+        is_module = each.suffix in (".py", ".pyc", ".so") or (each / "__init__.py").exists()
+        if is_module and (name in RUN_BY_SITE or not _is_found_below(name, folder)):
+            return False
+    return True
+
+
+def _is_found_below(name: str, folder: str) -> bool:
+    """Return whether the path of this process leads to a module in the folder, or to none of its name."""
+    if name in sys.stdlib_module_names:
+        return False
+    found = PathFinder.find_spec(name)
+    return found is None or found.origin is None or Path(found.origin).is_relative_to(folder)
 
 
 class Call(NamedTuple):

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.warm.commands import READ_AT_START, Call, program_of
+from tests.warm.commands import PATH, Call, hides_nothing, program_of, read_at_start
 
 COMMAND_BYTES = 4096
 """The room for a command line in a zygote's own, which is what /proc shows."""
@@ -41,7 +41,8 @@ class Zygote:
     """
 
     def __init__(self, connection: socket.socket, environment: Mapping[str, str]) -> None:
-        self._connection, self._environment = connection, _read_at_start(environment)
+        self._connection, self._environment = connection, read_at_start(environment)
+        self._path = environment.get(PATH, "")
         self._process, self._lock = os.getpid(), threading.Lock()
 
     def start(self, call: Call) -> int | None:
@@ -79,11 +80,15 @@ class Zygote:
         return (
             os.getpid() == self._process
             and not environment.get(COLD)
-            and _read_at_start(environment) == self._environment
+            and read_at_start(environment) == self._environment
+            and self._has_path(environment.get(PATH, ""))
             and call.close_fds
             and call.preexec is None
             and all(each in unset for each in (call.process_group, call.gid, call.gids, call.uid, call.umask))
         )
+
+    def _has_path(self, path: str) -> bool:
+        return path == self._path or (not self._path and hides_nothing(path))
 
 
 def _environment_of(call: Call) -> dict[str, str]:
@@ -91,10 +96,6 @@ def _environment_of(call: Call) -> dict[str, str]:
         return dict(os.environ)
     pairs = (os.fsdecode(pair).partition("=") for pair in call.env)
     return {name: value for name, _, value in pairs}
-
-
-def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
 
 
 def _umask() -> int:

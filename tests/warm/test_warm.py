@@ -15,7 +15,7 @@ import pytest
 
 from tests.process_table import descendants, is_running
 from tests.waiting import BOUND_S
-from tests.warm.commands import Program, program_of
+from tests.warm.commands import Program, hides_nothing, program_of
 from tests.warm.start import COLD, is_zygote
 
 pytestmark = pytest.mark.real
@@ -63,6 +63,38 @@ def test_the_environment_is_replaced_and_the_time_zone_with_it() -> None:
     few = {name: os.environ[name] for name in ("PATH", "OMP_NUM_THREADS", "LANG", "LC_ALL") if name in os.environ}
     found = assert_same(PROBE, env={**few, "TZ": "Asia/Tokyo", "GIVEN": "x"})
     assert (found["environment"]["GIVEN"], found["zone"][0]) == ("x", "JST")
+
+
+def test_folders_are_put_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "a_plugin.py").write_text("")
+    path = os.pathsep.join([str(tmp_path), str(ROOT), "/no/such/folder"])
+    for flags in ([], ["-P"]):
+        command = [sys.executable, *flags, "-m", "tests.warm.probe"]
+        assert str(tmp_path) in assert_same(command, env={**os.environ, "PYTHONPATH": path})["path"][:2]
+
+
+@pytest.mark.parametrize("name", ["json.py", "numpy/__init__.py", "sitecustomize.py", "torch.pyc", "grpc.so"])
+def test_a_folder_that_hides_a_module_needs_an_exec(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    assert hides_nothing(str(tmp_path))
+    (tmp_path / name).write_text("")
+    assert not hides_nothing(str(tmp_path))
+    assert not hides_nothing(f"{ROOT}{os.pathsep}{tmp_path}")
+
+
+def test_relative_folders_need_an_exec_and_folders_of_the_path_do_not() -> None:
+    assert not hides_nothing("tests")
+    assert not hides_nothing(f"{ROOT}{os.pathsep}")
+    assert hides_nothing(str(ROOT))
+
+
+def test_a_crash_point_kills_a_warm_process(tmp_path: Path) -> None:
+    command = [ATOLL, "coordinator", "tests.federation.quadratics_task:task", "--state", str(tmp_path / "state")]
+    command += ["--set=coordinator.listen=127.0.0.1:0", "--set=coordinator.enrol=127.0.0.1:0"]
+    for cold in ("1", ""):
+        environment = {**os.environ, COLD: cold, "ATOLL_CRASH_AT": "journal.before_write"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=BOUND_S)
+        assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def test_a_session_of_its_own_is_one() -> None:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.warm.commands import Program
+from atoll.protocol import crash_points
+from tests.warm.commands import PATH, Program
 from tests.warm.start import NAME, SYS_CLONE, Zygote, let_commands_start_by
 
 PRELOAD = (
@@ -127,8 +128,12 @@ def become(order: Mapping[str, Any], fds: Sequence[int]) -> Program:
     os.fchdir(fds[0])
     os.umask(order["umask"])
     _take_places(order["places"], fds)
+    own_path = os.environ.get(PATH, "")
     os.environ.clear()
     os.environ.update(order["environment"])
+    if os.environ.get(PATH, "") != own_path:
+        sys.path[:] = dict.fromkeys([*os.environ[PATH].split(os.pathsep), *sys.path])
+    importlib.reload(crash_points)  # which reads the environment
     time.tzset()
     _open_streams()
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -236,7 +236,7 @@ def simulate_as_asked(what: str, overrides: list[str], request: Request) -> NoRe
     if request.json:
         as_json(result | ({"sites": measured} if measured else {}))
     else:
-        _say_result(result, folder, progress.failures)
+        _say_result(result, folder, progress.faults)
         for kind, part in measured.items():
             say_sites(f"{kind}, version {part['version']}", part)
     if result["state"] == "interrupted":
@@ -352,16 +352,16 @@ def load_simulation(
     Raises:
         ConfigError: all mistakes in the settings.
     """
-    from atoll.cli.files import load_run, overriding, state_of
+    from atoll.cli.files import all_faults, load_run, overriding, state_of
     from atoll.parallel.task.flower_app import is_app, with_app
     from atoll.server.config.model import run_and_version
     from atoll.simulations.federation.config import SimulationFile
 
-    _refuse_what_only_a_coordinator_uses(overrides)
     kind = {"population__kind": "iid"} if clients is not None and not _sets_kind(what, overrides) else {}
     dealt = {} if is_app(with_app(what)) else {"population__clients": clients, **kind}
     short = overriding(overrides, rounds=rounds, simulation__engine=engine, **dealt)
-    file = load_run(what, short, kind=SimulationFile, nodes=clients)
+    with all_faults(_of_a_coordinator_alone(overrides)):
+        file = load_run(what, short, kind=SimulationFile, nodes=clients)
     if run_and_version(file.model.start) is None:
         return file
     from atoll.cli.runs.starts import file_of_start
@@ -372,18 +372,13 @@ def load_simulation(
     return file.model_copy(update={"model": file.model.model_copy(update={"start": start}), "coordinator": host})
 
 
-def _refuse_what_only_a_coordinator_uses(overrides: list[str]) -> None:
-    """Refuse the overrides that only a coordinator's process would use.
-
-    Raises:
-        ConfigError: all of them.
-    """
-    from atoll.protocol.settings import ConfigError
+def _of_a_coordinator_alone(overrides: list[str]) -> list[str]:
+    """List the overrides that only a coordinator's process would use, as faults."""
     from atoll.simulations.federation.config import OF_A_COORDINATOR
 
     keys = [override.partition("=")[0].strip() for override in overrides]
-    if unused := [key for key in keys if key.startswith("coordinator.") and key not in OF_A_COORDINATOR]:
-        raise ConfigError([f"{key}: {NO_COORDINATOR}: leave it out" for key in unused])
+    unused = [key for key in keys if key.startswith("coordinator.") and key not in OF_A_COORDINATOR]
+    return [f"{key}: {NO_COORDINATOR}: leave it out" for key in unused]
 
 
 def note_unused(file: "SimulationFile", what: str) -> None:
@@ -420,7 +415,7 @@ def _of_invitations(account: Mapping[str, int]) -> str:
     )
 
 
-def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
+def _say_result(result: dict[str, Any], folder: Path, faults: Sequence[str]) -> None:
     from atoll.simulations.federation.app import APP
 
     say(
@@ -438,8 +433,8 @@ def _say_result(result: dict[str, Any], folder: Path, failures: str) -> None:
         say(_of_invitations(account))
     if (folder / APP).is_dir():
         say(f"the files of main() are in {folder / APP}")
-    if failures:
-        say(f"{failures} (all reasons: {folder / 'rounds.jsonl'})")
+    for fault in faults:
+        say(f"{fault} (all of them: {folder / 'rounds.jsonl'})")
     if result["state"] == "interrupted":
         say(f"the same command resumes the run: {folder}")
     else:

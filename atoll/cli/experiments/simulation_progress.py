@@ -22,6 +22,10 @@ SHOWN_MAX = 80
 """Characters of a client's reason in the line of a round; `rounds.jsonl` has all of it."""
 
 
+METRICS_MAX = 8
+"""Largest number of metrics that are not finite in the closing line; the others are counted."""
+
+
 class Failures:
     """Reasons of clients' failures, counted by the word before the colon; the first reason of each word is shown."""
 
@@ -43,6 +47,31 @@ class Failures:
         return self._counts.total(), most, self._first.get(word, "")
 
 
+class NotFinite:
+    """Metrics that leave out a client, or have no value, because numbers were NaN or infinite; each with the reason."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._reasons: dict[str, str] = {}
+
+    def add(self, reasons: Mapping[str, str]) -> None:
+        """Count a round with these reasons by metric; of a metric the newest reason is shown."""
+        self._rounds += bool(reasons)
+        self._reasons |= reasons
+
+    def text(self, *, most: int) -> str:
+        """Return the first `most` metrics with their reasons and the number of the others; empty: there are none."""
+        shown = [f"{name} ({reason})" for name, reason in list(self._reasons.items())[:most]]
+        more = len(self._reasons) - most
+        return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+    @property
+    def summary(self) -> str:
+        """The number of rounds with such metrics, and the metrics; empty: there are none."""
+        text = self.text(most=METRICS_MAX)
+        return f"not finite in {count_of(self._rounds, 'round')}: {text}" if text else ""
+
+
 class RoundProgress:
     """The display of a run's progress, updated with each line of `rounds.jsonl`.
 
@@ -55,7 +84,7 @@ class RoundProgress:
     def __init__(self, stream: TextIO, say: Callable[[str], None], *, rounds: int) -> None:
         self._say, self._rounds, self._committed, self._shown_at = say, rounds, 0, -math.inf
         self._values: dict[str, float] = {}
-        self._failures = Failures()
+        self._failures, self._not_finite = Failures(), NotFinite()
         self._bar = _bar(stream) if stream.isatty() else None
         if self._bar is not None:
             self._task = self._bar.add_task("", total=rounds)
@@ -65,6 +94,7 @@ class RoundProgress:
         """Show that a round has ended."""
         self._committed = line["version"] or self._committed
         self._failures.add(line.get("failures", {}).values())
+        self._not_finite.add(line.get("not_finite", {}))
         self._values |= {name: value for name, value in _measured(line).items() if value is not None}
         text = "  ".join([*self._shown(), f"{seconds(self.seconds_left(line['real_s']))} left", *_of_round(line)])
         if self._bar is not None:
@@ -88,6 +118,11 @@ class RoundProgress:
         if not count:
             return ""
         return f"{count_of(count, 'failure')} of clients: {'' if most == count else f'{most} x '}{reason}"
+
+    @property
+    def faults(self) -> list[str]:
+        """The failures of clients and the metrics that were not finite, as far as there were some: a line for each."""
+        return [text for text in (self.failures, self._not_finite.summary) if text]
 
     def __enter__(self) -> Self:
         return self
@@ -117,6 +152,9 @@ def _of_round(line: Mapping[str, Any]) -> list[str]:
         for name in ("stragglers", "lost", "failed", "refused")
         if line.get(name)
     ]
+    not_finite = NotFinite()
+    not_finite.add(line.get("not_finite", {}))
+    outcomes += [f"not finite: {text}"] if (text := not_finite.text(most=1)) else []
     why = [] if line["state"] == "committed" else [f"abandoned: {line['why']}"]
     return [f"virtual {seconds(line['virtual_s'])}", ", ".join(outcomes), *why]
 

@@ -82,12 +82,12 @@ def start_run(what: str, state: Path | None, overrides: list[str]) -> "RunReply"
         ConfigError: all mistakes in the settings.
         CommandError: no answer, or a refusal.
     """
-    from atoll.cli.files import load_run, note_unused_settings, refuse_settings_of_the_host, state_of
+    from atoll.cli.files import all_faults, load_run, note_unused_settings, settings_of_the_host, state_of
     from atoll.cli.runs import admin
     from atoll.protocol.settings import effective
 
-    refuse_settings_of_the_host(overrides)
-    file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
+    with all_faults(settings_of_the_host(overrides)):
+        file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
     note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
     return admin.start(state_of(file, what, state), effective(file.run))
 
@@ -125,11 +125,13 @@ def resume(
 
 def resume_run(run: str, state: Path, overrides: list[str], *, rounds: int | None = None) -> "RunReply":
     """Continue a paused run, or reopen an ended one, with changed settings; errors as `start_run`."""
-    from atoll.cli.files import overriding, refuse_settings_of_the_host
+    from atoll.cli.files import overriding, settings_of_the_host
     from atoll.cli.runs import admin
+    from atoll.protocol.settings import ConfigError
 
     overrides = overriding(overrides, rounds=rounds)
-    refuse_settings_of_the_host(overrides)
+    if faults := settings_of_the_host(overrides):
+        raise ConfigError(faults)
     return admin.resume(state, run, overrides)
 
 

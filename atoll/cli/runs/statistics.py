@@ -94,13 +94,13 @@ def collect(what: str, state: Path | None, overrides: list[str], deadline: float
         ConfigError: all mistakes in the settings.
         CommandError: no answer, or a refusal.
     """
-    from atoll.cli.files import load_run, note_unused_settings, refuse_settings_of_the_host, state_of
+    from atoll.cli.files import all_faults, load_run, note_unused_settings, settings_of_the_host, state_of
     from atoll.cli.runs import admin
     from atoll.cli.runs.elsewhere import is_elsewhere
     from atoll.protocol.settings import effective
 
-    refuse_settings_of_the_host(overrides)
-    file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
+    with all_faults(settings_of_the_host(overrides)):
+        file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
     note_unused_settings(file, what, used=("state",), why="the coordinator is running already, with its own settings")
     where = state_of(file, what, state)
     return where, admin.collect_statistics(where, effective(file.run), deadline)

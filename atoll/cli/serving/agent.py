@@ -96,7 +96,7 @@ def agent(
     tasks = [with_app(task) for task in tasks]
     place: dict[str, object] = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
     place |= {"state": state, "policy": policy, "crew__mesh": mesh, "crew__nproc": nproc}
-    settings, named = _checked(config, overriding(overrides, site=site, **place), tasks)
+    settings, named = _checked(config, overriding(overrides, site=site, **place), tasks, is_check=check)
     if check:
         _print_effective(settings, tasks, json)
         return
@@ -117,14 +117,21 @@ def agent(
 
 
 def _checked(
-    path: Path | None, overrides: Sequence[str], references: Sequence[str]
+    path: Path | None, overrides: Sequence[str], references: Sequence[str], *, is_check: bool
 ) -> "tuple[AgentConfig, Mapping[str, str]]":
     """Return the settings, and the tasks by name.
+
+    Args:
+        path: the file of the settings.
+        overrides: `key=value`.
+        references: of the tasks.
+        is_check: nothing runs afterwards, so the tasks are loaded here, and everything is checked that they need.
 
     Raises:
         ConfigError: all mistakes in the settings, the policy and the tasks.
     """
     from atoll.cli.files import missing_file
+    from atoll.cli.serving.agent_check import faults_at_the_site
     from atoll.client.config import AgentConfig
     from atoll.client.process import tasks_by_name
     from atoll.protocol.settings import ConfigError, load
@@ -141,10 +148,12 @@ def _checked(
         named = tasks_by_name(references)
     except ConfigError as error:
         faults += error.faults
+    if settings is not None and "state" not in settings.model_fields_set:  # several agents often start in one folder
+        settings = settings.model_copy(update={"state": Path(f"atoll-agent-{settings.site}")})
+    if settings is not None and named and is_check:
+        faults += faults_at_the_site(settings, references)
     if faults or settings is None:
         raise ConfigError(faults)
-    if "state" not in settings.model_fields_set:  # several agents on one machine often start in the same folder
-        settings = settings.model_copy(update={"state": Path(f"atoll-agent-{settings.site}")})
     return settings, named
 
 
@@ -166,10 +175,9 @@ def _faults_of_python(python: Path | None) -> Sequence[str]:
 
 
 def _print_effective(settings: "AgentConfig", references: Sequence[str], json: bool) -> None:
-    from atoll.cli.files import check_folder, load_user_task
+    from atoll.cli.files import load_user_task
     from atoll.protocol.settings import effective
 
-    check_folder("state", settings.state)
     tasks = {reference: load_user_task(reference) for reference in references}
     if not settings.crew.mesh:
         say_settings(effective(settings), json=json)

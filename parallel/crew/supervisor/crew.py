@@ -288,7 +288,7 @@ class Crew:
             return loaded
         except WorkerHung as error:
             raise WorkerHung(
-                f"the task {self._task} was not loaded on {self._terms.num_ranks} ranks within "
+                f"the task {self._task} was not loaded on {count_of(self._terms.num_ranks, 'rank')} within "
                 f"{self._terms.load_timeout_s:g} s: raise the setting load_timeout, if it needs more; the output of a "
                 f"rank is in {self._terms.ranks.log_of(0)}"
             ) from error

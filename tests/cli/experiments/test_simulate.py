@@ -51,6 +51,13 @@ def test_a_loss_that_is_no_single_number_is_one_sentence_in_every_engine(name: s
     assert words in told
 
 
+@pytest.mark.parametrize("engine", ["sequential", "batched", pytest.param("processes", marks=pytest.mark.real)])
+@pytest.mark.parametrize(("name", "words"), failing_tasks.NOTHING_TO_TRAIN.items())
+def test_a_site_whose_rows_give_no_training_is_named_in_every_engine(name: str, words: str, engine: str) -> None:
+    told = failed(f"{TASKS}:{name}", *ALL, "--engine", engine)
+    assert told.startswith(f"the training of client d failed: {words}")
+
+
 def test_a_model_that_does_not_start_with_finite_numbers_is_refused_with_the_way_out(folder: Path) -> None:
     (fault,) = refused("simulate", f"{TASKS}:infinite_mask", *ALL, "--out", folder / "out")
     assert fault.startswith("mask starts with NaN, infinite values or values beyond float32")
@@ -98,6 +105,30 @@ def test_the_reason_of_a_client_s_failure_is_printed_and_recorded(folder: Path) 
     assert line["fates"]["b"] == "failed"
     assert list(line["failures"]) == ["b"]
     assert line["failures"]["b"].startswith(reason)
+
+
+def test_the_site_and_the_metric_that_were_not_finite_are_in_the_closing_lines(folder: Path) -> None:
+    settings = [*ALL, "--set", "evaluation.clients_every=1", "--engine", "sequential", "--out", folder / "out"]
+    result = invoke("simulate", f"{TASKS}:undefined_at_c", *settings)
+    assert result.exit_code == 0, result.output
+    at = "(its sums are NaN or infinite at c)"
+    rounds = folder / "out" / "rounds.jsonl"
+    assert f"not finite in 1 round: train.f1 {at}, clients.f1 {at} (all of them: {rounds})" in result.stdout
+    assert f"not finite: train.f1 {at}" in result.stderr
+
+
+def test_the_closing_lines_of_an_asynchronous_run_have_the_number_of_dropped_updates(folder: Path) -> None:
+    settings = {"round.mode": "fedasync", "round.concurrency": 4, "round.max_staleness": 1, "rounds": 12}
+    given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    made = ["--set", "devices.examples_per_s=5", "--engine", "sequential", "--out", folder / "out"]
+    result = invoke("simulate", f"{TASKS}:task", *given, *made)
+    assert result.exit_code == 0, result.output
+    account = json.loads((folder / "out" / "result.json").read_text())["invitations"]
+    assert account["too_old"] > 0
+    lines = [json.loads(text) for text in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
+    assert account["too_old"] == sum(len(line["too_old"]) for line in lines)
+    share = f"{account['too_old']} dropped as too old ({100 * account['too_old'] / account['invited']:.3g} %)"
+    assert f"{account['invited']} invitations, {account['reported']} reported, {share}" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["simulate", "population"])

@@ -53,6 +53,18 @@ def test_a_round_and_the_run_show_the_most_frequent_reason_of_failures() -> None
     assert progress.failures == "4 failures of clients: 3 x not_finite: in w and v"
 
 
+def test_a_round_and_the_run_name_the_metrics_that_were_not_finite_and_their_sites() -> None:
+    said: list[str] = []
+    progress = RoundProgress(io.StringIO(), said.append, rounds=4)
+    assert progress.faults == []
+    at = "its sums are NaN or infinite at "
+    progress.round(line(1, not_finite={"train.f1": f"{at}c", "clients.f1": f"{at}c, d"}))
+    assert said[0].endswith(f"not finite: train.f1 ({at}c) and 1 more")
+    progress.round(line(2, not_finite={"clients.f1": f"{at}d"}))
+    progress.round(line(3))
+    assert progress.faults == [f"not finite in 2 rounds: train.f1 ({at}c), clients.f1 ({at}d)"]
+
+
 def test_a_long_reason_is_cut_in_the_line_of_its_round() -> None:
     said: list[str] = []
     RoundProgress(io.StringIO(), said.append, rounds=4).round(line(1, failed=1, failures={"a": "x" * 500}))

@@ -318,6 +318,32 @@ def test_a_loss_or_a_value_that_cannot_be_trained_on_is_one_line_and_2(name: str
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+def test_a_training_whose_targets_are_all_ignored_ends_with_2_and_leaves_no_model(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\nimport torch\nfrom torch.utils.data import TensorDataset\n"
+        "from tests.cli import failing_tasks\n"
+        "rows = TensorDataset(torch.ones(9, 3), torch.full((9,), -100))\n"
+        "task = replace(failing_tasks.task, data=lambda site, split: rows, test_data=None)\n"
+    )
+    given = ("--set", "train.batch_size=12", "--epochs", "2")
+    result = invoke("train", f"{tmp_path / 'own.py'}:task", "--out", tmp_path / "out", *given)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        "atoll: the targets of 6 steps have no units (every target is ignored), so nothing was trained"
+    )
+    assert not list((tmp_path / "out").glob("model*"))
+
+
+def test_a_batch_norm_with_one_row_is_one_line_and_2(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\nfrom tests.cli import failing_tasks\n"
+        "one = failing_tasks.lone_row\n"
+        "task = replace(one, sites=('d',), test_data=None)\n"
+    )
+    (line,) = refused("train", f"{tmp_path / 'own.py'}:task", "--out", tmp_path / "out")
+    assert line.startswith(failing_tasks.NOTHING_TO_TRAIN["lone_row"])
+
+
 def test_a_folder_in_which_another_training_runs_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with folder_lock(out):

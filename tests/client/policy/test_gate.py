@@ -1,7 +1,9 @@
 """The gate: its log, its count of rounds, and that every failure of it allows nothing."""
 
+import errno
 import json
 import os
+import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -357,18 +359,50 @@ def test_while_the_file_is_not_valid_nothing_is_allowed(tmp_path: Path, caplog: 
     assert site.gate.ask(invitation()).is_allowed
 
 
+def failing(number: int) -> Any:
+    def fail(*_: Any, **__: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
 def test_what_cannot_be_written_down_is_not_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(tmp_path)
-
-    def full(*_: Any) -> int:
-        raise OSError(28, "No space left on device")
-
     entry = spooled(tmp_path)
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", failing(errno.EIO))
     assert site.gate.ask_upload(entry).rule is Rule.STATE
-    assert site.gate.admit(invitation(), version()) == Decision(
-        Outcome.WAITING, Rule.STATE, "this site cannot record its decisions"
-    )
+    decision = site.gate.admit(invitation(), version())
+    assert decision == Decision(Outcome.WAITING, Rule.STATE, "this site cannot record its decisions")
+    assert failure_of(decision) is FailureReason.POLICY_REFUSED
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_and_decisions_are_made_again_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    site = Site(tmp_path)
+    entry = spooled(tmp_path)
+    with monkeypatch.context() as on_the_full_disk:
+        on_the_full_disk.setattr(os, "pwrite", failing(number))
+        on_the_full_disk.setattr(tempfile, "TemporaryFile", failing(number))
+        decision = site.gate.admit(invitation(), version())
+        assert (decision.outcome, decision.rule) == (Outcome.WAITING, Rule.DISK_FULL)
+        assert failure_of(decision) is FailureReason.DISK_FULL
+        assert site.gate.ask_upload(entry).rule is Rule.DISK_FULL
+        assert not site.gate.poll()
+    assert [site.gate.poll(), site.gate.poll()] == [True, False], "said once"
+    assert site.gate.admit(invitation(), version()).is_allowed
+    assert not list(tmp_path.glob("tmp*"))
+
+
+def test_a_history_that_finds_no_room_is_a_full_disk(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    pages = site.gate._history._db.execute("PRAGMA page_count").fetchone()[0]
+    site.gate._history._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own limit fails as a full disk does
+    decisions = [
+        site.gate.ask(invitation(1, local=json.dumps({"lr": "x" * 50_000, "n": number}))) for number in range(3)
+    ]
+    assert {decision.rule for decision in decisions} == {Rule.DISK_FULL}
 
 
 def test_a_history_that_cannot_be_read_allows_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -108,6 +109,26 @@ def killed_on_a_rank(name: str, options: Json, request: Json, after: int) -> Non
         return False
 
     MeshBench(_task(name), _load(name), plan_of(options), read_world()).train(request, is_told)
+
+
+def rank_1_killed(name: str, options: Json, request: Json, after: int) -> None:
+    """Train on this rank, of which the second is killed after some steps."""
+    asked = 0
+
+    def is_told() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked > after and read_world().rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    MeshBench(_task(name), _load(name), plan_of(options), read_world()).train(request, is_told)
+
+
+def counted_on_a_rank(name: str, options: Json, request: Json) -> tuple[Json, int]:
+    """Train on this rank; return the answer, and the number of steps that this attempt has made."""
+    bench, asked = MeshBench(_task(name), _load(name), plan_of(options), read_world()), []
+    return bench.train(request, lambda: bool(asked.append(None))), len(asked)
 
 
 def told_on_a_rank(name: str, options: Json, request: Json, after: int) -> Json:

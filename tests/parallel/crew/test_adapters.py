@@ -33,7 +33,7 @@ CASES = [
     *(("lora_on_llama", layout) for layout in (*OF_DATA, "tp", "fsdp x tp")),
     *(("lora_without_a", layout) for layout in ("ddp", "fsdp", "tp")),
 ]
-SHORT = {("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("lora_on_llama", "fsdp x tp"), ("drawn", "fsdp")}
+SHORT = {("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("drawn", "fsdp")}
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 

@@ -1,5 +1,6 @@
 """The hooks of a task's own algorithm on a mesh: the numbers of one process, or a refusal before anything runs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ LAYOUTS: dict[str, Json] = {
     "fsdp x tp": {"dp_shard": 2, "tp": 2},
 }
 
-SHORT = ("fsdp",)
+SHORT = ("feddyn", "averaged")
+"""The tasks that `make test` trains, under FSDP: one with state of a client, one with an average of its own."""
 
 TIMEOUT_S = 560.0
 
@@ -78,10 +80,10 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
     return folder, answers
 
 
-def every_task_on_a_rank(folder: Path, options: Json) -> dict[str, list[Json]]:
-    """Train each task for two rounds on this rank."""
+def tasks_on_a_rank(folder: Path, options: Json, names: Sequence[str]) -> dict[str, list[Json]]:
+    """Train tasks for two rounds each on this rank."""
     answers: dict[str, list[Json]] = {}
-    for name in NAMES:
+    for name in names:
         task = getattr(hook_tasks, name)
         bench = MeshBench(task, {"site": "here"}, plan_of(options), read_world())
         description, answers[name] = bench.describe(), []
@@ -95,13 +97,16 @@ def every_task_on_a_rank(folder: Path, options: Json) -> dict[str, list[Json]]:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=[] if layout in SHORT else [pytest.mark.long]) for layout in LAYOUTS]
+    ("layout", "names"),
+    [("fsdp", SHORT), *(pytest.param(layout, NAMES, marks=pytest.mark.long, id=layout) for layout in LAYOUTS)],
 )
-def test_hooks_have_the_numbers_of_one_process(layout: str, one_process: tuple[Path, dict[str, list[Json]]]) -> None:
+def test_hooks_have_the_numbers_of_one_process(
+    layout: str, names: Sequence[str], one_process: tuple[Path, dict[str, list[Json]]]
+) -> None:
     folder, expected = one_process
     options = LAYOUTS[layout]
-    found = run_ranks(every_task_on_a_rank, plan_of(options).mesh.size, folder, options, timeout_s=TIMEOUT_S)[0]
-    for name in NAMES:
+    found = run_ranks(tasks_on_a_rank, plan_of(options).mesh.size, folder, options, names, timeout_s=TIMEOUT_S)[0]
+    for name in names:
         for number, (answer, of_one) in enumerate(zip(found[name], expected[name], strict=True), 1):
             where, place = f"{name}, round {number}", folder / name
             update = update_in(place / f"mesh.{number}", answer["parts"])

@@ -127,6 +127,17 @@ class Counts(Algorithm):
         return {name: torch.zeros_like(client.start[name])} if client.state["trainings"] > 1 else {}
 
 
+class CountsInPlace(Counts):
+    def after_step(self, client: Any) -> None:
+        client.shared["steps"] += 1
+
+
+def test_a_shared_tensor_that_a_hook_changes_in_place_is_sent() -> None:
+    task = a_task(CountsInPlace())
+    found = trained(task, initial(task))
+    assert found.trained.update["algorithm/steps"] == found.report["steps"] > 0
+
+
 def test_shared_tensors_and_state_go_their_ways() -> None:
     task = a_task(Counts())
     version = initial(task)

@@ -16,10 +16,11 @@ from atoll import Local, Task
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, parameters_of
 from atoll.parallel.local_training.repeatable import repeatable
 from atoll.parallel.local_training.training import evaluate, train_locally
-from atoll.parallel.local_training.unit_check import disagreement
+from atoll.parallel.local_training.unit_check import UnitCheck, disagreement
 from atoll.parallel.local_training.units import Units, as_units, units_of
 from atoll.parallel.task.context import Context, contextual, within
 from atoll.parallel.task.errors import TaskBroken
+from tests.cli import failing_tasks
 from tests.parallel import weighted
 from tests.parallel.weighted import KINDS, Words, data_of, everything, task_of
 
@@ -48,6 +49,48 @@ def test_the_check_passes_what_is_said_rightly_and_finds_each_wrong_guess(kind: 
     outputs, targets = batch_of(kind)
     assert disagreement(KINDS[kind].loss, Units(KINDS[kind].units), outputs, targets) is None
     assert "the loss divides by something else" in (disagreement(KINDS[kind].loss, Units(), outputs, targets) or "")
+
+
+def by_text(outputs: torch.Tensor, targets: list[str]) -> torch.Tensor:
+    """The mean over the examples of lists of texts."""
+    return torch.stack([row.mean() * len(text) for row, text in zip(outputs, targets, strict=True)]).mean()
+
+
+def by_letter(outputs: torch.Tensor, targets: list[str]) -> torch.Tensor:
+    """The mean over the letters of all texts: what Atoll guesses, the examples, is wrong."""
+    return by_text(outputs, targets) * len(targets) / sum(map(len, targets))
+
+
+def by_box(outputs: torch.Tensor, targets: list[torch.Tensor]) -> torch.Tensor:
+    """The mean over the boxes of all images, in differing numbers."""
+    of_each = [(row.mean() - boxes).square().sum() for row, boxes in zip(outputs, targets, strict=True)]
+    return torch.stack(of_each).sum() / sum(map(len, targets))
+
+
+TEXTS = ["a", "four", "", "seven", "of", "letters"]
+BOXES = [torch.arange(4.0 * number).reshape(number, 4) for number in (3, 1, 0, 2, 5, 1)]
+OF_LISTS = {
+    "texts": (by_letter, TEXTS, lambda targets: sum(map(len, targets))),
+    "boxes": (by_box, BOXES, lambda targets: sum(map(len, targets))),
+    "fields": (lambda outputs, targets: by_letter(outputs, targets["text"]), {"text": TEXTS}, None),
+}
+
+
+@pytest.mark.parametrize("name", OF_LISTS)
+def test_the_check_finds_a_wrong_guess_also_where_a_loss_takes_lists(name: str) -> None:
+    loss, targets, units = OF_LISTS[name]
+    outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+    assert "the loss divides by something else" in (disagreement(loss, Units(), outputs, targets) or "")
+    if units is not None:
+        assert disagreement(loss, Units(units), outputs, targets) is None
+    assert disagreement(by_text, Units(), outputs, TEXTS) is None
+
+
+def test_single_rows_of_lists_are_not_joined_into_a_batch_that_the_loss_never_sees() -> None:
+    check = UnitCheck(by_box, Units(), must_hold=True)
+    for boxes in BOXES:
+        check.see(torch.ones(1, 3), [boxes])
+    assert check.found is None
 
 
 def contrastive(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -184,6 +227,13 @@ def test_a_batch_without_units_leaves_no_nan_in_a_mean() -> None:
     total, weight = evaluate(task, weighted.make_model(), Empty("padding", 12), batch_size=4)["loss"]
     assert math.isfinite(total)
     assert weight == sum(units_of(task)(Words("padding", 12)[index][1]) for index in range(4, 12))
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+def test_an_update_of_targets_that_are_all_ignored_is_refused_since_it_cannot_weigh_nothing(own_loop: bool) -> None:
+    task: Task = replace(failing_tasks.ignored, fit=(lambda *_: 1.0) if own_loop else None)
+    with pytest.raises(TaskBroken, match="the targets of 5 trained examples have no units"):
+        train_locally(task, task.model(), task.data("d", "train"), task.local, seed=1)
 
 
 def test_a_loop_of_the_tasks_own_is_weighted_by_the_units_of_its_data() -> None:

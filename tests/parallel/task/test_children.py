@@ -30,6 +30,16 @@ if __name__ == "__main__":
 """
 
 
+JOBLIB = """
+import sys
+from joblib import Parallel, delayed
+from atoll.parallel.task.reference import load_module
+if __name__ == "__main__":
+    rows = load_module(sys.argv[1]).Rows()
+    print(Parallel(2, backend=sys.argv[2])(delayed(rows)(number) for number in (1, 2)))
+"""
+
+
 @pytest.fixture
 def task_file(tmp_path: Path) -> Path:
     (tmp_path / "neighbour.py").write_text("FACTOR = 7\n")
@@ -37,11 +47,19 @@ def task_file(tmp_path: Path) -> Path:
     return tmp_path / "odd.py"
 
 
+WAYS = [
+    *((LOADER, method) for method in ("spawn", "forkserver", "fork")),
+    *((JOBLIB, method) for method in ("loky", "multiprocessing")),
+]
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_a_child_started_in_any_way_finds_the_classes_of_a_tasks_file(task_file: Path, method: str) -> None:
+@pytest.mark.parametrize(("program", "method"), WAYS)
+def test_a_child_started_in_any_way_finds_the_classes_of_a_tasks_file(
+    task_file: Path, program: str, method: str
+) -> None:
     script = task_file.parent / "script.py"
-    script.write_text(LOADER)
+    script.write_text(program)
     done = subprocess.run(
         [sys.executable, script, f"{task_file}:task", method], capture_output=True, text=True, check=True, cwd="/"
     )

@@ -237,6 +237,16 @@ def test_what_the_task_prints_goes_to_the_log(make: Make, version: Path) -> None
         assert words in log
 
 
+def test_a_full_disk_of_the_log_hides_no_fault_and_ends_no_training(make: Make, version: Path) -> None:
+    version.with_name("worker.log").symlink_to("/dev/full")
+    worker = make()
+    assert train(worker, version, "say")["work"] == 1.0
+    pid = worker.pid
+    with pytest.raises(WorkerError, match=r"KeyError: 'missing'") as caught:
+        train(worker, version, "raise")
+    assert (caught.value.kind, worker.pid) == ("training_failed", pid)
+
+
 def test_a_long_log_is_put_aside(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.parallel.worker.process.LOG_BYTES_MAX", 10)
     (tmp_path / "worker.log").write_text("x" * 11)

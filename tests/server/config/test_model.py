@@ -93,6 +93,24 @@ def test_changes_are_named_one_by_one_with_both_values() -> None:
     assert changes_of(one, one) == {}
 
 
+def test_a_resume_with_several_impossible_changes_lists_all_of_them() -> None:
+    wrong = ["round.quorum=many", "seed=9", "rounds=2", "local.nonsense.key", "model.best=loss", "round.mode=fedasync"]
+    with pytest.raises(ConfigError) as error:
+        changed(config(), wrong, version=3)
+    text = "\n".join(error.value.faults)
+    for words in (
+        "round.quorum",
+        "seed: a run keeps it",
+        "rounds: got 2; 3 versions are",
+        "nonsense",
+        "round.mode: a run",
+    ):
+        assert words in text, text
+    with pytest.raises(ConfigError) as error:
+        changed(config(), ["rounds=many", "seed=9"], version=30)
+    assert len(error.value.faults) == 2, "the rounds are named once"
+
+
 def test_a_resume_may_change_them() -> None:
     new = changed(
         config(), ["model.keep_versions=9", "model.best=loss", "stop.metric=loss", "stop.patience=4"], version=3

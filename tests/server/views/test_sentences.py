@@ -15,9 +15,11 @@ from atoll.protocol.vocabulary import (
     ReleaseReason,
 )
 from atoll.protocol.wire.mesh_use import MeshUse
-from atoll.server.journal.codec import decode_record, encode_record
+from atoll.server.journal.codec import decode_ledger, decode_record, encode_ledger, encode_record
+from atoll.server.rounds.events import StopRequested
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.views.narration import narrate
 from atoll.server.views.reasons import explain
 from atoll.server.views.sentences import as_json, sentences, summary
 from tests.server.journal.test_codec import RULES, some_history
@@ -378,6 +380,17 @@ def test_a_buffer_that_was_committed_names_each_update_with_its_age_and_scale():
     assert any(text.endswith("; it counts in round 2.") for text in first)
     line = summary(flow.record)
     assert (line["carried_in"], line["staleness"], line["num_examples"]) == (1, 1, 20)
+
+
+def test_the_closing_line_of_an_asynchronous_run_has_the_number_of_dropped_updates():
+    flow = filled()
+    flow.update("b", at=22)
+    flow.commit(at=23)
+    state = decode_ledger(encode_ledger(flow.machine.ledger), where="a snapshot")
+    assert state.num_too_old == 2
+    stop = StopRequested("the disk is full")
+    lines = list(narrate(flow.machine, stop, tuple(flow.do(stop, at=24))))
+    assert lines[-1] == f"the run is stopped: {flow.machine.ledger.cause}; 2 updates dropped as too old"
 
 
 def test_clients_of_an_asynchronous_run_that_were_told_to_stop():

@@ -104,6 +104,17 @@ def test_between_two_rounds_the_retry_and_its_number_are_named():
     assert back == [f"the coordinator is back after 1.0 s; the next round begins in {wait - 1:.1f} s"]
 
 
+def test_a_line_about_a_failure_has_the_exception_and_not_the_head_of_its_traceback():
+    drive = Drive(cohort_size=2, deadline=60.0, retry_wait=10.0, failure_rest=0.0, retry=5)
+    drive.begin("ab")
+    trace = 'Traceback (most recent call last):\n  File "task.py", line 3, in loss\n    raise ValueError("odd")\n'
+    lines = said(drive, failed("a", FailureReason.TRAINING_FAILED, f"{trace}ValueError: odd\n"))
+    assert lines[0] == "round 1: a failed: training_failed: ValueError: odd"
+    drive.begin("c")
+    on_one_line = trace.replace("\n", "\\u000a") + "ValueError: odd"
+    assert not any("Traceback" in line for line in said(drive, failed("b", FailureReason.TRAINING_FAILED, on_one_line)))
+
+
 def test_a_buffer_that_nobody_fills_says_whom_it_waits_for():
     flow = Flow()
     assert wait_for_clients(flow.machine) == "round 1 waits for clients: none connected, 1 wanted (quorum 2)"

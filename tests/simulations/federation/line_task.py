@@ -1,6 +1,9 @@
 """A task with four sites that train a line each, small enough for hundreds of trainings a second."""
 
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -24,6 +27,13 @@ def pooled(split: str = "train") -> torch.utils.data.TensorDataset:
     return torch.utils.data.TensorDataset(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
+def awaited() -> torch.utils.data.TensorDataset:
+    """The server's test data, once the file exists that the environment names."""
+    while not Path(os.environ["LINE_TASK_GO"]).exists():
+        time.sleep(0.02)
+    return pooled("test")
+
+
 def correct(outputs, targets):
     return (outputs.argmax(1) == targets).sum(), len(targets)
 
@@ -42,3 +52,4 @@ task = Task(
     test_data=lambda: pooled("test"),
 )
 no_test_data = replace(task, data=lambda site, split: data(site, split) if split == "train" else None)
+awaits_test_data = replace(task, test_data=awaited)

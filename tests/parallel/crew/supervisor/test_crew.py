@@ -130,7 +130,9 @@ def test_a_killed_launcher_is_started_again(it, tmp_path):
     assert train(it, tmp_path, steps=100)["total"] == 300
 
 
-@pytest.mark.parametrize(("deed", "kind"), [("raise", "training_failed"), ("mismatch", "task_mismatch")])
+@pytest.mark.parametrize(
+    ("deed", "kind"), [("raise", "training_failed"), pytest.param("mismatch", "task_mismatch", marks=pytest.mark.long)]
+)
 def test_a_fault_that_repeats_at_one_step_is_the_task_s(it, tmp_path, deed, kind):
     """A rank alone fails, and the others wait for it: the second time it is sure; an error of ours is at once."""
     began = [rank["pid"] for rank in it.call("describe", BOUND_S)["ranks"]]
@@ -196,6 +198,7 @@ def test_a_rank_0_that_was_stopped_between_two_requests_is_killed(tmp_path):
         assert not is_running(first)
 
 
+@pytest.mark.long
 def test_pings_do_not_end_a_rank_that_is_at_work(tmp_path):
     with crew(tmp_path / "c", timeout=30.0) as it:
         found = train(it, tmp_path, steps=700)

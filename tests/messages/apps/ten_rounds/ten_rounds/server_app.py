@@ -25,4 +25,6 @@ def main(grid, context):
     rounds = context.run_config["num-server-rounds"]
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord({"w": Array(np.zeros(8))}), num_rounds=rounds)
     calls = {number: metrics["calls"] for number, metrics in result.train_metrics_clientapp.items()}
-    Path("result.json").write_text(json.dumps({"w": result.arrays["w"].numpy().tolist(), "calls": calls}))
+    losses = {number: metrics["loss"] for number, metrics in result.evaluate_metrics_clientapp.items()}
+    written = {"w": result.arrays["w"].numpy().tolist(), "calls": calls, "losses": losses}
+    Path("result.json").write_text(json.dumps(written))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.pages import faults, pages, prose
+from tests.house.style.pages import faults, pages, prose
 
 PAGE = """# A page
 

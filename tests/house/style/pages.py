@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house import words
+from tests.house.style import words
 from tests.house.tree import Fault
 
 ROOT_PAGES = ("README.md", "CONTRIBUTING.md")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.house.docstrings import breaks, docstrings
+from tests.house.style.docstrings import breaks, docstrings
 from tests.house.tree import Module
 
 SOURCE = '''"""The module."""

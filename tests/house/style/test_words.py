@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.house.words import OPENINGS, brevity, opening, turns
+from tests.house.style.words import OPENINGS, brevity, opening, turns
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from tests.house import words
+from tests.house.style import words
 from tests.house.tree import Fault, Module
 
 Kind = Literal["module", "class", "function", "property", "attribute"]

@@ -1,0 +1,82 @@
+"""The check of what an agent would use at its site: its state directory, join code, tasks and their settings."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from atoll.cli.printing import note
+
+if TYPE_CHECKING:
+    from atoll.client.config import AgentConfig
+
+
+def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> list[str]:
+    """List everything that this agent could not use, a sentence each; note a site that no task knows by name.
+
+    Args:
+        settings: of the agent.
+        references: of its tasks, which are loaded in this process.
+    """
+    from atoll.cli.faults import CommandError
+    from atoll.cli.files import check_folder, load_user_task
+    from atoll.protocol.settings import ConfigError
+
+    faults = _faults_of_join_code(settings.join)
+    try:
+        check_folder("state", settings.state)
+    except ConfigError as error:
+        faults += error.faults
+    tasks: dict[str, Any] = {}
+    for reference in references:
+        try:
+            tasks[reference] = load_user_task(reference)
+        except CommandError as error:
+            faults += error.args
+    if len(tasks) == len(references):
+        faults += _faults_of_settings(settings.task, tasks)
+        _note_unknown_site(settings.site, tasks)
+    return faults
+
+
+def _faults_of_join_code(text: str) -> list[str]:
+    from atoll.protocol.identity.join_code import JoinCode, JoinCodeError
+
+    try:
+        if text:
+            JoinCode.parse(text)
+    except JoinCodeError as error:
+        return [f"join: {error}; `atoll client invite NAME` prints a new one"]
+    return []
+
+
+def _faults_of_settings(given: Mapping[str, Any], tasks: Mapping[str, Any]) -> list[str]:
+    """List the faults of the site's values: names that no task declares, and values of another type.
+
+    A Flower app declares no names: all values are its `node_config`.
+    """
+    from atoll.parallel.task.given import with_values
+    from atoll.parallel.task.overrides import OverridesRefused
+    from atoll.parallel.worker.flower_task import FlowerTask
+
+    if any(isinstance(task, FlowerTask) for task in tasks.values()):
+        return []
+    declared = [getattr(task, "settings", {}) for task in tasks.values()]
+    every = {name: value for settings in declared for name, value in settings.items()}
+    unknown = {name: value for name, value in given.items() if name not in every}
+    faults: list[str] = []
+    for settings in (*declared, every):
+        known = {name: value for name, value in given.items() if name in settings}
+        mine = known if settings is not every else unknown
+        try:
+            with_values(settings, mine, where="task", declared_by=f"the settings of {', '.join(tasks)}")
+        except OverridesRefused as error:
+            faults += error.faults
+    return list(dict.fromkeys(faults))
+
+
+def _note_unknown_site(site: str, tasks: Mapping[str, Any]) -> None:
+    """Note the tasks whose own list of sites, which simulations and trainings use, lacks this one."""
+    for reference, task in tasks.items():
+        names = tuple(getattr(task, "sites", ()))
+        if names and site not in names and not hasattr(task, "app"):
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            note(f"site {site} is none of the sites of {reference} ({shown}): its data must know it all the same")

@@ -1,0 +1,39 @@
+"""`atoll agent --check`: everything that the site's agent could not use, at once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoking import invoke, refused
+
+OWN = """
+from dataclasses import replace
+from tests.simulations.federation import line_task
+task = replace(line_task.task, settings={"file": "rows.csv", "rows": 3})
+other = replace(line_task.task, settings={"unit": 1.5})
+"""
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_wrong_settings_of_the_task_and_a_join_code_are_refused_at_once(task_file: Path) -> None:
+    options = ("--site", "a", "--check", "--join", "atoll1nonsense", "--state", task_file.parent / "state")
+    wrong = ("--set", "task.flie=x.csv", "--set", "task.rows=many", "--set", "task.unit=2.0")
+    faults = refused("agent", f"{task_file}:task", f"{task_file}:other", *options, *wrong)
+    assert len(faults) == 3, faults
+    for words in ("join: ", "task.flie: unknown key", "task.rows: expected"):
+        assert any(words in fault for fault in faults), (words, faults)
+
+
+def test_the_settings_of_all_tasks_are_known_and_a_site_of_another_name_is_noted(task_file: Path) -> None:
+    given = ("--set", 'task.file="own.csv"', "--set", "task.unit=2.0", "--state", task_file.parent / "state")
+    result = invoke("agent", f"{task_file}:task", f"{task_file}:other", "--site", "z", "--check", *given)
+    assert result.exit_code == 0, result.stderr
+    assert f"site z is none of the sites of {task_file}:task (a, b, c, d)" in " ".join(result.stderr.split())
+    quiet = invoke("agent", f"{task_file}:task", "--site", "a", "--check", *given[:2], *given[4:])
+    assert "none of the sites" not in quiet.stderr

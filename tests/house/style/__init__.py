@@ -1,0 +1,1 @@
+"""The style of docstrings and pages, and its tests."""

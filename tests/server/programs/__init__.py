@@ -1,0 +1,1 @@
+"""The programs beside the rounds: the process that a coordinator supervises."""
