@@ -160,7 +160,7 @@ def training_of(algorithm: Algorithm | None, local: Mapping[str, Any] | None = N
 
 
 def rounds(training: Training, engine: Any, reference: Any, count: int = 2) -> list[tuple[Trained, Trained]]:
-    """Return the results of both engines for the same jobs, each round with the states of the reference."""
+    """Return the results of both engines for the same jobs, each round with the states that the second one found."""
     version, own, found = first_version(training), dict[str, Arrays](), []
     for number in range(count):
         jobs = [
