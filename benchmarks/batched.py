@@ -1,4 +1,5 @@
-"""The batched engine against the sequential one, and the choice of `auto`, for models of each kind of layer.
+"""The batched engine against the sequential one, and the choice of `auto`, for models of each kind of layer and for
+FedProx as a hook of the task's own.
 
     python -m benchmarks.batched [--models gru lstm ..] [--clients 8 100] [--turns N] [--quick]
 
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll import Local, Task
+from atoll import Algorithm, Local, Task
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.batched.batched import Batched
@@ -77,18 +78,30 @@ def normalized_cnn() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, CLASSES))
 
 
+class Proximal(Algorithm):
+    """FedProx: the gradient of 0.05 |w - w_global|^2 in each step."""
+
+    def gradients(self, client: Any, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the gradients with that of the proximal term."""
+        return {name: g + 0.1 * (client.parameters[name] - client.start[name]) for name, g in gradients.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A model, and the shape of an example's floats; an integer is the length of a sentence."""
+    """A model, the shape of an example's floats (an integer: the length of a sentence), and an algorithm with hooks."""
 
     model: Callable[[], nn.Module]
     shape: tuple[int, ...] | int
+    algorithm: Algorithm | None = None
 
 
 SETTINGS = {
     "tiny linear": Setting(lambda: nn.Linear(64, CLASSES), (64,)),
     "large linear": Setting(lambda: nn.Sequential(nn.Tanh(), nn.Linear(2048, 1024), nn.Linear(1024, CLASSES)), (2048,)),
     "mlp": Setting(lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES)), (64,)),
+    "hooked mlp": Setting(
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES)), (64,), Proximal()
+    ),
     "dropout mlp": Setting(
         lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, CLASSES)), (64,)
     ),
@@ -117,6 +130,7 @@ def training_of(setting: Setting, clients: int) -> Training:
         loss=nn.functional.cross_entropy,
         metrics={},
         local=Local(epochs=1, batch_size=BATCH_SIZE, optimizer="sgd", lr=0.05),
+        algorithm=setting.algorithm,
     )
     return Training(task=task)
 

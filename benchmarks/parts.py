@@ -7,13 +7,17 @@ parts, in turns whose order alternates. Each upload ends with the verdict, when 
 ratio of a turn is the seconds of the whole upload over those of the parts; the median of the turns counts. The growth
 of the coordinator's memory is that of its peak since the end of the first turn, which warms up.
 
-The other half is arithmetic without bytes: the manifests of an update of a 405-billion-parameter Llama on 64 ranks,
+Then 8 updates of one matrix are folded, whole, as 8 files of its rows, and as 8 files of its columns, in which 2 KiB
+follow each other: in turns, by the ratio of the seconds. All three must make the same bytes.
+
+The last part is arithmetic without bytes: the manifests of an update of a 405-billion-parameter Llama on 64 ranks,
 each with its rows of every tensor, are opened, held against the model part by part, and judged together, as a
 coordinator does it on one core. Its bar is in seconds of the processor.
 """
 
 import argparse
 import hashlib
+import os
 import sys
 import tempfile
 import time
@@ -24,7 +28,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from atoll.aggregation.fold.execution import Execution
+from atoll.aggregation.fold.means import Weighted
+from atoll.aggregation.fold.streaming import fold
+from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece, Tensor, in_order, pieces_in_order
+from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts, part_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
@@ -38,6 +49,9 @@ BAR_PART_BYTES, BAR_ROOT_BYTES, BAR_JUDGED_S, BAR_MEMORY_MB = 300_000, 16_000, 1
 LAYERS, WIDTH, INNER, KEYS, WORDS = 126, 16_384, 53_248, 1_024, 128_256
 RANKS = 64
 CHUNK_KIB = 1024
+BAR_FOLD = {"rows": 0.9, "columns": 0.25}
+"""Speed of the fold of an update that is cut in this way, of that of the whole."""
+NUM_UPDATES, NUM_CUTS, COLUMNS, FOLD_MB = 8, 8, 4096, 64
 
 
 def rates(processes: Processes, mb: int, turns: int, counts: Sequence[int]) -> tuple[dict[int, Side], float]:
@@ -62,6 +76,56 @@ def rates(processes: Processes, mb: int, turns: int, counts: Sequence[int]) -> t
     growth = (ours.usage.rss_bytes_max - first) / 1e6
     ours.close()
     return sides, growth
+
+
+def divided(folder: Path, number: int, rows: int) -> dict[str, Weighted]:
+    """Write an update of normal numbers in each of the ways; return them by the way."""
+    values = np.random.default_rng(number).standard_normal((rows, COLUMNS), dtype=np.float32)
+    of_rows, of_columns = (rows // NUM_CUTS, COLUMNS), (rows, COLUMNS // NUM_CUTS)
+    boxes = {
+        "whole": [((0, 0), (rows, COLUMNS))],
+        "rows": [((k * of_rows[0], 0), of_rows) for k in range(NUM_CUTS)],
+        "columns": [((0, k * of_columns[1]), of_columns) for k in range(NUM_CUTS)],
+    }
+    found = {}
+    for way, places in boxes.items():
+        files = []
+        for k, (offsets, lengths) in enumerate(places):
+            files.append((folder / f"{way}-{number}-{k}", (Piece("w", "F32", offsets, lengths, ""),)))
+            box = tuple(slice(first, first + length) for first, length in zip(offsets, lengths, strict=True))
+            values[box].tofile(files[-1][0])
+        magnitudes = {"w": float(np.abs(values).max())}
+        found[way] = Weighted(StoredUpdate.of_parts(folder / f"{way}-{number}", files, magnitudes), number + 1)
+    return found
+
+
+def folds(folder: Path, mb: int, turns: int) -> dict[str, list[float]]:
+    """Return the seconds of each turn's fold of updates of `mb` MB, by the way in which they are cut."""
+    rows = mb * MB // (4 * COLUMNS) // NUM_CUTS * NUM_CUTS
+    safetensors_file.write(folder / "base", {"w": np.zeros((rows, COLUMNS), np.float32)}, durable=False)
+    updates = [divided(folder, number, rows) for number in range(NUM_UPDATES)]
+    seconds: dict[str, list[float]] = {way: [] for way in updates[0]}
+    for turn in range(turns + 1):
+        results = set()
+        for way, of_way in seconds.items() if turn % 2 else reversed(seconds.items()):
+            begun = time.perf_counter()
+            fold(
+                folder / "base",
+                [each[way] for each in updates],
+                folder / "new",
+                execution=Execution(os.cpu_count() or 1),
+            )
+            if turn:  # the first one warms up
+                of_way.append(time.perf_counter() - begun)
+            results.add(hashlib.sha256((folder / "new").read_bytes()).digest())
+        assert len(results) == 1, "the parts make another version than the whole"
+    return seconds
+
+
+def of_the_whole(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Return the median over the turns of each way's speed, of that of the whole."""
+    pairs = {way: zip(seconds["whole"], of_way, strict=True) for way, of_way in seconds.items() if way != "whole"}
+    return {way: median(whole / mine for whole, mine in both) for way, both in pairs.items()}
 
 
 def large_layout() -> Layout:
@@ -159,6 +223,13 @@ def main() -> int:
     if arguments.quick:
         arguments.mb, arguments.turns = 8, 1
     bars, large = judgement(3 if arguments.quick else 7)
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=arguments.folder) as place:
+        folded = of_the_whole(folds(Path(place), min(arguments.mb, FOLD_MB), arguments.turns))
+    say("fold, of the whole's speed: " + ", ".join(f"{way} {ratio:.2f}" for way, ratio in folded.items()))
+    bars += [
+        Bar.at_least(f"fold of {NUM_CUTS} parts of {way}, of the whole's speed", ratio, BAR_FOLD[way])
+        for way, ratio in folded.items()
+    ]
     with ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=arguments.folder))
         processes = stack.enter_context(Processes(Path(place)))
@@ -175,7 +246,7 @@ def main() -> int:
         "parts",
         bars,
         ours={f"{n} parts": sides[n].summary(arguments.mb * MB) for n in arguments.parts}
-        | {"of_the_whole": ratios, "405B": large},
+        | {"of_the_whole": ratios, "fold_of_the_whole": folded, "405B": large},
         theirs={"as a whole": sides[0].summary(arguments.mb * MB)},
     )
 

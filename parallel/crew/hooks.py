@@ -6,12 +6,10 @@ whole tensors gives the numbers of one process; `hooks_trial` finds those that d
 """
 
 import copy
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
@@ -24,6 +22,7 @@ from atoll.parallel.local_training.client import Tensors, TrainingClient, check_
 from atoll.parallel.task.context import Context
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
+from atoll.parallel.task.randomness import states_of_generators
 from atoll.parallel.task.task import Task
 
 
@@ -44,22 +43,14 @@ def hooked() -> Iterator[None]:
     Raises:
         TaskBroken: a hook has drawn from the process's generators.
     """
-    before = _generators()
+    before = states_of_generators()
     with implicit_replication(), WholeNumbers():  # type: ignore[no-untyped-call]
         yield
-    if _generators() != before:
+    if states_of_generators() != before:
         raise TaskBroken(
             "task.algorithm: a hook draws random numbers, and each rank of a mesh draws its own; give the hook a "
             "generator with a seed of its own, or train in one process"
         )
-
-
-def _generators() -> list[object]:
-    """Return the states of this process's generators."""
-    of_numpy: Any = np.random.get_state()
-    has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    of_torch = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if has_gpu else [])]
-    return [random.getstate(), of_numpy[1].tobytes(), of_numpy[2], *(bytes(state.numpy()) for state in of_torch)]
 
 
 def stand_in(outline: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:

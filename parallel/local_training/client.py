@@ -88,7 +88,7 @@ class TrainingClient:
 
     def outputs(self, tensors: Mapping[str, torch.Tensor], inputs: Any = None) -> Any:
         """Return the outputs of the model with other tensors; see `algorithm.Client`."""
-        with torch.no_grad(), _evaluating(self.model):
+        with torch.no_grad(), evaluating(self.model):
             return functional_call(self.model, self._filled(tensors), (self.inputs if inputs is None else inputs,))
 
     def gradient(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
@@ -320,7 +320,7 @@ def _arrays(tensors: Mapping[str, torch.Tensor], prefix: str) -> Arrays:
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Set all modules to evaluation mode, and each back to its own."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

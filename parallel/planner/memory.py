@@ -9,12 +9,14 @@ rank's shards, gathered: of the same units on all shards together.
     optimizer     4 moments x local + 4 for each tensor's step counter
     transient     w x gathered: of all of the stage below ZeRO-3, of two blocks and the rest of the stage with it;
                   gradients in transit: of one unit, or, if they accumulate unreduced, 4 gathered in place of 4 local;
-                  a pipeline's receive buffers: w s b h / t' for each micro-batch and neighbour
+                  a pipeline's receive buffers: w s b h / t' for each micro-batch and neighbour; under tp an embedding's
+                  gradient is whole until it is summed: while it accumulates unreduced, 4 v h in place of 4 v h / t
     activations   of one block and micro-batch w s b (2 h / t' + 2 h + (j h + 2 kv + k f) / t), with gelu j = 2 and
                   k = 2, with swiglu j = 3 (heads are joined in a copy) and k = 4; with full recomputation w s b h / t',
                   and once the above; times the blocks and the micro-batches in flight
     work          the larger of the logits, their fp32 copy and its gradient, s b v (w + 4 + 4) / t under loss parallel,
-                  and of the gradients inside one block, w s b (2 h + (k + 2) / 2 f / t)
+                  of the gradients inside one block, w s b (2 h + (k + 2) / 2 f / t), and of one micro-batch's whole
+                  gradient of an embedding under tp, w v h
 
 With kv = h, f = 4 h and gelu a block has 32 s b h bytes in 16 bits, s b h (4 + 28 / t) under tensor and sequence
 parallelism: PyTorch's activations with flash attention and without dropout (measured; Megatron-LM gathers again and
@@ -82,9 +84,13 @@ def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: s
     known = without_activations(share(model, candidate, rank), candidate)
     return replace(
         known,
-        transient=known.transient + _buffers(model, candidate, at["pp"]),
+        transient=known.transient + _buffers(model, candidate, at["pp"]) + _waiting_words(model, candidate, at["pp"]),
         activations=_activations(model, candidate, at["pp"]),
-        work=max(_logits(model, candidate, at["pp"]), _block_gradients(model, candidate)),
+        work=max(
+            _logits(model, candidate, at["pp"]),
+            _block_gradients(model, candidate),
+            _words_gradient(model, candidate, at["pp"]),
+        ),
     )
 
 
@@ -134,6 +140,30 @@ def _buffers(model: ModelShape, candidate: Candidate, pp_rank: int) -> float:
     local = stages_of(candidate.plan, pp_rank)
     neighbours = {stage + step for stage in local for step in (-1, 1)} & set(range(candidate.plan.num_stages))
     return len(neighbours - set(local)) * candidate.plan.microbatches * block_input(model, candidate)
+
+
+def _whole_words(model: ModelShape, candidate: Candidate, pp_rank: int) -> int:
+    """Return the elements of the embedding's gradient, which torch makes whole on each rank of a tensor group.
+
+    0: no tp, or another stage has the embedding.
+    """
+    cut, local = stages(model, candidate.plan.num_stages), stages_of(candidate.plan, pp_rank)
+    is_whole = candidate.mesh.tp > 1 and any(cut[stage].has_embedding for stage in local)
+    return model.vocab * model.hidden if is_whole else 0
+
+
+def _waiting_words(model: ModelShape, candidate: Candidate, pp_rank: int) -> float:
+    """Return the bytes that the embedding's gradient has beyond the rank's part of it while it accumulates."""
+    plan = candidate.plan
+    waits = reduces_late(candidate) or (plan.microbatches > 1 and not plan.is_sharded)
+    whole = _whole_words(model, candidate, pp_rank)
+    return FP32 * (whole - whole / candidate.mesh.tp) if waits else 0
+
+
+def _words_gradient(model: ModelShape, candidate: Candidate, pp_rank: int) -> float:
+    """Return the bytes of the embedding's gradient of one micro-batch."""
+    item_bytes = candidate.item_bytes if candidate.plan.is_sharded else FP32  # autocast leaves a lookup in float32
+    return item_bytes * _whole_words(model, candidate, pp_rank)
 
 
 def block_activations(model: ModelShape, candidate: Candidate) -> float:

@@ -68,6 +68,17 @@ def repeat_on(device: str) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+def states_of_generators() -> list[object]:
+    """Return the states of this process's global generators; equal ones: nothing was drawn in between."""
+    of_numpy: Any = np.random.get_state()
+    states: list[object] = [random.getstate(), of_numpy[1].tobytes(), of_numpy[2]]
+    if torch := sys.modules.get("torch"):
+        states.append(bytes(torch.get_rng_state().numpy()))
+        if torch.cuda.is_initialized():
+            states.append(bytes(torch.cuda.get_rng_state().numpy()))
+    return states
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Set all generators back at the end (torch's: those of the CPU, and of this process's GPU once it is in use)."""

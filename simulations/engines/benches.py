@@ -1,6 +1,9 @@
 """The trainer for tasks with a training or an algorithm of their own: the bench of a deployed worker."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torch.utils.data import TensorDataset
 
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.task.arrays import Arrays, layout_of
@@ -11,6 +14,7 @@ from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.benches import bench_of
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
+from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.rows import Form, Rows
 
 
@@ -47,6 +51,16 @@ class Benches:
             with naming(job.client_id):
                 result = self._one(job)
             yield result
+
+    def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
+        """Train one client, on its own examples or on given ones in tensors."""
+        if examples is None:
+            return self._one(job)
+        assert isinstance(self._training.task, Task)
+        given = TensorDataset(*(examples.tensors or ()))
+        other = Benches(replace(self._training, task=replace(self._training.task, data=lambda site, split: given)))
+        other.begin(self._version, self._number)
+        return other._one(job)
 
     def _one(self, job: Job) -> Trained | Failed:
         training, task = self._training, self._training.task

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import CONTROL, Layout, in_order
+from atoll.aggregation.tensors.layout import BESIDE, CONTROL, STATE, Layout, in_order
 from atoll.parallel.local_training.frozen import Unchanged, frozen_tensors
 from atoll.parallel.local_training.parameters import initial_parameters, integer_difference, state_of, trained_by_name
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.task.arrays import Arrays, check_finite, check_like
 from atoll.parallel.task.errors import TaskMismatch
+from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.engines.rows import Form, Rows
 
@@ -33,7 +34,8 @@ class Exchange:
     """
 
     def __init__(self, training: Training, model: torch.nn.Module) -> None:
-        self.form = Form.of(model, local=training.local, algorithm=training.algorithm)
+        own = training.task.algorithm if isinstance(training.task, Task) else None
+        self.form = Form.of(model, local=training.local, algorithm=training.algorithm, own=own)
         self._training, self._model = training, model
         self.lr = training.local.lr
         """The learning rate of the round, for the control variates."""
@@ -183,4 +185,4 @@ def _difference(tensor: torch.Tensor, begun: torch.Tensor) -> torch.Tensor:
 
 
 def _of_model(layout: Layout) -> Layout:
-    return tuple(tensor for tensor in layout if not tensor.name.startswith(CONTROL))
+    return tuple(tensor for tensor in layout if not tensor.name.startswith((*BESIDE, STATE)))

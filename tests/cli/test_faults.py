@@ -312,3 +312,15 @@ def test_an_option_and_an_override_may_be_equal(run_toml: Path) -> None:
 def test_two_join_codes_are_refused_without_showing_them(run_toml: Path) -> None:
     (fault,) = refused("agent", f"{TINY}:task", "--site", "north", "--join", "secret-1", "--set", "join=secret-2")
     assert fault == "join: two codes, by its option and by --set: give one of them, or equal ones"
+
+
+def test_a_simulation_starts_from_a_run_of_the_state_directory_in_its_file(run_toml: Path) -> None:
+    (run_toml.parent / "state").mkdir()
+    (fault,) = refused("simulate", run_toml, "--set", "model.start=run:one", "--out", run_toml.parent / "out")
+    assert fault == f"{run_toml.parent / 'state'} is no state directory: there is no state.db in it"
+
+
+def test_the_check_of_a_simulation_loads_the_rule(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def rule(:\n")
+    (fault,) = refused("simulate", f"{TINY}:task", "--set", f"aggregation.rule={tmp_path}/broken.py:rule", "--check")
+    assert "invalid syntax" in fault

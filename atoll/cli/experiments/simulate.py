@@ -220,6 +220,7 @@ def simulate_as_asked(what: str, overrides: list[str], request: Request) -> NoRe
     if request.check:
         with task_failures_in_one_line():
             setting = setting_of(file, task)
+            file.aggregation.build()
         for line in setting.notes:
             note(line)
         say_settings(effective(file), json=request.json)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.tensors.layout import CONTROL
+from atoll.aggregation.tensors.layout import BESIDE, STATE
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.parameters import build_model, integer_difference, trained_by_name
 from atoll.parallel.local_training.scaffold import ControlVariates, split
@@ -26,14 +26,16 @@ from atoll.simulations.engines.batched.activations import activation_bytes
 from atoll.simulations.engines.batched.concatenation import concatenated, of_one_kind
 from atoll.simulations.engines.batched.dropout import Masks
 from atoll.simulations.engines.batched.factors import pay
+from atoll.simulations.engines.batched.hooks import HookRefused, Hooks, LooksAtBatch
+from atoll.simulations.engines.batched.mapped_client import SharedContext
 from atoll.simulations.engines.batched.measures import Losses, Measured, UnitsOfEach, metrics_of
 from atoll.simulations.engines.batched.nets import Net
-from atoll.simulations.engines.batched.probe import Probe
+from atoll.simulations.engines.batched.probe import Alone, Probe
 from atoll.simulations.engines.batched.schedule import Schedule
 from atoll.simulations.engines.batched.shared import BATCH_NORMS, running_of
-from atoll.simulations.engines.batched.shared_context import SharedContext
 from atoll.simulations.engines.batched.stack import CannotBatch, is_plain
 from atoll.simulations.engines.batched.swapping import obstacles_to_batching
+from atoll.simulations.engines.benches import Benches
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
@@ -79,8 +81,8 @@ class BatchTrainer:
     def __init__(self, training: Training, *, at_once: int | None = None, kind: str | None = None) -> None:
         if not isinstance(training.task, Task) or training.task.fit is not None:
             raise CannotBatch("the task has a training of its own")
-        if training.task.algorithm is not None:
-            raise CannotBatch("the task has an algorithm of its own")
+        if training.task.algorithm is not None and training.local.keep is not None:
+            raise CannotBatch("the task has an algorithm of its own, and local.keep lets layers stay at the clients")
         if training.local.keep_optimizer:
             raise CannotBatch("local.keep_optimizer lets the state of each client's optimizer go on")
         self._training, self._task, self._local = training, training.task, training.local
@@ -88,10 +90,13 @@ class BatchTrainer:
             raise CannotBatch(f"the task's local optimizer, {self._local.optimizer_name}, is no built-in one")
         self._has_context = depends_on_context(training.task)
         self._loop = Loop(training)
+        self._hooks = Hooks(training) if training.task.algorithm is not None else None
+        self._alone: Alone = self._loop if self._hooks is None else Benches(training)
         self.form = self._loop.form
         self._layout()
         self._wanted, self._activation_bytes = at_once, self._activations_of_one()
-        self._losses, self._metrics = Losses(self._task.loss), metrics_of(self._task.metrics)
+        own_loss = self._hooks.losses if self._hooks is not None and self._hooks.has_loss else None
+        self._losses, self._metrics = Losses(self._task.loss, own_loss), metrics_of(self._task.metrics)
         self._units = UnitsOfEach(self._loop.units)
         self._version: Arrays = {}
         self.masks = Masks(training.device)
@@ -100,7 +105,7 @@ class BatchTrainer:
             plain = BatchTrainer(_with_plain_steps(training), at_once=at_once)
             kind, self.masks = plain.kind, plain.masks
         if kind is None:
-            Probe(self, training, self._loop, self._resting).choose_kind()
+            Probe(self, training, self._loop, self._alone, self._resting).choose_kind()
             self.masks.settle()
         else:
             self.take(kind)
@@ -109,7 +114,7 @@ class BatchTrainer:
         """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
         self.at_once = self._wanted or self._fitting(kind)
         model = build_model(self._task, self._training.model_seed).to(self._training.device).train()
-        self._net = Net(kind, model, self._losses, self._local, self._places, self.at_once, self.masks)
+        self._net = Net(kind, model, self._losses, self._local, self._places, self.at_once, self.masks, self._hooks)
         self.kind = kind
 
     def window(self, num_jobs: int) -> int:
@@ -124,6 +129,9 @@ class BatchTrainer:
             self._training, self._local = training, training.local
             self.take(self.kind)
         self._loop.begin(version, number)
+        if self._hooks is not None:
+            self._alone.begin(version, number)
+            self._hooks.begin_round(version, self._local)
         self._version = split(version)[0]
         every = [self._version.get(name, np.zeros(shape, np.float32)).reshape(-1) for name, _, shape in self._places]
         self._start = np.concatenate(every)[None]
@@ -142,6 +150,8 @@ class BatchTrainer:
             for chosen in self._parts(together[first : first + self.at_once], examples):
                 try:
                     results |= self.product(chosen, jobs, examples, rows)
+                except HookRefused as refused:  # in a branch that the trial has not seen
+                    logger.warning("%d clients are trained one by one: %s", len(chosen), refused)
                 except CannotBatch:  # caused by the examples of some clients
                     continue
                 except Exception as error:  # training the clients one by one shows which of them fails
@@ -149,13 +159,20 @@ class BatchTrainer:
         for index, job in enumerate(jobs):
             if index not in results:
                 with naming(job.client_id):
-                    results[index] = self._loop.one(job, rows, index)
+                    results[index] = self._alone.one(job, rows, index)
             yield results[index]
 
     def product(
         self, chosen: Sequence[int], jobs: Sequence[Job], examples: Sequence[Examples], rows: Rows
     ) -> dict[int, Trained | Failed]:
         """Train the clients of the chosen jobs in one product; return their results by the index of the job."""
+        while True:
+            with suppress(LooksAtBatch):  # now it is known which hook does
+                return self._product(chosen, jobs, examples, rows)
+
+    def _product(
+        self, chosen: Sequence[int], jobs: Sequence[Job], examples: Sequence[Examples], rows: Rows
+    ) -> dict[int, Trained | Failed]:
         placed, tensors, offsets = concatenated([examples[index] for index in chosen])
         schedule = Schedule([jobs[index] for index in chosen], placed, self._local, offsets, joins=self._joins)
         members = [chosen[at] for at in schedule.order]
@@ -166,8 +183,13 @@ class BatchTrainer:
         self._net.begin(begun, corrections, clients=len(chosen), length=schedule.length)
         self._net.running.begin(self._version, [layers for layers, _ in states])
         self.masks.begin([jobs[index].seed for index in members], is_shuffled=self._local.shuffle)
-        with within(SharedContext(self._task, jobs[members[0]])) if self._has_context else nullcontext():
+        context = SharedContext(self._task, jobs[members[0]])
+        with within(context) if self._has_context or self._hooks else nullcontext():
+            if self._hooks is not None:
+                self._hooks.begin(context, self._net, [jobs[index].own for index in members])
             measured = self._run(schedule, tensors, len(chosen))
+            if self._hooks is not None:
+                self._hooks.end([schedule.steps[at] for at in schedule.order])
         statistics, units = measured.statistics(), measured.units()
         results: dict[int, Trained | Failed] = {}
         with np.errstate(over="ignore", invalid="ignore"):
@@ -183,6 +205,8 @@ class BatchTrainer:
                         each = [block[row] for block in trained]
                         began = start[min(row, len(start) - 1)]
                         self._write_running(rows, index, {name: every[row] for name, every in running.items()})
+                        if self._hooks is not None:
+                            self._hooks.write(row, rows.update_of(index), rows.own_of(index))
                         update, own = self._write(rows, index, each, began, *states[row], done)
                 except NotFinite as error:
                     results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
@@ -220,6 +244,8 @@ class BatchTrainer:
                 net.stack.take(active)
             rows = batch.rows.flatten().to(self._training.device)
             inputs, targets = [tensor.index_select(0, rows) for tensor in tensors]
+            if self._hooks is not None:
+                self._hooks.take(inputs, targets, batch.sizes)
             losses, outputs = net.advance(inputs, targets, batch.sizes)
             measured.add(losses, outputs, targets, batch.sizes)
         if not torch.equal(drawn, torch.default_generator.get_state()):
@@ -327,7 +353,7 @@ class BatchTrainer:
         if obstacles := list(obstacles_to_batching(model)):
             raise CannotBatch("; ".join(obstacles))
         trained = trained_by_name(model)
-        tensors = [t for t in (*self.form.update, *self.form.own) if not t.name.startswith(CONTROL)]
+        tensors = [t for t in (*self.form.update, *self.form.own) if not t.name.startswith((*BESIDE, STATE))]
         self._moving = running_of(model).keys()
         self._joins = any(isinstance(module, BATCH_NORMS) for module in model.modules())
         self._places = Columns(tuple(t for t in tensors if t.name in trained)).places
@@ -340,7 +366,7 @@ class BatchTrainer:
 
     def _fitting(self, kind: str) -> int:
         """Return the number of clients in a product that fit into the cache."""
-        is_shared = is_plain(self._local) and self._training.algorithm != "scaffold"
+        is_shared = is_plain(self._local) and self._training.algorithm != "scaffold" and self._hooks is None
         may_factor = kind == "by hand" and is_shared and self._training.device == "cpu"
         length, shapes = self._length_of_one(), [shape for _, _, shape in self._places]
         sizes = [length * sum(shape) if may_factor and pay(shape, length) else math.prod(shape) for shape in shapes]
@@ -349,7 +375,9 @@ class BatchTrainer:
         return max(1, min(AT_ONCE_MAX, by_weights, by_activations, ROWS_BYTES // self._row_bytes()))
 
     def _row_bytes(self) -> int:
-        """Return the size of all trained tensors of a client [bytes]."""
+        """Return the size of all trained tensors of a client, with those of its algorithm [bytes]."""
+        if self._hooks is not None:
+            return self.form.row_bytes
         return 4 * sum(math.prod(shape) for _, _, shape in self._places)
 
     def _length_of_one(self) -> int:

@@ -26,11 +26,17 @@ class Losses:
 
     Args:
         loss: the task's loss of one batch.
+        own: returns the losses of the task and those whose gradient is taken, (m,), from outputs (m n, ...); None: they
+            are the same.
     """
 
-    def __init__(self, loss: Callable[[Any, Any], torch.Tensor]) -> None:
-        self._loss = loss
-        self.is_plain = loss is nn.functional.cross_entropy or _is_plain_module(loss)
+    def __init__(
+        self,
+        loss: Callable[[Any, Any], torch.Tensor],
+        own: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
+    ) -> None:
+        self._loss, self._own = loss, own
+        self.is_plain = own is None and (loss is nn.functional.cross_entropy or _is_plain_module(loss))
         """Identity of the loss: True if it is the plain cross entropy, without options."""
         self._each = Each(lambda outputs, targets: (loss(outputs, targets),))
 
@@ -47,6 +53,13 @@ class Losses:
         if found.numel() != len(sizes):
             raise CannotBatch(f"the loss must be a single number, got {tuple(found.shape[1:])}")
         return found.flatten()
+
+    def both(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses to report (m,), and those whose gradient is taken; arguments and errors as for a call."""
+        if self._own is not None:
+            return self._own(outputs)
+        losses = self(outputs, targets, sizes)
+        return losses, losses
 
 
 class Each:

@@ -21,7 +21,7 @@ from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.dropout import Dropouts, Masks
 from atoll.simulations.engines.batched.measures import Losses, Sizes
 from atoll.simulations.engines.batched.shared import Running, Shared, running_of
-from atoll.simulations.engines.batched.stack import CannotBatch, Place, Stack
+from atoll.simulations.engines.batched.stack import CannotBatch, Follower, Place, Stack
 from atoll.simulations.engines.batched.stacked_layers import keep_in_range
 from atoll.simulations.engines.batched.swapping import swap
 
@@ -37,6 +37,7 @@ class Net:
         places: the places of the trained parameters in a row.
         count: the number of clients, k.
         masks: the clients' generators, on the device that computes.
+        follower: what changes gradients and follows steps; None: nothing.
 
     Raises:
         CannotBatch: this kind does not support a layer of the model.
@@ -51,9 +52,10 @@ class Net:
         places: Sequence[Place],
         count: int,
         masks: Masks,
+        follower: Follower | None = None,
     ) -> None:
         self.kind, self.count, self._losses, self._masks = kind, count, losses, masks
-        self.stack = Stack(local, places, count, masks.device)
+        self.stack = Stack(local, places, count, masks.device, follower)
         self.running = Running(running_of(model), count, masks.device)
         is_mapped = kind == "mapped"
         self._shared = Shared(self.stack, masks, self.running, is_mapped=is_mapped)
@@ -98,8 +100,8 @@ class Net:
         self._masks.take(sizes)
         with self._dropouts if self._masks.is_watched else nullcontext():
             outputs = self._forward(inputs)
-        losses = self._losses(outputs, targets, sizes)
-        self._shared.backward(losses.sum())
+        losses, objectives = self._losses.both(outputs, targets, sizes)
+        self._shared.backward(objectives.sum())
         return losses.detach(), outputs.detach()
 
     def _forward(self, inputs: torch.Tensor) -> torch.Tensor:

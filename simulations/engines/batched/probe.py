@@ -1,7 +1,8 @@
 """The check that clients in one product get the same results as alone: a few of them are trained both ways.
 
 It finds models that cannot be batched (an operation without a rule, examples that influence each other, randomness
-other than dropout) before the first round, with the reason.
+other than dropout) before the first round, with the reason. The hooks of an algorithm of the task's own are tried
+in two rounds, the second with the state and the shared tensors of the first.
 """
 
 import logging
@@ -13,11 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from atoll.aggregation.tensors.layout import SHARED, STATE
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.randomness import seed_everything
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.batched.concatenation import of_one_kind, taken_out
+from atoll.simulations.engines.batched.hooks import WAY_OUT, HookRefused
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.examples import Examples
@@ -31,6 +34,9 @@ KINDS = ("by hand", "stacked", "mapped")
 
 TOLERANCE = 1e-3
 """Maximum distance of an update from the sequential one, relative to its length, that counts as rounding."""
+
+NOISE = 1e-5
+"""Maximum distance of a tensor of an algorithm, relative to the whole result, that counts as rounding."""
 
 TRIED = 4
 """Number of clients that are trained both ways, in one product."""
@@ -56,8 +62,8 @@ class Probed(Protocol):
         """Compute with a net of this kind; raise CannotBatch if it does not support the model."""
         ...
 
-    def begin(self, version: Arrays) -> None:
-        """Take the version that the next clients train from."""
+    def begin(self, version: Arrays, number: int = 0) -> None:
+        """Take the version that the next clients train from, and its number."""
         ...
 
     def product(
@@ -67,20 +73,34 @@ class Probed(Protocol):
         ...
 
 
+class Alone(Protocol):
+    """A trainer of one client after another, with the bits of a deployed one."""
+
+    def begin(self, version: Arrays, number: int = 0) -> None:
+        """Take the version that the next clients train from, and its number."""
+        ...
+
+    def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
+        """Train one client, on its own examples or on given ones."""
+        ...
+
+
 class Probe:
     """The trial of the kinds of net.
 
     Args:
         trainer: the trainer that gets the net.
         training: the settings of all clients' training.
-        loop: the loop that trains one client alone, from the version that the trainer begins with.
+        loop: the loop, for the examples of the clients and their state.
+        alone: trains one client, from the version that the trainer begins with.
         resting: the tensors that no optimizer moves.
     """
 
-    def __init__(self, trainer: Probed, training: Training, loop: Loop, resting: Sequence[str]) -> None:
+    def __init__(self, trainer: Probed, training: Training, loop: Loop, alone: Alone, resting: Sequence[str]) -> None:
         assert isinstance(training.task, Task)
         self._training, self._task, self._local = training, training.task, training.local
-        self._trainer, self._loop, self._resting = trainer, loop, resting
+        self._trainer, self._loop, self._alone, self._resting = trainer, loop, alone, resting
+        self._rounds = 1 if training.task.algorithm is None else 2
 
     def choose_kind(self) -> None:
         """Give the trainer the first kind of net that supports the model and agrees.
@@ -94,6 +114,8 @@ class Probe:
                 self._trainer.take(kind)
                 self._check()
                 return
+            except HookRefused:
+                raise
             except CannotBatch as error:
                 reasons.append(f"{kind}: {error}")
             except Exception as error:
@@ -107,7 +129,7 @@ class Probe:
             CannotBatch: the results differ, or no group has any.
         """
         request = {"local": dict(self._training.overrides), "algorithm": self._training.algorithm}
-        self._trainer.begin(ModelBench(self._task, request).initial(0))
+        self._version = ModelBench(self._task, request).initial(0)
         sites = cycle(self._task.sites)
         if not any(self._agrees_on(list(islice(sites, min(TRIED, self._trainer.at_once)))) for _ in range(TRIES)):
             raise CannotBatch("every client that was tried leaves the finite numbers: there is nothing to compare")
@@ -125,15 +147,27 @@ class Probe:
         examples = [_revealing(every[index], self._local.batch_size, number) for number, index in enumerate(chosen)]
         seeds = [self._revealing_seed(each, number) for number, each in enumerate(examples)]
         jobs = [Job(sites[index], seed) for index, seed in zip(chosen, seeds, strict=True)]
+        version, compared = self._version, list[bool]()
+        for number in range(self._rounds):
+            self._trainer.begin(version, number)
+            alone, agree = self._one_round(jobs, examples)
+            compared += agree
+            version, jobs = _next(version, alone), [_again(job, one) for job, one in zip(jobs, alone, strict=True)]
+        return any(compared)
+
+    def _one_round(
+        self, jobs: Sequence[Job], examples: Sequence[Examples]
+    ) -> tuple[list[Trained | Failed], list[bool]]:
+        """Train the clients both ways; return their results alone, and which of those that show something agree."""
         rows, rows_alone = Rows(self._loop.form, len(jobs)), Rows(self._loop.form, len(jobs))
         results = self._trainer.product(range(len(jobs)), jobs, examples, rows)
-        compared = []
+        every, compared = list[Trained | Failed](), []
         for index, (job, each) in enumerate(zip(jobs, examples, strict=True)):
-            alone = self._loop.one(job, rows_alone, index, each)
+            every.append(self._alone.one(job, rows_alone, index, each))
             layers = self._loop.exchange.own_of(job)[0]
-            compared.append(_compare(results[index], alone, self._resting, layers))
+            compared.append(_compare(results[index], every[-1], self._resting, layers))
         self._check_isolation(jobs, examples, results)
-        return any(compared[1:] or compared)  # the first one's batches are full, and so show less
+        return every, compared[1:] or compared  # the first one's batches are full, and so show less
 
     def _check_isolation(
         self, jobs: Sequence[Job], examples: Sequence[Examples], results: dict[int, Trained | Failed]
@@ -220,11 +254,45 @@ def _compare(product: Trained | Failed, alone: Trained | Failed, resting: Sequen
     distance, length = np.linalg.norm(change - expected), np.linalg.norm(expected)
     if not distance <= TOLERANCE * length:
         raise CannotBatch(f"the update of {product.client_id} is {distance / length:.1e} off, relative to its length")
+    _compare_hooks(product, alone, NOISE * float(length))
     return True
+
+
+def _compare_hooks(product: Trained, alone: Trained, noise: float) -> None:
+    """Compare each tensor that an algorithm of the task's own sends or keeps.
+
+    Raises:
+        HookRefused: one differs.
+    """
+    ours, theirs = product.update | product.own, alone.update | alone.own
+    for name in sorted(name for name in ours if name.startswith((SHARED, STATE))):
+        one, other = ours[name].astype(np.float64), theirs[name].astype(np.float64)
+        if not np.linalg.norm(one - other) <= TOLERANCE * np.linalg.norm(other) + noise:
+            kind, _, short = name.partition("/")
+            where = "client.state" if STATE.startswith(kind) else "client.shared"
+            raise HookRefused(f"task.algorithm: {where}, {short}, has other values in a product than alone; {WAY_OUT}")
+
+
+def _next(version: Arrays, results: Sequence[Trained | Failed]) -> Arrays:
+    """Return the version after a round of the trial: floats moved by the mean of the updates."""
+    updates = [result.update for result in results if isinstance(result, Trained)]
+    return {
+        name: np.asarray(array + sum(update[name] for update in updates) / len(updates), array.dtype)
+        if updates and array.dtype == np.float32
+        else array
+        for name, array in version.items()
+    }
+
+
+def _again(job: Job, result: Trained | Failed) -> Job:
+    """Return the client's job of the next round."""
+    own = {name: array.copy() for name, array in result.own.items()} if isinstance(result, Trained) else None
+    return replace(job, own=own or None, round_id=job.round_id + 1, version=job.version + 1)
 
 
 def _change(result: Trained, layers: Arrays) -> Array:
     """Return all floats of a result, of the update and of the change of the client's state."""
-    floats = [array for array in result.update.values() if array.dtype == np.float32]
-    floats += [array - layers.get(name, 0) for name, array in result.own.items()]
+    update, own = ({name: each[name] for name in sorted(each)} for each in (result.update, result.own))
+    floats = [array for array in update.values() if array.dtype == np.float32]
+    floats += [array - layers.get(name, 0) for name, array in own.items()]
     return np.concatenate([array.ravel() for array in floats], dtype=np.float64)  # in which squares stay finite

@@ -51,6 +51,10 @@ class Running:
         """Return the buffer (k, ...) of all clients."""
         return self._every[name]
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the buffers (k, ...) of all clients by name."""
+        return dict(self._every)
+
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return all buffers (k, ...) by name."""
         return {name: every.cpu().numpy() for name, every in self._every.items()}

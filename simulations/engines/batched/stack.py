@@ -14,7 +14,7 @@ Clients are sorted by their number of steps: those that still train are always t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +38,18 @@ class CannotBatch(Exception):
     """Clients that cannot be trained in one product; the message is a sentence for a person."""
 
 
+class Follower(Protocol):
+    """The hooks of an algorithm in a step."""
+
+    def change_gradients(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Replace the gradients (m, ...) in place, before they are clipped."""
+        ...
+
+    def stepped(self) -> None:
+        """Follow the step."""
+        ...
+
+
 def is_plain(local: Local) -> bool:
     """Return whether a step is W - η G alone, so that products may add to the weights directly.
 
@@ -55,17 +67,20 @@ class Stack:
         places: the places of the trained parameters in a row.
         count: the number of clients, k.
         device: the device of the weights.
+        follower: what changes gradients and follows steps; None: nothing.
     """
 
-    def __init__(self, local: Local, places: Sequence[Place], count: int, device: str) -> None:
-        self._local, self._places, self._device = local, places, device
+    def __init__(
+        self, local: Local, places: Sequence[Place], count: int, device: str, follower: Follower | None = None
+    ) -> None:
+        self._local, self._places, self._device, self._follower = local, places, device, follower
         self.blocks = {name: torch.empty(count, c.stop - c.start, device=device) for name, c, _ in places}
         """The weights (k, n) by name."""
         self._columns = {name: columns for name, columns, _ in places}
         self._factorable: dict[str, Factors] = {}
         self.factors: dict[str, Factors] = {}
         """The factors of layers whose weights are not in `blocks` at present."""
-        self._is_direct = is_plain(local)
+        self._is_direct = is_plain(local) and follower is None
         self._targets_of_all = self.blocks if self._is_direct else self._zeros()
         self._scales = {"beta": 1.0, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
         moments = {"sgd": 1 if local.momentum else 0}.get(local.optimizer_name, 2)
@@ -78,7 +93,7 @@ class Stack:
 
     def allow_factors(self, weight: str, shape: tuple[int, int]) -> None:
         """Permit factors for a layer's weights (out, in): its computation uses `factors` if there are any. CPU only."""
-        if is_plain(self._local) and self._device == "cpu":
+        if self._is_direct and self._device == "cpu":
             self._factorable[weight] = Factors(shape, self._local.lr, self._device)
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
@@ -175,12 +190,16 @@ class Stack:
                 gradient.add_(self._corrections[:m, columns], alpha=-local.lr if self._is_direct else 1.0)
         if self._is_direct:
             return
+        if self._follower is not None:
+            self._follower.change_gradients(self._views(self._targets_of_all))
         if local.clip_norm is not None:
             norms = sum(block.square().sum(1, keepdim=True) for block in gradients.values()) ** 0.5
             for gradient in gradients.values():
                 gradient.mul_((local.clip_norm / (norms + 1e-6)).clamp(max=1.0))
         for name, gradient in gradients.items():
             self._descend(self.blocks[name][:m], gradient, [moment[name][:m] for moment in self._moments])
+        if self._follower is not None:
+            self._follower.stepped()
 
     def _descend(self, weights: torch.Tensor, gradients: torch.Tensor, moments: list[torch.Tensor]) -> None:
         """Apply SGD, Adam or AdamW, as in torch.optim, to one client in each row."""
@@ -200,7 +219,7 @@ class Stack:
         corrected = (second.sqrt() / (1 - BETAS[1] ** self._steps) ** 0.5).add_(EPSILON)
         weights.addcdiv_(first, corrected, value=-local.lr / (1 - BETAS[0] ** self._steps))
 
-    def _views(self, blocks: Blocks) -> Mapping[str, torch.Tensor]:
+    def _views(self, blocks: Blocks) -> dict[str, torch.Tensor]:
         return {name: blocks[name][: self.clients].view(self.clients, *shape) for name, _, shape in self._places}
 
     def _see(self, name: str) -> None:

@@ -43,6 +43,26 @@ def test_the_peak_of_a_plain_step_is_within_15_per_cent_of_the_prediction() -> N
         assert apart(shape, candidate).peak == pytest.approx(memory(shape, candidate).total, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("plan", "words", "rank"),
+    [
+        pytest.param(
+            Plan(mesh=Mesh(pp=2, dp_shard=2, tp=4), num_microbatches=4, precision="bf16"), 2048, 0, id="first stage"
+        ),
+        pytest.param(
+            Plan(mesh=Mesh(dp_shard=2, tp=4), zero=1, accumulate=2, precision="bf16"), 16384, 0, id="one stage"
+        ),
+        pytest.param(Plan(mesh=Mesh(tp=4), accumulate=2), 16384, 0, id="tp alone", marks=pytest.mark.long),
+    ],
+)
+def test_the_peak_with_many_words_under_tp_is_within_15_per_cent_of_the_prediction(
+    plan: Plan, words: int, rank: int
+) -> None:
+    """The embedding's gradient is whole on each rank of a tensor group while it accumulates."""
+    shape, candidate = replace(SMALL, vocab=words), Candidate(plan=plan)
+    assert apart(shape, candidate, rank).peak == pytest.approx(memory(shape, candidate, rank).total, rel=0.15)
+
+
 def test_what_can_be_hidden_is_told_from_what_is_waited_for() -> None:
     """Parameters are gathered ahead, gradients are reduced behind; activations of a cut product are needed at once."""
     run = apart(SMALL, Candidate(plan=Plan(mesh=Mesh(dp_shard=2, tp=2))))
