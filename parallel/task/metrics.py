@@ -16,6 +16,9 @@ from atoll.parallel.task.errors import TaskBroken
 Statistics = dict[str, tuple[float, ...]]
 """Sums by the name of the metric; an empty tuple in place of sums that were refused (`only_finite`)."""
 
+NAME_MAX = 200
+"""Most characters of a metric's name."""
+
 NOT_FINITE = "its sums are NaN or infinite"
 """The reason of a refusal."""
 
@@ -50,14 +53,26 @@ def of_batch(metrics: Metrics, outputs: Any, targets: Any) -> Statistics:
     )
 
 
+def is_name(name: object) -> bool:
+    """Return whether a value can name a metric: text that prints on one line, of 1 to `NAME_MAX` characters."""
+    return isinstance(name, str) and 0 < len(name) <= NAME_MAX and name.isprintable()
+
+
+def name_fault(name: object) -> str:
+    """Return the sentence about a value that cannot name a metric."""
+    return f"metrics: the name {str(name)[:NAME_MAX]!r}; allowed: 1 to {NAME_MAX} printable characters"
+
+
 def as_statistics(raw: Mapping[str, Sequence[Any]]) -> Statistics:
     """Convert numbers, or one-element arrays of any library, to plain tuples of floats.
 
     Raises:
-        TaskBroken: the value of a metric is no sequence of numbers; the message names the metric.
+        TaskBroken: the value of a metric is no sequence of numbers, or its name does not print; the message names it.
     """
     plain: Statistics = {}
     for name, numbers in raw.items():
+        if not is_name(name):
+            raise TaskBroken(name_fault(name))
         try:
             plain[name] = tuple(float(number) for number in numbers)
         except (TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ from atoll.parallel.task.errors import TaskNotFound
 from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.given import Plain, value_faults, with_tables, with_values
 from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import Metric
+from atoll.parallel.task.metrics import Metric, is_name, name_fault
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.reference import ReferenceNotFound, is_file, load_module, split
 
@@ -235,6 +235,8 @@ def _metric_faults(metrics: object) -> Iterator[str]:
     for name, metric in metrics.items():
         if not isinstance(name, str) or not (isinstance(metric, Metric) or callable(metric)):
             yield f"metrics: {name!r} must be a name with a function or a Metric, got {metric!r}"
+        elif not is_name(name):
+            yield name_fault(name)
 
 
 def load_task(reference: str) -> Task | ArrayTask:

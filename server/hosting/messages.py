@@ -148,11 +148,15 @@ def run_ended(run_id: RunId, state: RunState, cause: str, num_open: int) -> pb.S
 
 
 def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums | None:
-    """Read sufficient statistics from the wire; return None when they exceed the limits of number or of name length."""
+    """Read sufficient statistics from the wire; return None beyond their numbers, or with a name that is none."""
     num_values = sum(len(value.values) for value in statistics.values())
-    if len(statistics) > METRICS_MAX or num_values > STATISTICS_MAX or any(len(n) > NAME_MAX for n in statistics):
+    if len(statistics) > METRICS_MAX or num_values > STATISTICS_MAX or not all(map(_is_metric, statistics)):
         return None
     return {name: tuple(value.values) for name, value in sorted(statistics.items())}
+
+
+def _is_metric(name: str) -> bool:
+    return 0 < len(name) <= NAME_MAX and name.isprintable()
 
 
 def inline(manifest: bytes) -> bytes:

@@ -154,7 +154,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return
         sums, detail = None, printable(evaluated.error[:DETAIL_MAX])
         if not detail and (sums := sums_of(evaluated.statistics)) is None:
-            detail = f"more than {METRICS_MAX} metrics, {STATISTICS_MAX} sums or {NAME_MAX} characters in a name"
+            detail = f"more than {METRICS_MAX} metrics or {STATISTICS_MAX} sums, or an unprintable or long name of one"
         elif sums is not None:
             sums = only_finite(sums)
             detail = why_refused(sums)

@@ -89,6 +89,12 @@ def test_what_is_no_number_is_refused_by_name() -> None:
         metrics.as_statistics({"accuracy": 0.5})  # type: ignore[dict-item]
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 201, 7])
+def test_a_name_that_does_not_print_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="allowed: 1 to 200 printable characters"):
+        metrics.as_statistics({name: (1.0, 2.0)})
+
+
 @given(pairs(st.floats()))
 def test_refused_sums_leave_the_sum_of_the_others_finite(many: list[Statistics]) -> None:
     """The merge is that of the finite ones alone, metric by metric, however the rest was refused."""

@@ -63,6 +63,13 @@ def test_task_tells_all_its_faults_at_once() -> None:
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[31m", "x" * 201])
+def test_a_metric_s_name_prints_on_one_line(name: str) -> None:
+    with pytest.raises(ValueError, match=r"Task: metrics: the name '.*; allowed: 1 to 200 printable characters"):
+        Task(model=len, data=len, loss=len, metrics={name: len})  # type: ignore[arg-type]
+    assert Task(model=len, data=len, loss=len, metrics={"F1/ä [%]": len})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("fault", [{"sites": "north"}, {"metrics": [1]}, {"sites": [["a"], {}]}])
 def test_task_refuses_what_is_of_another_kind(fault: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"Task: {next(iter(fault))}"):
