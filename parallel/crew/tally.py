@@ -34,7 +34,8 @@ class Tally:
     """
 
     def __init__(self, task: Task, plan: Plan, axes: Axes | None, ranks: Ranks) -> None:
-        self.check = UnitCheck(task.loss, units_of(task), must_hold=plan.divides)
+        may_list = task.collate is not None
+        self.check = UnitCheck(task.loss, units_of(task), must_hold=plan.divides, may_list=may_list)
         self.form: SameForm | None = None
         """The form of the model, which a forward pass must leave; known when the model is built."""
         self._task, self._units, self._ranks = task, units_of(task), ranks

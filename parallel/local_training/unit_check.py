@@ -40,10 +40,11 @@ class UnitCheck:
         units: of the task.
         must_hold: keep what is found for `found`, unless the task itself has said the units; else a line in the log
             says it, once.
+        may_list: batches may have lists with an entry for each example (`Division`).
     """
 
-    def __init__(self, loss: Loss, units: Units, *, must_hold: bool = False) -> None:
-        self.loss = loss
+    def __init__(self, loss: Loss, units: Units, *, must_hold: bool = False, may_list: bool = True) -> None:
+        self.loss, self._may_list = loss, may_list
         self._units, self._must_hold = units, must_hold and not units.is_said
         self._seen, self._is_told = 0, False
         self.found: str | None = None
@@ -72,7 +73,7 @@ class UnitCheck:
                     self._seen -= 1
                     return
                 outputs, targets = _joined(before, self._last)
-            found = disagreement(self.loss, self._units, outputs, targets)
+            found = disagreement(self.loss, self._units, outputs, targets, may_list=self._may_list)
         if found is None:
             return
         self._is_told = True
@@ -95,20 +96,22 @@ def check_of(task: Task) -> UnitCheck:
     for loss, units, check in _checks:
         if loss is task.loss and units is task.units:
             return check
-    check = UnitCheck(task.loss, units_of(task))
+    check = UnitCheck(task.loss, units_of(task), may_list=task.collate is not None)
     _checks.append((task.loss, task.units, check))
     del _checks[:-KEPT_MAX]
     return check
 
 
-def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any) -> str | None:
+def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any, *, may_list: bool = True) -> str | None:
     """Return the sentence that a batch's loss is not what its units say; None if it is, or cannot be compared.
 
     It cannot if the batch has one row, it cannot be divided by its examples (`Division`), or the loss fails on a part,
     is not finite, draws random numbers or keeps something from call to call (`repeatable`).
     """
     rows = _num_rows(outputs, targets)
-    if rows < 2 or (division := _divided(outputs, targets, rows)) is None or (trial := repeatable(loss)) is None:
+    if rows < 2 or (division := _divided(outputs, targets, rows, may_list)) is None:
+        return None
+    if (trial := repeatable(loss)) is None:
         return None
     try:
         value = trial(outputs, targets)
@@ -127,13 +130,14 @@ def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any) -> str | 
     return None
 
 
-def _divided(outputs: Any, targets: Any, rows: int) -> tuple[Cut, Cut] | None:
+def _divided(outputs: Any, targets: Any, rows: int, may_list: bool) -> tuple[Cut, Cut] | None:
     """Return the divisions of outputs and targets; None if a part of them has neither rows nor entries of examples."""
     try:
-        found = Division(rows).of(outputs, "outputs"), Division(rows).of(targets, "targets")
+        named = {"outputs": outputs, "targets": targets}
+        found = [Division(rows, may_list=may_list).of(tree, name) for name, tree in named.items()]
     except Undivided:
         return None
-    return found if all(cut.is_cut and not cut.keeps for cut in found) else None
+    return (found[0], found[1]) if all(cut.is_cut and not cut.keeps for cut in found) else None
 
 
 def _of_parts(loss: Loss, units: Units, division: tuple[Cut, Cut], cut: int, rows: int) -> tuple[float, float]:

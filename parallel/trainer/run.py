@@ -191,7 +191,7 @@ class _Builder:
     def _unit_check(self) -> UnitCheck:
         job = self.job
         must_hold = job.plan.divides or job.config.noise_every is not None
-        return UnitCheck(job.task.loss, units_of(job.task), must_hold=must_hold)
+        return UnitCheck(job.task.loss, units_of(job.task), must_hold=must_hold, may_list=job.task.collate is not None)
 
     @cached_property
     def _optimization(self) -> Optimization:

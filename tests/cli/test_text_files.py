@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sweep": ("grid.toml", "sweep", "grid.toml", "--check"),
     "agent": ("agent.toml", "agent", f"{TINY}:task", "--config", "agent.toml", "--check"),
     "agent's policy": (
-        *("policy.toml", "agent", f"{TINY}:task", "--site", "north", "--coordinator", "127.0.0.1:1"),
+        *("policy.toml", "agent", f"{TINY}:task", "--site", "a", "--coordinator", "127.0.0.1:1"),
         *("--policy", "policy.toml", "--check"),
     ),
     "aggregator": ("rank.toml", "aggregator", "--config", "rank.toml", "--check"),

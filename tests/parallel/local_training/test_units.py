@@ -44,6 +44,13 @@ def test_the_losses_of_any_two_parts_add_up_to_that_of_the_batch(kind: str, cut:
     assert total / weight == pytest.approx(whole / 12 if kind == "summed" else whole, rel=1e-5)
 
 
+def test_two_fields_of_two_rows_are_compared_as_torch_s_own_collation_makes_them() -> None:
+    outputs, (words, mask) = batch_of("paired")
+    check = UnitCheck(KINDS["paired"].loss, Units(), must_hold=True, may_list=False)
+    check.see(outputs[:2], (words[:2], mask[:2]))
+    assert "the loss divides by something else" in (check.found or "")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_check_passes_what_is_said_rightly_and_finds_each_wrong_guess(kind: str) -> None:
     outputs, targets = batch_of(kind)

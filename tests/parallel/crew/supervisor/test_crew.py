@@ -94,6 +94,7 @@ def test_a_message_of_a_server_program_is_an_error_and_the_ranks_live_on(it, tmp
     assert it.pid == before
 
 
+@pytest.mark.usefixtures("cold_start")  # its modules are counted
 def test_ranks_answer_and_have_no_grpc_no_credential_and_no_port_of_the_agent(tmp_path):
     with crew(tmp_path / "c") as it:
         found = it.call("describe", BOUND_S)
