@@ -1,5 +1,6 @@
-"""Durability of names: the entries of a folder on disk."""
+"""The disk below a folder: the durability of its entries, and errors for want of room."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,3 +12,8 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def finds_no_room(error: BaseException) -> bool:
+    """Return whether an error says that a disk is full, or a quota used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

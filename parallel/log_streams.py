@@ -1,12 +1,11 @@
 """Standard streams that lead to a log, whose disk may be full."""
 
-import errno
 import io
 import sys
 from contextlib import suppress
 from typing import Any
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+from atoll.aggregation.folders import finds_no_room
 
 
 class LogFile(io.FileIO):
@@ -17,7 +16,7 @@ class LogFile(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if not finds_no_room(error):
                 raise
             return memoryview(data).nbytes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.folders import finds_no_room, sync_folder
 
 COPY_BYTES = 1 << 20
 """Block of a copy between two file systems [bytes]."""
@@ -107,6 +107,6 @@ def naming_full_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if finds_no_room(error):
             raise DiskFull(f"{path}: no room: {error.strerror}") from error
         raise

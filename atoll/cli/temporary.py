@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from atoll.aggregation.folders import finds_no_room
 from atoll.aggregation.printable import printable_size
 from atoll.cli.faults import EXIT_AWAY, CommandError, temporary_cause
-from atoll.protocol.durable import DiskFull
 from atoll.server.errors import DatabaseFull
 
 START_BYTES = 1_000_000
@@ -104,7 +104,7 @@ def _is_no_room(cause: BaseException, *, is_low: bool = False) -> bool:
     """Return whether an error is one of no room; SQLite calls it an I/O error in some of its files."""
     if isinstance(cause, sqlite3.Error):
         return is_low or cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
-    return isinstance(cause, DiskFull) or (isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT))
+    return finds_no_room(cause)
 
 
 def _is_of_a_disk(cause: BaseException) -> bool:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.folders import finds_no_room, sync_folder
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.pieces import part_name
 from atoll.aggregation.tensors.safetensors_file import parse_header
@@ -168,7 +168,7 @@ class Spool:
             add(data, entry)
         except OSError as error:
             remove(data)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, SpoolFull):
+            if finds_no_room(error) and not isinstance(error, SpoolFull):
                 raise SpoolFull(error.errno, f"the update cannot be stored: {error.strerror}") from error
             raise
         self._entries[_key(manifest)] = entry

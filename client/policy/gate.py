@@ -3,7 +3,6 @@
 It fails closed: a policy that is no longer valid, or a history or log that cannot be written, allows nothing.
 """
 
-import errno
 import logging
 import tempfile
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
 from atoll.aggregation.codecs.names import open_codec
+from atoll.aggregation.folders import finds_no_room
 from atoll.client.disk.spool import Entry
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (
@@ -210,7 +210,7 @@ class Gate:
 
     def _unusable(self, error: OSError) -> Decision:
         logger.error("nothing is allowed: %s", error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if finds_no_room(error):
             self._is_full = True
             return Decision(Outcome.WAITING, Rule.DISK_FULL, "this site has no room to record its decisions")
         return Decision(Outcome.WAITING, Rule.STATE, "this site cannot record its decisions")

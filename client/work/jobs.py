@@ -1,7 +1,6 @@
 """The jobs of an agent: a download, a training that ends with an update in the spool, an evaluation, statistics."""
 
 import asyncio
-import errno
 import json
 import logging
 import time
@@ -9,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.folders import finds_no_room
 from atoll.client.disk.residual_store import Owner
 from atoll.client.disk.spool import Costs, Entry
 from atoll.client.disk.stores import Stores
@@ -268,7 +268,7 @@ def _overrides(local: str) -> dict[str, Any]:
 
 
 def _disk_reason(error: OSError, otherwise: FailureReason) -> FailureReason:
-    return FailureReason.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise
+    return FailureReason.DISK_FULL if finds_no_room(error) else otherwise
 
 
 def _text(error: OSError) -> str:

@@ -1,11 +1,11 @@
 """The operations of a worker process, one for each request. Task, data and model stay warm between requests."""
 
-import errno
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.folders import finds_no_room
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.parallel.local_training.warm_start import Start
@@ -191,7 +191,7 @@ def kind_of(error: BaseException, op: str) -> str:
         return "not_finite"
     if isinstance(error, OutOfTime):
         return "out_of_time"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if finds_no_room(error):
         return "disk_full"
     return "training_failed" if op in ("train", "evaluate", "statistics", "message") else "task_broken"
 
