@@ -53,7 +53,7 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
 def divisible_by_tp(model: nn.Module) -> dict[str, int]:
     """Return the numbers that tp must divide: the heads, and the features of which each rank has a part."""
     numbers: dict[str, int] = {}
-    for _, inner in _models(model):
+    for _, inner in hugging_face_models(model):
         config: Any = inner.config.get_text_config()
         numbers |= {name: number for name in HEADS if isinstance(number := getattr(config, name, None), int)}
     for name, (module, kind) in _planned(model).items():
@@ -92,7 +92,7 @@ def _plan_faults(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield name, f"tp divides layers of nn.Linear, got {type(base).__name__}; allowed: tp=1"
 
 
-def _models(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def hugging_face_models(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the models of Hugging Face in a model, none inside another. Only the model's own code imports them."""
     if (library := sys.modules.get("transformers.modeling_utils")) is None:
         return
@@ -107,7 +107,7 @@ def _models(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _planned(model: nn.Module) -> dict[str, tuple[Any, str]]:
     """Return the modules, or parameters, that plans name, with their kinds, by name."""
     found = {}
-    for prefix, inner in _models(model):
+    for prefix, inner in hugging_face_models(model):
         places = {**dict(inner.named_modules()), **dict(inner.named_parameters())}
         for pattern, kind in (getattr(inner, "_tp_plan", None) or {}).items():
             for name, place in places.items():

@@ -57,7 +57,8 @@ class Agreement:
         self._blocks: list[Any] = list(self._names)
         self._calls: list[int] = []
         self._num_gathered = 0
-        self._gives_up = plan.zero_stage == 3 and not blueprint_of(part).chain
+        blueprint = blueprint_of(part)
+        self._gives_up = plan.zero_stage == 3 and (blueprint.is_planned or not blueprint.chain)
         self._has_repeated = False
         self._num_passes = {True: 0, False: 0}
         self._is_in_forward = False

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.adapters.pipeline_plan import chain_faults, outputs_of
 from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer
 from atoll.parallel.communication.outer_config import parse_outer
@@ -17,7 +18,7 @@ from atoll.parallel.engine.batchnorm import convert
 from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
-from atoll.parallel.engine.passes import Loss, Passes
+from atoll.parallel.engine.passes import Loss, Passes, PipelineShape, WholeOutputs
 from atoll.parallel.engine.plan import SPLIT, Plan, stages_of
 from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, separable, unmatched
 from atoll.parallel.engine.step import Engine, Executor, LocalModel, trained
@@ -58,6 +59,8 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
             faults.append(f"pp={mesh.pp}: {error}")
         else:
             faults += _twice_in_a_stage(model, stages) if plan.schedule in SPLIT else []
+            if blueprint.is_planned:
+                faults += [f"pp={mesh.pp}: {fault}" for fault in chain_faults(model, stages)]
     if batch_size is not None and batch_size < mesh.dp * plan.microbatches:
         faults.append(
             f"a global batch of {batch_size} is too small for dp={mesh.dp} with "
@@ -113,6 +116,7 @@ def assemble(
     """
     device = torch.device(device)
     check_model(model, plan)
+    shape = PipelineShape(rows, _whole_outputs(model, plan))
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     _check_axes(plan, axes)
     parts = _stages(model, plan, axes)
@@ -126,7 +130,7 @@ def assemble(
         parts=parts,
         ties=_ties(model, parts, plan, axes),
         optimizers=[_optimizer(part, optimization.make_optimizer) for part in parts],
-        executor=_executor(parts, plan, optimization.loss, axes, device, rows, agreements),
+        executor=_executor(parts, plan, optimization.loss, axes, device, agreements, shape),
         agreements=agreements,
         sequence=blueprint_of(model).sequence if plan.mesh.tp > 1 and plan.sequence_parallel else None,
     )
@@ -165,6 +169,13 @@ def _stages(model: nn.Module, plan: Plan, axes: Axes | None) -> list[nn.Module]:
     return [stage(model, names[index]) for index in stages_of(axes.coordinates["pp"], plan)]
 
 
+def _whole_outputs(model: nn.Module, plan: Plan) -> WholeOutputs | None:
+    """Return what makes a Hugging Face model's outputs of the tensor that its last stage gives."""
+    if plan.mesh.pp == 1 or not blueprint_of(model).is_planned:
+        return None
+    return outputs_of(model, pieces(model))
+
+
 def _ties(model: nn.Module, parts: list[nn.Module], plan: Plan, axes: Axes | None) -> Ties | None:
     """Return the tied weights whose names lie on different stages, if there are any."""
     if plan.mesh.pp == 1 or axes is None:
@@ -191,14 +202,14 @@ def _executor(
     loss: Loss,
     axes: Axes | None,
     device: torch.device,
-    rows: int | None,
     agreements: list[Agreement],
+    shape: PipelineShape,
 ) -> Executor:
     if plan.mesh.pp > 1:
         from atoll.parallel.engine.pipeline import Pipeline  # imports the compiler of torch
 
         assert axes is not None
-        return Pipeline(parts, loss, plan, axes, device, rows)
+        return Pipeline(parts, loss, plan, axes, device, shape)
     return Passes(parts[0], loss, plan, device, *agreements)
 
 

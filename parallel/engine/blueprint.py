@@ -1,25 +1,31 @@
 """The blueprint of a model: its own declaration of how it can be divided along every axis.
 
 A model without a blueprint trains under data parallelism. Pipelines and tensor parallelism need the attribute
-`blueprint`; a model of Hugging Face has transformers' plan for tensor parallelism (`adapters.tensor_plan`):
+`blueprint`; a model of Hugging Face has transformers' plans (`adapters.pipeline_plan`, `adapters.tensor_plan`):
 
     class Net(nn.Module):
         blueprint = Blueprint(chain=("embed", "layers", "head"), tensor=styles, divisible={"heads": 8})
 
-A stage of a pipeline is the model itself with the modules of other stages replaced by the identity (`nn.Identity`), so
-that its `forward` is unchanged and parameters keep their names.
+A stage of a pipeline is the model itself with the modules of other stages replaced by the identity (`Passing`), so that
+its `forward` is unchanged and parameters keep their names.
 """
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.adapters.tensor_plan import divisible_by_tp, tensor_plan, tensor_plan_faults
+from atoll.parallel.adapters.pipeline_plan import Ends, Passing, planned_chain
+from atoll.parallel.adapters.tensor_plan import (
+    divisible_by_tp,
+    hugging_face_models,
+    tensor_plan,
+    tensor_plan_faults,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -40,6 +46,13 @@ class Blueprint:
     chain: Sequence[str] = ()
     """Names of the modules that `forward` calls one after another, each with the output of the one before as its only
     argument, a tensor. A container (ModuleList, ModuleDict, Sequential) stands for its items, which are the blocks."""
+
+    is_planned: bool = False
+    """The chain is transformers' plan for the model: its layers may take more than one argument, and a stage has hooks
+    that hand its values on (`adapters.pipeline_plan`)."""
+
+    beside: Sequence[str] = ()
+    """Names of modules with constant tables that each stage of a planned chain keeps."""
 
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""
@@ -66,14 +79,38 @@ def blueprint_of(model: nn.Module) -> Blueprint:
     if isinstance(declared, Blueprint):
         return declared
     children = tuple(model._modules) if _is_row(model) else ()  # `named_children` omits the second name of a module
+    planned = planned_chain(model)
+    is_planned = bool(planned.names) and not children
+    chained = Blueprint(
+        chain=children or planned.names,
+        is_planned=is_planned,
+        beside=planned.beside,
+        weights=_planned_weights(model, planned.names) if is_planned else {},
+    )
     if not (plan := tensor_plan(model)):
-        return Blueprint(chain=children)
-    return Blueprint(
-        chain=children,
+        return chained
+    return replace(
+        chained,
         tensor=lambda _sequence_parallel, _loss_parallel: _styles_of(plan),
         tensor_faults=tensor_plan_faults(model),
         divisible=divisible_by_tp(model),
     )
+
+
+def _planned_weights(model: nn.Module, names: Sequence[str]) -> dict[str, float]:
+    """Return the costs of the modules around the layers: by their parameters, but a table of words is only read."""
+    modules = {name: model.get_submodule(name) for name in names}
+    layers = [layer for module in modules.values() if isinstance(module, nn.ModuleList) for layer in module]
+    of_layer = sum(map(_num_parameters, layers)) / max(1, len(layers))
+    return {
+        name: max(LIGHT, 0.0 if isinstance(module, nn.Embedding) else _num_parameters(module) / max(1.0, of_layer))
+        for name, module in modules.items()
+        if not isinstance(module, nn.ModuleList)
+    }
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _styles_of(plan: Mapping[str, str]) -> Styles:
@@ -158,18 +195,14 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
     """
     names, weights = pieces(model), blueprint_of(model).weights
     if not names:
-        why = "has a forward or hooks of its own" if isinstance(model, nn.Sequential) else "is no nn.Sequential"
-        raise ValueError(
-            f"a pipeline needs a chain: {type(model).__name__} {why} and declares no blueprint.chain; declare it, or "
-            "use pp=1"
-        )
+        raise ValueError(_chainless(model))
     if model._forward_hooks or model._forward_pre_hooks:
         raise ValueError(
             f"{type(model).__name__} has forward hooks, which each stage would call: register them on a layer"
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a name of its own")
-    if outside := _outside(model, names):
+    if outside := _outside(model, (*names, *blueprint_of(model).beside)):
         raise ValueError(f"{', '.join(outside)} belong to no module of the chain, so every stage would use them")
     starts = [index for index, name in enumerate(names) if _is_trained(model.get_submodule(name))]
     if len(starts) < num_stages:
@@ -181,6 +214,18 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
     costs = [sum(_cost(name, model, weights) for name in run) for run in runs]
     bounds = [0, *balanced(costs, num_stages), len(runs)]
     return [list(chain.from_iterable(runs[start:end])) for start, end in pairwise(bounds)]
+
+
+def _chainless(model: nn.Module) -> str:
+    """Return the reason why a model has no chain, with the way out."""
+    kind = type(model).__name__
+    if inside := [type(inner).__name__ for _, inner in hugging_face_models(model)]:
+        return (
+            f"a pipeline needs a chain, and transformers plans none for all of {kind} ({', '.join(inside)}): use pp=1, "
+            "or declare blueprint.chain in a model of your own; dp_shard divides every model"
+        )
+    why = "has a forward or hooks of its own" if isinstance(model, nn.Sequential) else "is no nn.Sequential"
+    return f"a pipeline needs a chain: {kind} {why} and declares no blueprint.chain; declare it, or use pp=1"
 
 
 def _cost(name: str, model: nn.Module, weights: Mapping[str, float]) -> float:
@@ -223,10 +268,16 @@ def balanced(costs: Sequence[float], num_stages: int) -> list[int]:
 
 def stage(model: nn.Module, keep: Sequence[str]) -> nn.Module:
     """Return a copy of the model in which every other piece of its chain is the identity."""
-    others = {name: model.get_submodule(name) for name in pieces(model) if name not in keep}
+    blueprint = blueprint_of(model)
+    names = pieces(model)
+    others = {name: model.get_submodule(name) for name in names if name not in keep}
     needed = {module for name in keep for module in model.get_submodule(name).modules()}
     uncopied: dict[int, object] = {id(module): nn.Identity() for module in others.values() if module not in needed}
     part = copy.deepcopy(model, uncopied)
-    for name in others:  # a module with several names may be kept under one and not under another
-        part.set_submodule(name, nn.Identity())
+    for name, module in others.items():  # a module with several names may be kept under one and not under another
+        part.set_submodule(name, Passing(module) if blueprint.is_planned else nn.Identity())
+    if blueprint.is_planned:
+        part.blueprint = blueprint  # type: ignore[assignment]  # ties and cuts are those of the whole model
+        before, after = names.index(keep[0]) - 1, names.index(keep[-1]) + 1
+        Ends().bind(part, names[before] if before >= 0 else None, keep[-1] if after < len(names) else None)
     return part

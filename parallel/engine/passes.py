@@ -5,6 +5,7 @@ Three ways to sum gradients over the ranks are supported: none, DDP, and `fully_
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -39,6 +40,20 @@ Observe = Callable[[Any, Any, int], None]
 
 Total = Callable[[], float | torch.Tensor]
 """() -> units of the global batch; may wait for other ranks, and may be called repeatedly."""
+
+
+WholeOutputs = Callable[[torch.Tensor], Any]
+"""(the tensor of a pipeline's last stage) -> the outputs of the model, which the loss takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineShape:
+    """The batches that a pipeline takes, and the outputs that it gives."""
+
+    rows: int | None = None
+    """The examples of this rank's largest batch; None: no batch is larger than the first."""
+    outputs: WholeOutputs | None = None
+    """The outputs of the model from those of the last stage; None: they are the same."""
 
 
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:

@@ -18,7 +18,7 @@ from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.buffers import unchanged
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
-from atoll.parallel.engine.passes import Loss, Observe, Total, in_single, share_of_loss
+from atoll.parallel.engine.passes import Loss, Observe, PipelineShape, Total, in_single, share_of_loss
 from atoll.parallel.engine.plan import SCHEDULES, Plan, stages_of
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.local_training.rows import Forms
@@ -67,7 +67,7 @@ class Pipeline:
         plan: for the schedule.
         axes: of the mesh.
         device: of the stages.
-        rows: examples of this rank's largest batch; None: no batch is larger than the first.
+        shape: of its batches and outputs.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Pipeline:
         plan: Plan,
         axes: Axes,
         device: torch.device,
-        rows: int | None = None,
+        shape: PipelineShape = PipelineShape(),  # noqa: B008  (frozen)
     ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
         group = axes.group("pp")
@@ -98,7 +98,8 @@ class Pipeline:
         self._forms: Forms = {}
         self._total: Total = lambda: 1
         self._observe: Observe | None = None
-        self._rows = None if rows is None else -(-rows // plan.microbatches)
+        self._rows = None if shape.rows is None else -(-shape.rows // plan.microbatches)
+        self._outputs = shape.outputs
 
     def train(self, batch: Batch, total: Total, after_first: Callable[[float], None] | None = None) -> torch.Tensor:
         """Train as `passes.Passes.train` does; the loss is 0 on ranks without the last stage.
@@ -142,6 +143,7 @@ class Pipeline:
         micro = self._micros[int(number.reshape(-1)[0])]
         rows = micro.rows
         real = map_tensors(lambda tensor: tensor[:rows] if len(tensor) > rows else tensor, outputs)
+        real = real if self._outputs is None else self._outputs(real)
         if self._observe is not None:
             if rows:
                 self._observe(map_tensors(whole, real), micro.targets, rows)

@@ -1,15 +1,17 @@
 """The look at a forward pass before a training: what a mesh would do otherwise than one process."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from atoll.parallel.adapters.pipeline_plan import first_output
 from atoll.parallel.data.batch import map_tensors
-from atoll.parallel.engine.blueprint import blocks, cut, stage
+from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.borrowed import borrowed_blocks
-from atoll.parallel.engine.inplace import Written, written_in_forward
+from atoll.parallel.engine.inplace import Written, storage_of, written_in_forward
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.task.randomness import seeded
@@ -71,19 +73,24 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
 
 
 def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module) -> None:
-    """Check, on a small model, that the stages of the pipeline one after another compute what the model computes.
+    """Check that the stages of a pipeline one after another compute what the model computes.
+
+    A small model is built and compared. Of a large one on `meta` the check follows the tensors from piece to piece, if
+    its code runs there; a model of Hugging Face has a check of its own (`pipeline_plan.chain_faults`).
 
     Raises:
         JobRefused: `forward` does more than to call its chain.
     """
     if sum(parameter.numel() for parameter in model.parameters()) >= SMALL:
+        if not blueprint_of(model).is_planned and (at := _leaves_chain(model, data)):
+            raise JobRefused(_more_than_chain(plan, f"{at} does not take what the piece before it returned"))
         return
     with seeded(seed), torch.no_grad():
         model = task.model().eval()
         stages = [stage(model, names) for names in cut(model, plan.num_stages)]
         try:
             hidden = fetcher(data)(torch.arange(min(2, len(data))))[0]
-            outputs = model(hidden)
+            outputs = first_output(model(hidden)) if blueprint_of(model).is_planned else model(hidden)
         except Exception:
             return
         try:
@@ -91,19 +98,68 @@ def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module)
                 hidden = part(hidden)
             torch.testing.assert_close(hidden, outputs, rtol=1e-4, atol=1e-5, equal_nan=True)
         except Exception as error:
-            raise JobRefused(
-                f"pp={plan.mesh.pp}: the stages one after another give other outputs than the model, so forward "
-                "does more than to call its chain (a skip connection over it, a hook): use pp=1, or put it into a layer"
-            ) from error
+            why = "the stages one after another give other outputs than the model"
+            raise JobRefused(_more_than_chain(plan, why)) from error
+
+
+def _more_than_chain(plan: Plan, why: str) -> str:
+    return (
+        f"pp={plan.mesh.pp}: {why}, so forward does more than to call its chain (a skip connection over it, a hook): "
+        "use pp=1, or put it into a layer"
+    )
+
+
+def _leaves_chain(model: nn.Module, data: Any) -> str:
+    """Return the first piece of a model's chain that takes anything but the result of the one before, or "the loss" if
+    the model returns something else than its last piece; "" if none does, or if a pass fails.
+    """
+    found: list[str] = []
+    gave: list[tuple[Any, int]] = []
+
+    def give(outputs: Any) -> None:
+        gave.append((outputs, outputs._version if isinstance(outputs, torch.Tensor) else 0))
+
+    def before(name: str, _module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if len(args) != 1 or options or not _is_handed(*gave[-1], args[0]):
+            found.append(name)
+
+    hooks = []
+    for name in pieces(model):
+        module = model.get_submodule(name)
+        hooks.append(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
+        hooks.append(module.register_forward_hook(lambda _module, _args, outputs: give(outputs)))
+    try:
+        with torch.no_grad():
+            inputs = _rows_on(model, data)
+            give(inputs)
+            outputs = model(inputs)
+    except Exception:
+        return ""
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else "" if _is_handed(*gave[-1], outputs) else "the loss"
+
+
+def _is_handed(given: Any, version: int, taken: Any) -> bool:
+    """Return whether a piece takes what was given: the tensor itself, or a view of all of it, not written to since."""
+    if not isinstance(given, torch.Tensor) or not isinstance(taken, torch.Tensor):
+        return given is taken
+    is_same = given is taken or (given.shape == taken.shape and storage_of(given) == storage_of(taken))
+    return is_same and given._version == version
+
+
+def _rows_on(model: nn.Module, data: Any) -> Any:
+    """Return the inputs of two examples, on the device of a model."""
+    device = next(model.parameters()).device
+    return map_tensors(lambda tensor: tensor.to(device), fetcher(data)(torch.arange(min(2, len(data))))[0])
 
 
 def _look(model: nn.Module, data: Any) -> Forward | None:
     """Return what a pass in training mode does; None if the pass fails."""
     borrowed: list[str] = []
     try:
-        device = next(model.parameters()).device
-        rows = torch.arange(min(2, len(data)))
-        inputs = map_tensors(lambda tensor: tensor.to(device), fetcher(data)(rows)[0])
+        inputs = _rows_on(model, data)
         model.train()
         written = written_in_forward(
             model, lambda: borrowed.extend(borrowed_blocks(model, blocks(model), lambda: model(inputs)))

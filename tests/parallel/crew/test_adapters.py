@@ -24,14 +24,15 @@ LAYOUTS: dict[str, Json] = {
     "fsdp x tp": {"dp_shard": 2, "tp": 2},
     "pp": {"pp": 2},
     "pp x fsdp": {"pp": 2, "dp_shard": 2},
+    "pp x tp": {"pp": 2, "tp": 2},
     "recompute": {"dp_shard": 2, "recompute": "full"},
 }
 OF_DATA = ("ddp", "fsdp", "zero 2", "hsdp", "recompute")
 CASES = [
-    *(("part_of_decoder", layout) for layout in LAYOUTS),
+    *(("part_of_decoder", layout) for layout in LAYOUTS if layout != "pp x tp"),
     *(("drawn", layout) for layout in ("ddp", "fsdp", "pp x fsdp")),
-    *(("lora_on_llama", layout) for layout in (*OF_DATA, "tp", "fsdp x tp")),
-    *(("lora_without_a", layout) for layout in ("ddp", "fsdp", "tp")),
+    *(("lora_on_llama", layout) for layout in (*OF_DATA, "tp", "fsdp x tp", "pp", "pp x fsdp", "pp x tp")),
+    *(("lora_without_a", layout) for layout in ("ddp", "fsdp", "tp", "pp")),
 ]
 SHORT = {("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("drawn", "fsdp")}
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism of models of Hugging Face, whole or with PEFT's LoRA: as the plain loop, or refused by name."""
+"""Models of Hugging Face along tp and pp, whole or with PEFT's LoRA: as the plain loop, or refused by name."""
 
 import os
 from collections.abc import Callable
@@ -75,6 +75,19 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+OF_STAGES: dict[str, Callable[[], nn.Module]] = {
+    **MODELS,
+    "gemma 2, which caps the logits": lambda: of_family("Gemma2", head_dim=8),
+    "granite, which scales words and logits": lambda: of_family(
+        "Granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.5
+    ),
+    "mixtral, experts": lambda: of_family("Mixtral", num_local_experts=4),
+    "lora of experts' attention": lambda: lora(of_family("Mixtral", num_local_experts=4), "q_proj"),
+    "phi, a bias in the head": lambda: of_family("Phi"),
+    "dora": lambda: lora(of_family("Llama"), "q_proj", use_dora=True),
+}
+
+
 def batches() -> list[tuple[Any, Any]]:
     return reference.token_batches(32, SEQUENCE)
 
@@ -86,10 +99,13 @@ def trained_on_ranks(names: list[str], layout: Plan) -> list[Trace]:
         optimization = Optimization(
             loss=reference.token_loss, make_optimizer=lambda named: reference.make_optimizer("sgd", named)
         )
-        engine = assemble(Logits(MODELS[name]()), layout, optimization, axes=axes)
+        engine = assemble(Logits(OF_STAGES[name]()), layout, optimization, axes=axes)
         measured = [engine.step(mine(inputs, targets, axes)) for inputs, targets in batches()]
-        (part,) = engine.parts
-        parameters = {of: whole(p.detach()).clone() for of, p in part.named_parameters(remove_duplicate=False)}
+        parameters = {
+            of: whole(p.detach()).clone()
+            for part in engine.parts
+            for of, p in part.named_parameters(remove_duplicate=False)
+        }
         norms = [float(of.grad_norm) for of in measured if of.grad_norm is not None]
         found.append(Trace([float(of.loss) for of in measured], norms, parameters, {}))
     return found
@@ -100,19 +116,27 @@ def trained_on_ranks(names: list[str], layout: Plan) -> list[Trace]:
     "layout",
     [
         pytest.param(plan(tp=2), id="tp 2"),
+        pytest.param(plan(pp=2), id="pp 2"),
+        pytest.param(plan(pp=2, schedule="interleaved-1f1b"), id="pp 2, interleaved", marks=pytest.mark.long),
+        pytest.param(plan(pp=2, dp_shard=2, zero=3), id="pp x fsdp 2x2", marks=pytest.mark.long),
+        pytest.param(plan(pp=2, tp=2), id="pp x tp 2x2", marks=pytest.mark.long),
         pytest.param(plan(dp_shard=2, tp=2, zero=3), id="fsdp x tp 2x2", marks=pytest.mark.long),
     ],
 )
-def test_models_of_transformers_train_under_tp_as_in_one_process(layout: Plan) -> None:
-    of_ranks = run_ranks(trained_on_ranks, layout.mesh.size, list(MODELS), layout, timeout_s=500)
-    for at, (name, make) in enumerate(MODELS.items()):
+def test_models_of_transformers_train_on_ranks_as_in_one_process(layout: Plan) -> None:
+    models = MODELS if layout.mesh.tp > 1 else OF_STAGES
+    if layout.num_stages > 2:  # each has something to train
+        models = {name: make for name, make in models.items() if name.startswith(("llama, whole", "gemma", "granite"))}
+    of_ranks = run_ranks(trained_on_ranks, layout.mesh.size, list(models), layout, timeout_s=500)
+    for at, (name, make) in enumerate(models.items()):
         expected = reference.plain_training(Logits(make()), reference.token_loss, batches(), "sgd")
         for trace in (traces[at] for traces in of_ranks):
             assert trace.losses == pytest.approx(expected.losses, abs=5e-6), name
             assert trace.norms == pytest.approx(expected.norms, rel=2e-6), name
-            assert trace.parameters.keys() == expected.parameters.keys()
+            assert trace.parameters.keys() <= expected.parameters.keys()
             for of, value in trace.parameters.items():
                 assert torch.allclose(value, expected.parameters[of], rtol=0, atol=1e-6), (name, of)
+        assert {of for traces in of_ranks for of in traces[at].parameters} == expected.parameters.keys()
 
 
 def test_the_factors_of_lora_are_cut_with_the_layer_under_them() -> None:
@@ -170,6 +194,85 @@ def test_what_tp_cannot_divide_is_refused_before_anything_runs(name: str) -> Non
     check_model(model, Plan(mesh=Mesh(dp_shard=2)))
 
 
-def test_a_pipeline_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ValueError, match=r"PeftModel is no nn\.Sequential .*declare it, or use pp=1"):
-        check_model(lora(of_family("Llama")), Plan(mesh=Mesh(pp=2)))
+def outputs_on_ranks(layout: Plan) -> list[str]:
+    """The outputs that the loss and the evaluation of a model of transformers see on this rank, by their class."""
+    axes, seen = Axes(layout.mesh, "cpu"), []
+
+    def loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(type(outputs).__name__)
+        return reference.token_loss(outputs.logits, targets)
+
+    optimization = Optimization(loss=loss, make_optimizer=lambda named: reference.make_optimizer("sgd", named))
+    engine = assemble(of_family("Llama", use_cache=True), layout, optimization, axes=axes)
+    ((inputs, targets), *_) = batches()
+    engine.step(mine(inputs, targets, axes))
+    engine.evaluate(mine(inputs, targets, axes), lambda outputs, *_: seen.append(f"{outputs.logits.shape[1]} words"))
+    return seen
+
+
+@pytest.mark.real
+def test_the_loss_of_a_pipeline_sees_the_models_own_outputs() -> None:
+    layout = plan(pp=2)
+    first, last = run_ranks(outputs_on_ranks, 2, layout, timeout_s=500)
+    assert first == []
+    assert set(last) == {"CausalLMOutputWithPast", f"{SEQUENCE} words"}
+
+
+class Skips(nn.Module):
+    """A model of one's own around a Llama, whose outputs need its words, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = of_family("Llama")
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.inner(tokens).logits
+        return logits + tokens.sum()
+
+
+def of_classes(**options: Any) -> nn.Module:
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, **options
+    )
+    return transformers.LlamaForSequenceClassification(config)
+
+
+WITHOUT_STAGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "no plan": (REFUSED["no plan"][0], "transformers plans none for all of GPT2LMHeadModel .*: use pp=1, or declare"),
+    "words again": (
+        Skips,
+        "Skips computes its outputs from more than that of inner.lm_head, which later",
+    ),
+    "the last word that is no padding": (
+        lambda: of_classes(pad_token_id=0),
+        "LlamaForSequenceClassification cannot be called in stages",
+    ),
+    "prompts": (
+        REFUSED["prompts"][0],
+        "transformers plans none for all of PeftModelForCausalLM",
+    ),
+    "routers": (
+        lambda: of_family("Mixtral", num_local_experts=4, output_router_logits=True),
+        "MixtralForCausalLM returns router_logits, which no single stage has",
+    ),
+    "hidden values": (
+        lambda: of_family("Llama", output_hidden_states=True),
+        "LlamaForCausalLM returns hidden_states, which no single stage has; use pp=1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_STAGES)
+def test_what_a_pipeline_cannot_compute_is_refused_before_anything_runs(name: str) -> None:
+    make, told = WITHOUT_STAGES[name]
+    model = make()
+    with pytest.raises(ValueError, match=told):
+        check_model(model, Plan(mesh=Mesh(pp=2)))
+    check_model(model, Plan(mesh=Mesh(dp_shard=2)))
+
+
+def test_the_chain_of_a_model_on_meta_is_checked_without_its_weights() -> None:
+    with torch.device("meta"):
+        model = Logits(lora(of_family("Gemma2", head_dim=8)))
+    check_model(model, Plan(mesh=Mesh(pp=2)))
+    assert next(model.parameters()).is_meta

@@ -21,6 +21,7 @@ from atoll.parallel.local_training.parameters import state_of
 from atoll.parallel.local_training.training import evaluate, seed_everything
 from atoll.parallel.task import metrics
 from atoll.parallel.task.errors import NotFinite, TaskBroken
+from atoll.parallel.trainer import forward
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.data import training_data
 from atoll.parallel.trainer.flops import flops_per_example
@@ -221,6 +222,14 @@ class Wider(Skipping):
 def test_a_chain_that_is_not_all_that_a_forward_pass_does_is_refused(make_model: Callable[[], nn.Module]) -> None:
     with pytest.raises(JobRefused, match="pp=2: the stages one after another give other outputs than the model"):
         look_at(make_model)
+
+
+def test_the_chain_of_a_model_that_is_too_large_to_build_is_followed_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "SMALL", 1)
+    look_at(tasks.make_model)
+    look_at(lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(6, 2)))
+    with pytest.raises(JobRefused, match="pp=2: last does not take what the piece before it returned, so forward does"):
+        look_at(Skipping)
 
 
 def test_the_operations_of_a_model_are_counted_on_a_row_as_the_task_collates_it() -> None:
