@@ -42,7 +42,7 @@ class Contrast(Algorithm):
         return loss + weight * cross_entropy(pairs, torch.zeros(len(pairs), dtype=torch.long))
 
     def end(self, client):
-        client.state = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+        client.state = {name: tensor.clone() for name, tensor in client.parameters.items()}
 
 
 def accuracy(outputs, targets):

@@ -21,6 +21,7 @@ from atoll.parallel.local_training.client import Tensors, tensors_with
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import build_model, load_parameters, state_of, trained_by_name
 from atoll.parallel.local_training.scaffold import split
+from atoll.parallel.local_training.trees import tensors
 from atoll.parallel.task.algorithm import HOOKS, Algorithm
 from atoll.parallel.task.arrays import Arrays, check_finite
 from atoll.parallel.task.context import Context
@@ -30,6 +31,7 @@ from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.mapped_client import Common, Groups, MappedClient
 from atoll.simulations.engines.batched.measures import Sizes
 from atoll.simulations.engines.batched.nets import Net
+from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Training
 from atoll.simulations.engines.held import changed, marks_of
@@ -123,15 +125,17 @@ class Hooks:
         self._sizes = sizes
         self._batch = {"inputs": self._by_client(inputs), "targets": self._by_client(targets)}
 
-    def losses(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the losses of the task and of the algorithm (m,), from outputs (m n, ...)."""
+    def losses(self, outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the losses of the task and of the algorithm (m,), from outputs, a tree of tensors (m n, ...)."""
+        given = {f"outputs {n}": self._by_client(tensor) for n, tensor in enumerate(tensors(outputs))}
 
         def run(client: MappedClient, own: Groups) -> Tensors:
-            loss = one_loss(self._task.loss(own["batch"]["outputs"], client.targets))
-            return {"task": loss, "own": one_loss(self._hooks["loss"](client, loss, own["batch"]["outputs"]))}
+            mine = filled(outputs, (own["batch"][name] for name in given))
+            loss = one_loss(self._task.loss(mine, client.targets))
+            return {"task": loss, "own": one_loss(self._hooks["loss"](client, loss, mine))}
 
         assert self._batch is not None
-        parts = self._parts("loss", self._batch | {"outputs": self._by_client(outputs)})
+        parts = self._parts("loss", self._batch | given)
         found = [self._call("loss", run, part) for part in parts]
         together = (torch.cat([each[name] for each in found]) for name in ("task", "own"))
         if len(parts) > 1:
@@ -358,8 +362,8 @@ class Hooks:
         raise LooksAtBatch(hook)
 
     def _by_client(self, tensor: torch.Tensor) -> torch.Tensor:
-        by_client: torch.Tensor = tensor.unflatten(0, (len(self._sizes), -1))  # type: ignore[no-untyped-call]
-        return by_client
+        divided: torch.Tensor = by_client(tensor, len(self._sizes))
+        return divided
 
     def _states(self, owns: Sequence[Arrays | None]) -> Tensors:
         """Return the state of all clients, (k, ...) by name."""
@@ -394,10 +398,10 @@ def _set_by(client: MappedClient, own: Groups) -> dict[tuple[str, str], torch.Te
     """
     before = {"state": own["state"], "shared": dict(client.received) | own["shared"]}
     found: dict[tuple[str, str], torch.Tensor] = {}
-    for group, tensors in (("state", client.state), ("shared", client.shared)):
-        if others := sorted(tensors.keys() ^ before[group].keys()):
+    for group, now in (("state", client.state), ("shared", client.shared)):
+        if others := sorted(now.keys() ^ before[group].keys()):
             raise CannotBatch(f"adds names to client.{group}, or removes them: {', '.join(others)}")
-        found |= {(group, name): t for name, t in tensors.items() if t is not before[group][name]}
+        found |= {(group, name): t for name, t in now.items() if t is not before[group][name]}
     return found
 
 

@@ -14,8 +14,10 @@ from torch import nn
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
+from atoll.parallel.local_training.trees import map_tensors, tensors
 from atoll.parallel.local_training.units import IGNORED, Units, are_numbered, as_units
 from atoll.parallel.task.metrics import Metric, Metrics, Statistics
+from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 
 Sizes = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -33,20 +35,21 @@ class Losses:
     def __init__(
         self,
         loss: Callable[[Any, Any], torch.Tensor],
-        own: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
+        own: Callable[[Any], tuple[torch.Tensor, torch.Tensor]] | None = None,
     ) -> None:
         self._loss, self._own = loss, own
         self.is_plain = own is None and (loss is nn.functional.cross_entropy or _is_plain_module(loss))
         """Identity of the loss: True if it is the plain cross entropy, without options."""
         self._each = Each(lambda outputs, targets: (loss(outputs, targets),))
 
-    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-        """Compute the losses (m,) with gradients from outputs and targets (m n, ...).
+    def __call__(self, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+        """Compute the losses (m,) with gradients from outputs, a tree of tensors, and targets (m n, ...).
 
         Raises:
             CannotBatch: the loss of a batch is not a single number.
         """
-        if self.is_plain and outputs.dim() == 2 and targets.dim() == 1 and are_classes(targets):
+        is_matrix = isinstance(outputs, torch.Tensor) and outputs.dim() == 2
+        if self.is_plain and is_matrix and targets.dim() == 1 and are_classes(targets):
             each = nn.functional.cross_entropy(outputs, targets, reduction="none").view(len(sizes), -1)
             return (each * weights(sizes, each)).sum(1)
         (found,) = self._each(outputs, targets, sizes)
@@ -54,7 +57,7 @@ class Losses:
             raise CannotBatch(f"the loss must be a single number, got {tuple(found.shape[1:])}")
         return found.flatten()
 
-    def both(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+    def both(self, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the losses to report (m,), and those whose gradient is taken; arguments and errors as for a call."""
         if self._own is not None:
             return self._own(outputs)
@@ -72,31 +75,34 @@ class Each:
     def __init__(self, function: Callable[[Any, Any], Sequence[Any]]) -> None:
         self._function, self._is_mapped = function, True
 
-    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> list[torch.Tensor]:
-        """Compute each of the numbers for all clients, (m,), from outputs and targets (m n, ...)."""
-        many, goals = (tensor.unflatten(0, (len(sizes), -1)) for tensor in (outputs, targets))  # type: ignore[no-untyped-call]
-        if (sizes == many.shape[1]).all():
+    def __call__(self, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> list[torch.Tensor]:
+        """Compute each of the numbers for all clients, (m,), from outputs, a tree, and targets (m n, ...)."""
+        many, goals = by_client(outputs, len(sizes)), by_client(targets, len(sizes))
+        if (sizes == goals.shape[1]).all():
             return self._same(many, goals)
         lengths = np.unique(sizes)
         members = [torch.from_numpy(np.flatnonzero(sizes == length)) for length in lengths]
         parts = [
-            self._same(many[group, :length], goals[group, :length])
+            self._same(map_tensors(lambda t: t[group, :length], many), goals[group, :length])  # noqa: B023
             for length, group in zip(lengths.tolist(), members, strict=True)
         ]
         back = torch.argsort(torch.cat(members))
         return [torch.cat(column)[back] for column in zip(*parts, strict=True)]
 
-    def _same(self, many: torch.Tensor, goals: torch.Tensor) -> list[torch.Tensor]:
+    def _same(self, many: Any, goals: torch.Tensor) -> list[torch.Tensor]:
+        parts = (goals, *tensors(many))
+
+        def alone(targets: torch.Tensor, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            numbers = self._function(filled(many, outputs), targets)
+            return tuple(torch.as_tensor(number, device=targets.device) for number in numbers)
+
         if self._is_mapped:
             try:
-                return list(vmap(self._tensors)(many, goals))
+                return list(vmap(alone)(*parts))
             except RuntimeError:  # data-dependent control flow, .item(), an operation without a rule
                 self._is_mapped = False
-        rows = [self._tensors(outputs, targets) for outputs, targets in zip(many, goals, strict=True)]
+        rows = [alone(*own) for own in zip(*parts, strict=True)]
         return [torch.stack(column) for column in zip(*rows, strict=True)]
-
-    def _tensors(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.as_tensor(number, device=outputs.device) for number in self._function(outputs, targets))
 
 
 class UnitsOfEach:
@@ -111,7 +117,7 @@ class UnitsOfEach:
         function = units.function
         self._each = None if function is None else Each(lambda _outputs, targets: (function(targets),))
 
-    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
         """Return factors and counts (m,) float64, from outputs and targets (m n, ...)."""
         rows = torch.from_numpy(sizes).to(torch.float64)
         if self._all.is_sum:
@@ -145,14 +151,14 @@ class Measured:
         self._clients = clients
 
     @torch.no_grad()
-    def add(self, losses: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> None:
+    def add(self, losses: torch.Tensor, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> None:
         """Add one step of the first m clients."""
         self._losses.append(losses.detach())
         factors, counts = self._units(outputs, targets, sizes)
         self._factors.append(factors)
         self._counts.append(counts)
         for name, metric in self._metrics.items():
-            self._found[name].append(metric(outputs.detach(), targets, sizes))
+            self._found[name].append(metric(map_tensors(torch.Tensor.detach, outputs), targets, sizes))
 
     def statistics(self) -> list[Statistics]:
         """Return the statistics of each client, summed in the order of the sequential engine."""

@@ -15,11 +15,13 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.parallel.local_training.parameters import state_of
+from atoll.parallel.local_training.trees import map_tensors, tensors
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.local import Local
 from atoll.simulations.engines.batched.chain import Chain
 from atoll.simulations.engines.batched.dropout import Dropouts, Masks
 from atoll.simulations.engines.batched.measures import Losses, Sizes
+from atoll.simulations.engines.batched.outputs import by_client, check_rows, filled
 from atoll.simulations.engines.batched.shared import Running, Shared, running_of
 from atoll.simulations.engines.batched.stack import CannotBatch, Follower, Place, Stack
 from atoll.simulations.engines.batched.stacked_layers import keep_in_range
@@ -80,7 +82,7 @@ class Net:
         self._shared.leaves.clear()
         self.stack.begin(start, corrections, clients=clients, length=length)
 
-    def advance(self, inputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+    def advance(self, inputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, Any]:
         """Make one step of m clients with n consecutive examples each.
 
         Args:
@@ -89,7 +91,7 @@ class Net:
             sizes: (m), the number of each client's first examples that count.
 
         Returns:
-            Each client's mean loss before the step (m), and the outputs (m n, ...).
+            Each client's mean loss before the step (m), and the outputs, a tree of tensors (m n, ...).
 
         Raises:
             CannotBatch: the outputs of the model, or the loss, cannot be divided by client.
@@ -102,25 +104,27 @@ class Net:
             outputs = self._forward(inputs)
         losses, objectives = self._losses.both(outputs, targets, sizes)
         self._shared.backward(objectives.sum())
-        return losses.detach(), outputs.detach()
+        return losses.detach(), map_tensors(torch.Tensor.detach, outputs)
 
-    def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _forward(self, inputs: torch.Tensor) -> Any:
         outputs = self._model(inputs) if self.kind == "stacked" else self._mapped(inputs)
-        if not isinstance(outputs, torch.Tensor) or outputs.shape[:1] != inputs.shape[:1]:
-            raise CannotBatch("the model's outputs are not a tensor with one row for each example")
+        check_rows(outputs, len(inputs))
         return outputs
 
-    def _mapped(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _mapped(self, inputs: torch.Tensor) -> Any:
         """Map the forward alone, so that the backward is autograd's over products of m matrices."""
         leaves = {place: self._shared.leaf(name) for place, name in self._places.items()}
-        each = inputs.unflatten(0, (self.stack.clients, -1))  # type: ignore[no-untyped-call]
-        with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no rule for batches of batches
-            outputs = vmap(self._alone)(leaves, each)
-        return outputs.flatten(0, 1) if isinstance(outputs, torch.Tensor) else outputs
+        form: list[Any] = []
 
-    def _alone(self, weights: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
-        """Call the model of one client; `_places` has the ties, because torch's fail on a module with two names."""
-        return functional_call(self._model, weights, (x,), tie_weights=False)
+        def alone(weights: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            outputs = functional_call(self._model, weights, (x,), tie_weights=False)  # `_places` has the ties
+            check_rows(outputs, len(x))
+            form.append(outputs)
+            return tuple(tensors(outputs))
+
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no rule for batches of batches
+            found = vmap(alone)(leaves, by_client(inputs, self.stack.clients))
+        return filled(form[0], (tensor.flatten(0, 1) for tensor in found))
 
 
 def _by_hand(model: nn.Module, losses: Losses, stack: Stack) -> Chain:

@@ -1,5 +1,6 @@
 """Trainings that every engine must support, and the results of a deployed client as the reference for their bits."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -140,6 +141,35 @@ def noisy_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.RReLU(), nn.Linear(8, 3))
 
 
+class Featured(nn.Module):
+    """A model that returns its features beside the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        features = self.body(inputs)
+        return self.head(features), features
+
+
+class Recorded(Featured):
+    """The same as a mapping, as the models of transformers have it; a place of it is empty."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        scores, features = super().forward(inputs)
+        return OrderedDict(loss=None, scores=scores, features=[features])
+
+
+def featured_loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    scores, features = outputs
+    return nn.functional.cross_entropy(scores, targets) + 0.1 * features.square().mean()
+
+
+def recorded_loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    return featured_loss((outputs["scores"], *outputs["features"]), targets)
+
+
 class ReadOneByOne(Dataset[Any]):
     """A data set without tensors, in which each reading draws from the seeded generator."""
 
@@ -164,6 +194,7 @@ class Case:
     steps: int | None = None
     units: Any = None
     travels: str = "all"
+    metric: Callable[[Any, Any], Any] = accuracy
 
     def task(self) -> Task:
         return Task(
@@ -171,7 +202,7 @@ class Case:
             data=lambda site, split: TensorDataset(*self.examples(SIZES.get(site, 7), SIZES.get(site, 7))),
             sites=list(SIZES),
             loss=self.loss,
-            metrics={"accuracy": accuracy},
+            metrics={"accuracy": self.metric},
             local=Local(batch_size=8),
             units=self.units,
             travels=self.travels,
@@ -227,6 +258,8 @@ BATCHABLE = [
     Case("frozen decoder", **WORDS | {"model": frozen_decoder}, local={"prox_mu": 0.5}, travels="trained"),
     Case("mlp class weights", loss=class_loss, units=class_weight),
     Case("mlp sum", loss=summed_loss, units="sum"),
+    Case("outputs in a tuple", model=Featured, loss=featured_loss, metric=lambda o, t: accuracy(o[0], t)),
+    Case("outputs in a mapping", model=Recorded, loss=recorded_loss, metric=lambda o, t: accuracy(o["scores"], t)),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, softmax
 
 from atoll import Algorithm
 from atoll.parallel.task.arrays import Arrays
@@ -23,10 +23,13 @@ from tests.simulations.engines.cases import (
     SIZES,
     WORDS,
     Case,
+    Featured,
+    accuracy,
     all_trained,
     batchnorm_cnn,
     cnn,
     dropout_mlp,
+    featured_loss,
     first_version,
     groupnorm_cnn,
     images,
@@ -144,6 +147,21 @@ class Prepared(Algorithm):
         client.shared["sum"] = client.state["anchor"].sum() * client.num_steps
 
 
+class Contrast(Algorithm):
+    """MOON: features that are near those of the global model, and far from those of the last local one."""
+
+    def state(self, model):
+        return model.state_dict()
+
+    def loss(self, client, loss, outputs):
+        towards, away = client.outputs(client.start)[1], client.outputs(client.state)[1]
+        pairs = torch.stack([cosine_similarity(outputs[1], other) / 0.5 for other in (towards, away)], dim=1)
+        return loss + cross_entropy(pairs, torch.zeros(len(pairs), dtype=torch.long))
+
+    def end(self, client):
+        client.state = {name: tensor.clone() for name, tensor in client.parameters.items()}
+
+
 @dataclass(frozen=True)
 class Hooked:
     algorithm: type[Algorithm]
@@ -215,6 +233,12 @@ VARIANTS = [
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_hooks_agree_with_a_deployed_client(algorithm: type[Algorithm]) -> None:
     check(training_of(algorithm(), {"epochs": 2}))
+
+
+@pytest.mark.slow
+def test_a_hook_sees_all_outputs_of_a_model() -> None:
+    pair = {"model": Featured, "loss": featured_loss, "metric": lambda outputs, targets: accuracy(outputs[0], targets)}
+    check(training_of(Contrast(), {"epochs": 2}, **pair))
 
 
 @pytest.mark.long

@@ -1,0 +1,32 @@
+"""The outputs of a model for many clients: a tensor, or a tree of tensors, each with one row for each example."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from atoll.parallel.local_training.trees import leaves, map_tensors
+from atoll.simulations.engines.batched.stack import CannotBatch
+
+
+def filled(tree: Any, tensors: Iterable[torch.Tensor]) -> Any:
+    """Return a tree of the same types with other tensors, from left to right."""
+    each = iter(tensors)
+    return map_tensors(lambda _: next(each), tree)
+
+
+def by_client(tree: Any, clients: int) -> Any:
+    """Return (m, n, ...) of tensors (m n, ...)."""
+    return map_tensors(lambda tensor: tensor.unflatten(0, (clients, -1)), tree)  # type: ignore[no-untyped-call]
+
+
+def check_rows(outputs: Any, rows: int) -> None:
+    """Check that outputs can be divided by example.
+
+    Raises:
+        CannotBatch: they hold something else than tensors with one row for each example.
+    """
+    for leaf in leaves(outputs):
+        if leaf is not None and not (isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (rows,)):
+            what = f"a {type(leaf).__name__}" if not isinstance(leaf, torch.Tensor) else f"a tensor {tuple(leaf.shape)}"
+            raise CannotBatch(f"the model's outputs have {what}, and not one row for each of the {rows} examples")
