@@ -103,10 +103,10 @@ _OF_FILES: Mapping[type[OSError], str] = {
 
 def _of_a_file(error: OSError) -> str:
     """Return the message of an error; one of the operating system about a file becomes a sentence."""
-    words = _OF_FILES.get(type(error))
-    if words is None or not isinstance(error.filename, str | Path):
+    if not isinstance(error.filename, str | Path):
         return str(error)
-    return words.format(error.filename)
+    other = f"{{0}} cannot be used: {str(error.strerror).lower()}: name another path"
+    return _OF_FILES.get(type(error), other).format(error.filename)
 
 
 def _discard_output() -> None:

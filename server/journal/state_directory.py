@@ -63,7 +63,9 @@ class StateDirectory:
         except StateInUse:
             raise
         except OSError as error:
-            raise StateUnusable(f"{path} cannot be written: {error}") from error
+            raise StateUnusable(
+                f"{path} cannot be written: {str(error.strerror).lower()}: name another path"
+            ) from error
         opened = None
         try:
             opened = binding.open_database(path, database)

@@ -1,6 +1,7 @@
 """The operator's mistakes: all at once, one line each, exit code 2, nothing started."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from atoll.cli.faults import EXIT_AWAY
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import TINY, invoke, refused, told
 from tests.waiting import BOUND_S
+
+MODEL = Path(__file__).parents[1] / "parallel" / "trainer" / "tasks.py"
 
 
 @pytest.fixture
@@ -43,6 +46,19 @@ def test_a_task_that_is_not_there_is_named_with_its_absolute_path(command: list[
         f"{run_toml}: task: there is no file {tmp_path / 'nowhere.py'}",
         f"{run_toml}: cohort.sampler: there is no file {tmp_path / 'neither.py'}",
     ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["new"], ["simulate", f"{TINY}:task", "--out"], ["train", f"{MODEL}:task", "--out"], ["coordinator", "--state"]],
+)
+def test_a_folder_that_cannot_be_made_is_named_with_the_reason(command: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / ("n" * 300)
+    (fault,) = refused(*command, folder)
+    assert fault.removeprefix("--out: ").startswith(str(folder))
+    assert ": file name too long" in fault.lower()
+    assert "Errno" not in fault
+    assert re.search("(name|choose) another (path|folder)$", fault)
 
 
 def test_a_database_that_is_away_is_worth_another_try(tmp_path: Path) -> None:

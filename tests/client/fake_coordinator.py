@@ -347,6 +347,8 @@ async def agent(lagoon_, state, runner=None, *, authorities=None, **fields):
     finally:
         task.cancel()
         await asyncio.wait({task})
+        if not task.cancelled():  # a shutdown that fails may leave a connection open
+            task.result()
 
 
 async def until(condition, timeout=BOUND_S):

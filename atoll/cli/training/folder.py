@@ -29,8 +29,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     Raises:
         CommandError: another process trains in the folder, the folder cannot be made, or it has files of another kind.
     """
-    _check_place(folder)
     try:
+        _check_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file(folder / LOCK, f"process {os.getpid()} on {platform.node()}"[:OWNER_BYTES_MAX])
         _check_room(folder)

@@ -29,4 +29,4 @@ def check_rows(outputs: Any, rows: int) -> None:
     for leaf in leaves(outputs):
         if leaf is not None and not (isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (rows,)):
             what = f"a {type(leaf).__name__}" if not isinstance(leaf, torch.Tensor) else f"a tensor {tuple(leaf.shape)}"
-            raise CannotBatch(f"the model's outputs have {what}, and not one row for each of the {rows} examples")
+            raise CannotBatch(f"the model's outputs have {what}, and not one row for each example")
