@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
@@ -81,8 +82,14 @@ class Pipeline:
     ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
         group = axes.group("pp")
+
+        def mesh_of(names: tuple[str, ...], _layout: Any) -> DeviceMesh:
+            """Return the mesh of a DTensor that the stage before hands on, such as that of a norm under tp."""
+            return axes.device_mesh[names]
+
         stages = [
-            Stage(part, index, plan.num_stages, device, group=group) for part, index in zip(parts, indices, strict=True)
+            Stage(part, index, plan.num_stages, device, group=group, get_mesh=mesh_of)
+            for part, index in zip(parts, indices, strict=True)
         ]
         kind = get_schedule_class(SCHEDULES[plan.schedule][0])
         self._schedule: Any = kind(

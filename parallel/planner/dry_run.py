@@ -231,6 +231,8 @@ def _stage_kind(shape: ModelShape, candidate: Candidate) -> type[pipeline.Stage]
             given = tokens if index == 0 else between
             returned = logits if index == num_stages - 1 else between
             super().__init__(part, index, num_stages, device, input_args=given, output_args=returned, **options)
+            if index < num_stages - 1:  # a norm under tp gives a DTensor, whose shard is what is sent
+                part.register_forward_hook(lambda _part, _inputs, outputs: _local(outputs))
 
         def _warmup_forward_vote(self, *_args: Any, **_options: Any) -> torch.Tensor:
             return torch.tensor([1])

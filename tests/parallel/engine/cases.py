@@ -1,8 +1,8 @@
 """Every strategy as a case: a model, a plan, the ranks that it needs, and how near it must come to the plain loop."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from atoll.parallel.data.batch import Batch, count_units
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
+from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
@@ -25,12 +26,19 @@ from tests.parallel.engine.reference import Trace
 VOCAB, SEQUENCE = 64, 16
 
 
-def decoder(layers: int = 8, *, tied: bool = False, heads: int = 8, kv_heads: int | None = None) -> nn.Module:
+def decoder(
+    layers: int = 8,
+    *,
+    tied: bool = False,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    kind: type[Decoder] = Decoder,
+) -> nn.Module:
     torch.manual_seed(0)
     config = DecoderConfig(
         vocab=VOCAB, dim=32, layers=layers, heads=heads, kv_heads=kv_heads, ffn=64, sequence=SEQUENCE, tied=tied
     )
-    return Decoder(config)
+    return kind(config)
 
 
 def small() -> nn.Module:
@@ -100,6 +108,31 @@ def frozen() -> nn.Module:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("norm" not in name and "embed" not in name)
     return model
+
+
+class Apart(Decoder):
+    """A decoder that is cut before its head, whose pieces cost otherwise."""
+
+    weights: ClassVar[Mapping[str, float]] = {"head": 9, "norm": 0.1}
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """The same but for the costs."""
+        return replace(super().blueprint, weights=self.weights)
+
+
+class ApartWithNorm(Apart):
+    """The same, cut before its last norm."""
+
+    weights: ClassVar[Mapping[str, float]] = {"head": 1, "norm": 3}
+
+
+def before_head() -> nn.Module:
+    return decoder(2, kind=Apart)
+
+
+def before_norm() -> nn.Module:
+    return decoder(2, kind=ApartWithNorm)
 
 
 def own_module() -> nn.Module:
@@ -297,6 +330,9 @@ def several_axes() -> Iterator[Case]:
     yield Case("pp x tp 2x2, tied", plan(pp=2, tp=2), tied)
     yield Case("pp x tp 2x2, loss parallel", plan(pp=2, tp=2, loss_parallel=True))
     yield Case("pp x tp 2x2, loss parallel, tied", plan(pp=2, tp=2, loss_parallel=True), tied)
+    yield Case("pp x tp 2x2, the head alone", plan(pp=2, tp=2), before_head)
+    yield Case("pp x tp 2x2, norm and head", plan(pp=2, tp=2, loss_parallel=True), before_norm)
+    yield Case("pp x fsdp x tp 2x2x2, the head alone", plan(pp=2, dp_shard=2, tp=2), before_head)
     for ranks, axes in {"2x4": {"pp": 2, "dp_shard": 4}, "4x2": {"pp": 4, "dp_shard": 2}}.items():
         yield Case(f"pp x fsdp {ranks}", plan(**axes), decoder)
     for ranks, axes in {"2x4": {"pp": 2, "tp": 4}, "4x2": {"pp": 4, "tp": 2}}.items():

@@ -38,6 +38,7 @@ HERE = (
     "odd: pp x ddp 2x2",
     "hsdp 2x2",
     "zero-3 4, one example",
+    "pp x tp 2x2, the head alone",
     "pp x fsdp x tp 2x2x2",
 )
 

@@ -8,7 +8,7 @@ import torch
 from atoll.parallel.engine.forked import RankFailed
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.planner.candidate import Candidate
+from atoll.parallel.planner.candidate import Candidate, stages
 from atoll.parallel.planner.counting import Watch
 from atoll.parallel.planner.dry_run import apart
 from atoll.parallel.planner.memory import memory
@@ -61,6 +61,15 @@ def test_the_peak_with_many_words_under_tp_is_within_15_per_cent_of_the_predicti
     """The embedding's gradient is whole on each rank of a tensor group while it accumulates."""
     shape, candidate = replace(SMALL, vocab=words), Candidate(plan=plan)
     assert apart(shape, candidate, rank).peak == pytest.approx(memory(shape, candidate, rank).total, rel=0.15)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_stage_of_the_head_alone_is_as_predicted(rank: int) -> None:
+    """The norm before it is cut along the sequence, and so is what the first stage sends."""
+    plan = Plan(mesh=Mesh(pp=2, dp_shard=2, tp=2), num_microbatches=4)
+    shape, candidate = replace(SMALL, vocab=4096), Candidate(plan=plan)
+    assert [stage.num_blocks for stage in stages(shape, 2)] == [4, 0]
+    assert differences(shape, candidate, apart(shape, candidate, rank)) == []
 
 
 def test_what_can_be_hidden_is_told_from_what_is_waited_for() -> None:
