@@ -111,7 +111,7 @@ class Ends:
         if before is not None:
             part.get_submodule(before).register_forward_hook(lambda *_: self._received)
         if last is not None:
-            part.get_submodule(last).register_forward_hook(torch.compiler.disable(self._keep))
+            part.get_submodule(last).register_forward_hook(torch.compiler.disable(self._keep))  # type: ignore[no-untyped-call]
         part.register_forward_hook(self._hand_on)
         self._is_last = last is None
 

@@ -83,9 +83,9 @@ class Pipeline:
         indices = stages_of(axes.coordinates["pp"], plan)
         group = axes.group("pp")
 
-        def mesh_of(names: tuple[str, ...], _layout: Any) -> DeviceMesh:
+        def mesh_of(mesh_dim_names: tuple[str, ...], mesh_layout: Any) -> DeviceMesh:  # torch calls it by these names
             """Return the mesh of a DTensor that the stage before hands on, such as that of a norm under tp."""
-            return axes.device_mesh[names]
+            return axes.device_mesh[mesh_dim_names]
 
         stages = [
             Stage(part, index, plan.num_stages, device, group=group, get_mesh=mesh_of)
