@@ -22,7 +22,6 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import depends_on_context, within
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.task import Task
-from atoll.simulations.engines.batched.activations import activation_bytes
 from atoll.simulations.engines.batched.concatenation import concatenated, of_one_kind
 from atoll.simulations.engines.batched.dropout import Masks
 from atoll.simulations.engines.batched.factors import pay
@@ -30,6 +29,7 @@ from atoll.simulations.engines.batched.hooks import HookRefused, Hooks, LooksAtB
 from atoll.simulations.engines.batched.mapped_client import SharedContext
 from atoll.simulations.engines.batched.measures import Losses, Measured, UnitsOfEach, metrics_of
 from atoll.simulations.engines.batched.nets import Net
+from atoll.simulations.engines.batched.outputs import activation_bytes
 from atoll.simulations.engines.batched.probe import Alone, Probe
 from atoll.simulations.engines.batched.schedule import Schedule
 from atoll.simulations.engines.batched.shared import BATCH_NORMS, running_of

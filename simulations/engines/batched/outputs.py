@@ -1,9 +1,13 @@
-"""The outputs of a model for many clients: a tensor, or a tree of tensors, each with one row for each example."""
+"""The outputs of a model for many clients, and the size of those of its layers.
+
+A model gives a tensor, or a tree of tensors, each with one row for each example.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from atoll.parallel.local_training.trees import leaves, map_tensors
 from atoll.simulations.engines.batched.stack import CannotBatch
@@ -30,3 +34,23 @@ def check_rows(outputs: Any, rows: int) -> None:
         if leaf is not None and not (isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (rows,)):
             what = f"a {type(leaf).__name__}" if not isinstance(leaf, torch.Tensor) else f"a tensor {tuple(leaf.shape)}"
             raise CannotBatch(f"the model's outputs have {what}, and not one row for each example")
+
+
+def activation_bytes(model: nn.Module, inputs: Any) -> int:
+    """Return the size of the outputs of the model's innermost modules [bytes], at least 1.
+
+    Outputs of functions between modules do not count. The hooks remain in the model, so pass one that is not used
+    otherwise.
+    """
+    sizes = [1]
+
+    def note(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if isinstance(outputs, torch.Tensor):
+            sizes.append(outputs.nbytes)
+
+    for module in model.modules():
+        if not any(True for _ in module.children()):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        model(inputs)
+    return sum(sizes)
