@@ -220,9 +220,10 @@ def _chainless(model: nn.Module) -> str:
     """Return the reason why a model has no chain, with the way out."""
     kind = type(model).__name__
     if inside := [type(inner).__name__ for _, inner in hugging_face_models(model)]:
+        what = kind if inside == [kind] else f"all of {kind} (around {', '.join(inside)})"
         return (
-            f"a pipeline needs a chain, and transformers plans none for all of {kind} ({', '.join(inside)}): use pp=1, "
-            "or declare blueprint.chain in a model of your own; dp_shard divides every model"
+            f"a pipeline needs a chain, and transformers plans none for {what}: use pp=1, or declare blueprint.chain "
+            "in a model of your own; dp_shard divides every model"
         )
     why = "has a forward or hooks of its own" if isinstance(model, nn.Sequential) else "is no nn.Sequential"
     return f"a pipeline needs a chain: {kind} {why} and declares no blueprint.chain; declare it, or use pp=1"

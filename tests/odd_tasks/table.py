@@ -60,7 +60,7 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "late_buffer": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "registered by the model's forward pass"},
     "growing_buffer": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "queue: its shape was (0, 3)"},
     "stream": {EVERYWHERE: "which has no"},
-    "no_row": {SIMULATED: "site 'a' has no example to train on"},
+    "no_row": {("agents",): "the data set is empty; a site needs", SIMULATED: "site 'a' has no example to train on"},
     "arrays": {CENTRAL: "an ArrayTask, which trains with its own code"},
     "scikit_learn": {CENTRAL: "an ArrayTask, which trains with its own code"},
 }

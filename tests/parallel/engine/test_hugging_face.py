@@ -238,7 +238,7 @@ def of_classes(**options: Any) -> nn.Module:
 
 
 WITHOUT_STAGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "no plan": (REFUSED["no plan"][0], "transformers plans none for all of GPT2LMHeadModel .*: use pp=1, or declare"),
+    "no plan": (REFUSED["no plan"][0], "transformers plans none for GPT2LMHeadModel: use pp=1, or declare"),
     "words again": (
         Skips,
         "Skips computes its outputs from more than that of inner.lm_head, which later",
@@ -249,7 +249,7 @@ WITHOUT_STAGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "prompts": (
         REFUSED["prompts"][0],
-        "transformers plans none for all of PeftModelForCausalLM",
+        r"none for all of PeftModelForCausalLM \(around LlamaForCausalLM\): use",
     ),
     "routers": (
         lambda: of_family("Mixtral", num_local_experts=4, output_router_logits=True),
