@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 
@@ -76,6 +77,17 @@ def give_memory(parts: Sequence[nn.Module], device: torch.device | str) -> None:
         for (first, name), *others in places.values():
             for module, other in others:  # tied: `fully_shard` ties its own
                 module._parameters[other] = first._parameters[name]
+        _pad(part)
+
+
+def _pad(part: nn.Module) -> None:
+    """Let `fully_shard` pad the smaller shards now: before the first pass it would replace the memory of a parameter,
+    and what holds the parameter's tensor from before, such as a hook with a `state_dict`, would no longer follow it.
+    """
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            for group in fully_shard.state(module)._fsdp_param_groups:  # type: ignore[attr-defined]
+                group.lazy_init()
 
 
 def _give(module: nn.Module, device: torch.device | str) -> None:
