@@ -28,35 +28,23 @@ ROWS, WORDS = 2, 5
 """The shape of the trial's tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedChain:
-    """The chain of a Hugging Face model."""
+def planned_chain(model: nn.Module) -> tuple[str, ...]:
+    """Return the chain of a Hugging Face model, or of one that has it inside; empty if it leaves out state.
 
-    names: tuple[str, ...] = ()
-    """Names of the modules in the order of their calls; a ModuleList stands for its items."""
-
-    beside: tuple[str, ...] = ()
-    """Names of the modules that each stage keeps, such as rotary tables: no tensor of them travels or is trained."""
-
-
-def planned_chain(model: nn.Module) -> PlannedChain:
-    """Return the chain of a Hugging Face model, or of one that has it inside; none if it leaves tensors out.
-
-    The modules of transformers' plan come first, then heads that the plan does not name, such as a classifier's.
+    The modules of transformers' plan come first, then heads that the plan does not name, such as a classifier's. A
+    ModuleList stands for its items. Each stage keeps the tables beside the chain, such as those of rotary embeddings.
     """
     found = list(hugging_face_models(model))
     plan = getattr(found[0][1], "_pp_plan", None) if len(found) == 1 else None
     if not plan:
-        return PlannedChain()
+        return ()
     ((prefix, inner),) = found
     core = f"{inner.base_model_prefix}."
     ordered = [*sorted(plan, key=lambda name: not name.startswith(core)), *_heads(inner, core, plan)]
     modules = dict(inner.named_modules())
     names = tuple(f"{prefix}.{name}".lstrip(".") for name in ordered if name in modules)
-    beside = tuple(_beside(model, names))
-    tensors = (*dict(model.named_parameters()), *dict(model.named_buffers()))
-    covered = tuple(f"{name}." for name in (*names, *beside))
-    return PlannedChain(names, beside) if all(tensor.startswith(covered) for tensor in tensors) else PlannedChain()
+    inside = tuple(f"{name}." for name in names)
+    return names if all(tensor.startswith(inside) for tensor in state_names(model)) else ()
 
 
 def _heads(inner: nn.Module, core: str, plan: Mapping[str, Any]) -> Iterator[str]:
@@ -66,13 +54,12 @@ def _heads(inner: nn.Module, core: str, plan: Mapping[str, Any]) -> Iterator[str
             yield name
 
 
-def _beside(model: nn.Module, names: Sequence[str]) -> Iterator[str]:
-    """Yield the modules outside of the chain with buffers that are no part of the model's state."""
-    inside = tuple(f"{name}." for name in names)
-    for name, module in model.named_modules():
-        tables = dict(module.named_buffers(recurse=False))
-        if tables and tables.keys() <= module._non_persistent_buffers_set and not f"{name}.".startswith(inside):
-            yield name
+def state_names(model: nn.Module) -> Iterator[str]:
+    """Yield the names of a model's parameters and of those buffers that are part of its state."""
+    yield from (name for name, _ in model.named_parameters())
+    for prefix, module in model.named_modules():
+        kept = module._buffers.keys() - module._non_persistent_buffers_set
+        yield from (f"{prefix}.{name}".lstrip(".") for name in kept if module._buffers[name] is not None)
 
 
 class Passing(nn.Identity):

@@ -51,9 +51,6 @@ class Blueprint:
     """The chain is transformers' plan for the model: its layers may take more than one argument, and a stage has hooks
     that hand its values on (`adapters.pipeline_plan`)."""
 
-    beside: Sequence[str] = ()
-    """Names of modules with constant tables that each stage of a planned chain keeps."""
-
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""
 
@@ -80,12 +77,11 @@ def blueprint_of(model: nn.Module) -> Blueprint:
         return declared
     children = tuple(model._modules) if _is_row(model) else ()  # `named_children` omits the second name of a module
     planned = planned_chain(model)
-    is_planned = bool(planned.names) and not children
+    is_planned = bool(planned) and not children
     chained = Blueprint(
-        chain=children or planned.names,
+        chain=children or planned,
         is_planned=is_planned,
-        beside=planned.beside,
-        weights=_planned_weights(model, planned.names) if is_planned else {},
+        weights=_planned_weights(model, planned) if is_planned else {},
     )
     if not (plan := tensor_plan(model)):
         return chained
@@ -202,7 +198,7 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a name of its own")
-    if outside := _outside(model, (*names, *blueprint_of(model).beside)):
+    if outside := [] if blueprint_of(model).is_planned else _outside(model, names):
         raise ValueError(f"{', '.join(outside)} belong to no module of the chain, so every stage would use them")
     starts = [index for index, name in enumerate(names) if _is_trained(model.get_submodule(name))]
     if len(starts) < num_stages:

@@ -78,7 +78,7 @@ class Pipeline:
         plan: Plan,
         axes: Axes,
         device: torch.device,
-        shape: PipelineShape = PipelineShape(),  # noqa: B008  (frozen)
+        shape: PipelineShape,
     ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
         group = axes.group("pp")

@@ -82,10 +82,11 @@ class Each:
             return self._same(many, goals)
         lengths = np.unique(sizes)
         members = [torch.from_numpy(np.flatnonzero(sizes == length)) for length in lengths]
-        parts = [
-            self._same(map_tensors(lambda t: t[group, :length], many), goals[group, :length])  # noqa: B023
-            for length, group in zip(lengths.tolist(), members, strict=True)
-        ]
+
+        def of(group: torch.Tensor, length: int) -> list[torch.Tensor]:
+            return self._same(map_tensors(lambda tensor: tensor[group, :length], many), goals[group, :length])
+
+        parts = list(map(of, members, lengths.tolist()))
         back = torch.argsort(torch.cat(members))
         return [torch.cat(column)[back] for column in zip(*parts, strict=True)]
 

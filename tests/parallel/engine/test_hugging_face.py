@@ -185,13 +185,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_tp_cannot_divide_is_refused_before_anything_runs(name: str) -> None:
-    make, told = REFUSED[name]
+def check_refused(make: Callable[[], nn.Module], told: str, mesh: Mesh) -> None:
     model = make()
     with pytest.raises(ValueError, match=told):
-        check_model(model, Plan(mesh=Mesh(tp=2)))
+        check_model(model, Plan(mesh=mesh))
     check_model(model, Plan(mesh=Mesh(dp_shard=2)))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_tp_cannot_divide_is_refused_before_anything_runs(name: str) -> None:
+    check_refused(*REFUSED[name], Mesh(tp=2))
 
 
 def outputs_on_ranks(layout: Plan) -> list[str]:
@@ -230,6 +233,31 @@ class Skips(nn.Module):
         return logits + tokens.sum()
 
 
+class Shifts(nn.Module):
+    """A parameter in front of a Llama, beside a table that is no state: no stage may keep it for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.shift = of_family("Llama"), nn.Parameter(torch.zeros(()))
+        self.register_buffer("table", torch.zeros(2), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.inner(tokens).logits
+        return logits + self.shift
+
+
+class Beside(nn.Module):
+    """The same, one module further in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Shifts()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(tokens)
+        return logits
+
+
 def of_classes(**options: Any) -> nn.Module:
     config = transformers.LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, **options
@@ -247,6 +275,7 @@ WITHOUT_STAGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: of_classes(pad_token_id=0),
         "LlamaForSequenceClassification cannot be called in stages",
     ),
+    "a weight beside the chain": (Beside, r"transformers plans none for all of Beside \(around LlamaForCausalLM\)"),
     "prompts": (
         REFUSED["prompts"][0],
         r"none for all of PeftModelForCausalLM \(around LlamaForCausalLM\): use",
@@ -264,11 +293,7 @@ WITHOUT_STAGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.parametrize("name", WITHOUT_STAGES)
 def test_what_a_pipeline_cannot_compute_is_refused_before_anything_runs(name: str) -> None:
-    make, told = WITHOUT_STAGES[name]
-    model = make()
-    with pytest.raises(ValueError, match=told):
-        check_model(model, Plan(mesh=Mesh(pp=2)))
-    check_model(model, Plan(mesh=Mesh(dp_shard=2)))
+    check_refused(*WITHOUT_STAGES[name], Mesh(pp=2))
 
 
 def test_the_chain_of_a_model_on_meta_is_checked_without_its_weights() -> None:
