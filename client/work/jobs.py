@@ -109,10 +109,7 @@ class Jobs:
                 owed=self._residuals.current(_residual_owner(invitation)) if invitation.codec else (),
                 residual=self._residual_out,
             )
-            training = asyncio.ensure_future(self._runner.train(order))
-            await asyncio.sleep(0)  # lets it begin
-            crash_points.reached("agent.training")
-            trained = await training
+            trained = await self._training(order)
             crash_points.reached("agent.trained")
             entry = await self._spool_update(invitation, trained)
         except RunnerFailed as error:
@@ -121,6 +118,16 @@ class Jobs:
             return JobFailed(key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
         crash_points.reached("agent.spooled")
         return Trained(key, entry.digest)
+
+    async def _training(self, order: TrainOrder) -> Training:
+        """Train, with a crash point once it has begun; a job that is cancelled in between leaves no training behind."""
+        training = asyncio.ensure_future(self._runner.train(order))
+        try:
+            await asyncio.sleep(0)  # lets it begin
+            crash_points.reached("agent.training")
+            return await training
+        finally:
+            training.cancel()
 
     async def answer(self, invitation: Invitation, budget: float) -> Event:
         """Answer a message within `budget` seconds and put the reply into the spool; returns Trained or JobFailed."""
