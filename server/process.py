@@ -21,7 +21,7 @@ from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.identity.setup import Gate, equip_ranks, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.ports import Ports
-from atoll.server.process_tuning import allow_open_files, collect_seldom
+from atoll.server.process_tuning import allow_open_files, collect_regularly, collect_seldom
 from atoll.server.ranks.local_ranks import SpawnedRanks
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ async def host(
     share_heaps()
     keep_freed_memory()
     collect_seldom()
+    collect_regularly()
     is_new = not config.database and not config.state.exists()  # a database refers to its directory: never remove that
     with (
         StateDirectory.open(config.state, database=config.database) as state,

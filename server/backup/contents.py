@@ -64,7 +64,7 @@ def _inside(path: str) -> str:
 class Part(BaseModel):
     """One file of a backup."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     path: Annotated[str, Field(max_length=1024), AfterValidator(_inside)]
     num_bytes: Annotated[int, Field(ge=0, lt=2**63)]
@@ -88,7 +88,7 @@ def _folders(path: str) -> Iterable[str]:
 class Contents(BaseModel):
     """The content of `backup.json`, the same for every Atoll that knows its format."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     format: int = FORMAT
     atoll: Annotated[str, Field(max_length=100)]

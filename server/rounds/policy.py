@@ -39,7 +39,7 @@ STALENESS_MAX = 1000
 class StragglerPolicy(BaseModel):
     """The rules of a round: its size and quorum, its deadlines, the treatment of late updates."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     cohort_size: int = Field(default=2, ge=1, le=1_000_000)
     """Updates of its own cohort that a round waits for; it closes when they are in."""
