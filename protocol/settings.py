@@ -24,6 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from atoll.aggregation.folders import in_words
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.attribute_docs import attribute_docs
 from atoll.protocol.secrets import without_password
@@ -117,7 +118,7 @@ def load(
     try:
         text = text_of(path.read_bytes(), path)
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+        raise ConfigError([in_words(error)]) from error
     except NotText as error:
         raise ConfigError([str(error)]) from error
     return load_text(model_type, text, overrides, name=str(path), context=context)

@@ -72,7 +72,7 @@ def watched(found, it):
     [axes] = run.plot("clients/accuracy").axes
     assert list(axes.lines[0].get_ydata()) == run.versions.column("metrics.clients.accuracy")[1:]
     beside = atoll.compare(run, run, metric="clients/accuracy")
-    assert beside.rows.column("run") == ["deployed 1", "deployed 2"]
+    assert beside.rows.column("run") == [f"{run.run_id} 1", f"{run.run_id} 2"]
     assert beside.rows.column("final")[0] == run.versions.column("metrics.clients.accuracy")[-1]
     rate = 0.5 / (before + 1)
     [here] = run.follow()
