@@ -17,6 +17,9 @@ from atoll.parallel.programs.flower_grid import as_program
 from atoll.parallel.programs.grid import Grid
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import read_app, with_app
+from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.simulations.federation.config import SimulationFile
+from atoll.simulations.federation.run import opened
 from tests.messages.strategies.hosted_here import LinkHere
 from tests.parallel.flower.flowers_own import result_of
 
@@ -90,6 +93,19 @@ def test_hosted_it_does_what_it_does_at_home(app, case, tmp_path):
     results.clear()
     as_program(app.load(f"own_code_app:{case}"), app.config)(Grid(LinkHere(app, SITES, tmp_path, {})))
     assert [told(result) for result in results] == theirs
+
+
+def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp_path):
+    """As in Flower, whose strategy asks for evaluations by default and gets errors."""
+    app = replace(of(app, "plain"), clientapp="own_code_app:only_trains")
+    settings = {"task": APP, **plan_of(app, "plain").settings, "simulation": {"engine": "sequential"}}
+    file = SimulationFile.model_validate(settings)
+    with opened(file, FlowerTask(app, len(SITES)), tmp_path, on_round=print, is_fresh=True) as federation:
+        assert federation.run()["state"] == "finished"
+    (result,) = sys.modules["own_code_app"].results
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]
+    assert not result.evaluate_metrics_clientapp
+    assert result.evaluate_metrics_serverapp[3] == {"r": 4.0}
 
 
 def told(result):

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-client = ClientApp()
+client, only_trains = ClientApp(), ClientApp()
 results = []
 
 
@@ -150,6 +150,7 @@ def two_elsewhere(grid, context):
     both(grid)
 
 
+@only_trains.train()
 @client.train()
 def train(message, context):
     rate = message.content["config"].get("lr", 1.0)
