@@ -9,6 +9,13 @@ from atoll.cli.printing import note
 from atoll.cli.runs.views import read_view
 from atoll.protocol.vocabulary import TERMINAL
 from atoll.server.config.model import BEST, run_and_version
+from atoll.server.errors import StateUnusable
+
+WHERE = {
+    "model.start": "the run's coordinator.state names another directory",
+    "train.start": f"it is that of the joined coordinator, or {STATE} here: run the command beside it",
+}
+"""The place of the state directory whose run is named, by the setting."""
 
 
 def file_of_start(start: str, *, setting: str, state: Path = STATE) -> str:
@@ -42,6 +49,8 @@ def file_of_start(start: str, *, setting: str, state: Path = STATE) -> str:
         exported = model_export.export(state, seen["run"], version, out)
     except CommandError as error:
         raise CommandError(*(f"{setting}: got {start!r}: {fault}" for fault in error.faults)) from error
+    except StateUnusable as error:
+        raise CommandError(f"{setting}: got {start!r}: {error}; {WHERE[setting]}") from error
     note(f"{setting}: version {exported.version} of {exported.run} is in {out}")
     return str(out.absolute())
 
