@@ -106,18 +106,22 @@ class WorkerRunner:
     async def describe(self) -> int:
         """Load every task once, and return the largest number of training examples; see `Runner`."""
         most, declared = 0, set[str]()
+        mistakes, away = list[str](), list[str]()
         for name in self._workers:
             try:
                 answer = await self._run(name, "describe", DESCRIBE_TIMEOUT_S, {})
             except RunnerFailed as error:
-                last = conclusion(error.detail) or error.reason
-                message = (
-                    f"{self._references[name]}: the task cannot be used: {last} (details in {self._log_path(name)})"
-                )
-                if (what_to_do := said_of_data(last, self._references[name])) is not None:
-                    raise DataAway([f"{message}: {what_to_do}"]) from error
-                raise ConfigError([message]) from error
+                place = f"(details in {self._log_path(name)})"
+                for fault in _faults_of(error):
+                    message = f"{self._references[name]}: the task cannot be used: {fault} {place}"
+                    way_out = said_of_data(fault, self._references[name])
+                    (away if way_out else mistakes).append(f"{message}: {way_out}" if way_out else message)
+                continue
             most, declared = max(most, answer["num_examples"] or 0), declared.union(answer["settings"])
+        if mistakes:
+            raise ConfigError([*mistakes, *away])
+        if away:
+            raise DataAway(away)
         if unknown := sorted(self._settings.keys() - declared):
             known = ", ".join(sorted(declared)) or "none"
             tasks = ", ".join(self._references.values())
@@ -273,3 +277,10 @@ def _pieces(fields: Iterable[Sequence[Any]]) -> tuple[Piece, ...]:
 
 def _sums(statistics: Mapping[str, Any]) -> Sums:
     return {name: tuple(map(float, values)) for name, values in statistics.items()}
+
+
+def _faults_of(error: RunnerFailed) -> list[str]:
+    """Return the faults of a task that does not load: those of its settings are a line each, a traceback is one."""
+    lines = error.detail.splitlines()
+    is_traceback = any(line.startswith(" ") for line in lines)
+    return [conclusion(error.detail) or str(error.reason)] if is_traceback or not lines else lines

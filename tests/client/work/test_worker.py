@@ -20,12 +20,14 @@ TROUBLE = str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + 
 
 
 @asynccontextmanager
-async def runner(tmp_path, *, lease=5.0, **tasks):
+async def runner(tmp_path, *, lease=5.0, settings=None, **tasks):
     """Return a runner of the troublesome task, and a function that trains with it."""
     state = StateDirectory(tmp_path / "state")
     write(tmp_path / "model", {"w": np.zeros(3, np.float32)})
     tasks = tasks or {"trouble": TROUBLE}
-    running = WorkerRunner(tasks, workers_of(tasks, site="here", state=state), state=state, lease=lease)
+    running = WorkerRunner(
+        tasks, workers_of(tasks, site="here", state=state, settings=settings), state=state, lease=lease
+    )
 
     async def train(do="work", *, budget=30.0, task="trouble", model="model"):
         local = {"do": do, "file": str(tmp_path / "mark")}
@@ -143,6 +145,24 @@ async def test_of_two_tasks_only_the_one_in_use_has_a_process(tmp_path):
         assert [worker.alive for worker in running._workers.values()] == [True, False]
         await train(task="second")
         assert [worker.alive for worker in running._workers.values()] == [False, True]
+
+
+def test_all_mistakes_in_the_settings_of_all_tasks_are_told_at_once(tmp_path):
+    text = "import copy\nfrom tests.parallel import troublesome_task\ntask = copy.copy(troublesome_task.task)\n"
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text(text + "task.settings = {'unit': 1.0, 'file': ''}\n")
+
+    @live
+    async def scenario():
+        tasks = {name: f"{tmp_path / name}.py:task" for name in "ab"}
+        async with runner(tmp_path, settings={"unit": "x", "file": 3}, **tasks) as (running, _):
+            with pytest.raises(ConfigError) as caught:
+                await running.describe()
+            told = [fault.partition(" (details")[0] for fault in caught.value.faults]
+            faults = ("task.unit: expected float, got 'x'", "task.file: expected str, got 3")
+            assert told == [f"{tasks[name]}: the task cannot be used: {fault}" for name in "ab" for fault in faults]
+
+    scenario()
 
 
 def test_data_that_are_missing_may_come_back_so_the_agent_is_started_again(tmp_path):
