@@ -48,11 +48,13 @@ _LIBRARIES = "/site-packages/"
 def without_frames(message: str) -> list[str]:
     """Return the lines of a message; a traceback shrinks to its last line and the innermost line of the task's code."""
     lines = message.splitlines()
-    if not any(line.startswith(" ") for line in lines):
-        return lines
-    frames = _FRAME.findall(message)
-    places = [f" ({path}, line {number})" for path, number in frames if _LIBRARIES not in path]
-    return [f"the task cannot be used: {lines[-1]}{places[-1] if places else ''}"]
+    return [f"the task cannot be used: {raised(message)}"] if any(line.startswith(" ") for line in lines) else lines
+
+
+def raised(traceback: str) -> str:
+    """Return the last line of a traceback, which may lack its beginning, and the innermost line of the task's code."""
+    places = [f" ({path}, line {number})" for path, number in _FRAME.findall(traceback) if _LIBRARIES not in path]
+    return f"{traceback.splitlines()[-1]}{places[-1] if places else ''}"
 
 
 class Commands(TyperGroup):

@@ -2,18 +2,20 @@
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from atoll.cli.faults import CommandError
+from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.task.flower_app import FlowerApp, read_app
 from atoll.parallel.task.given import OPTION
+from atoll.protocol.settings import ConfigError, load_text
+from atoll.server.config.run import RunFile
 
 PLAN_TIMEOUT_S = 600.0
 
@@ -80,19 +82,24 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
             with waiting_for(f"main() of {app.task}", "it runs up to the start of its strategy"):
                 answer = worker.call("plan", PLAN_TIMEOUT_S, nodes=nodes or app.num_supernodes)
         except WorkerError as error:
-            raise CommandError(f"{reference}: {error.detail}") from error
+            raise CommandError(*(f"{reference}: {line}" for line in without_frames(error.detail))) from error
         except (WorkerCrashed, WorkerHung) as error:
             raise CommandError(f"{reference}: main() does not reach its strategy: {error}") from error
         finally:
             worker.close()
-    return AppPlan(
-        app,
-        answer["strategy"],
-        answer["settings"],
-        answer["became"],
-        tuple(answer["notes"]),
-        tuple(answer["reasons"]),
-    )
+    reasons = answer["reasons"] or _no_place_for(answer["settings"], reference)
+    if reasons:
+        return AppPlan(app, answer["strategy"], {}, {}, (), tuple(reasons))
+    return AppPlan(app, answer["strategy"], answer["settings"], answer["became"], tuple(answer["notes"]), ())
+
+
+def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
+    """Return the settings of a strategy that a native run cannot have, such as no rounds; Flower's loop has them."""
+    try:
+        load_text(RunFile, tomli_w.dumps({"task": reference, **settings}), (), name="")
+    except ConfigError as error:
+        return error.faults
+    return ()
 
 
 def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> str:

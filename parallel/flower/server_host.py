@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any, NoReturn
 
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
@@ -35,10 +35,16 @@ class Started:
     strategy: Strategy
     arrays: ArrayRecord
     rounds: int
-    timeout_s: float
+    timeout_s: float | None
     train: Mapping[str, Any]
     evaluate: Mapping[str, Any]
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
+    given: Mapping[str, object]
+    """The objects that the app gave, by name: its `evaluate_fn` may change them."""
+
+
+class _Refused(BaseException):
+    """The end of a `main()` without a native counterpart; no `except Exception` of an app goes on after it."""
 
 
 class ServerHost:
@@ -54,6 +60,7 @@ class ServerHost:
         self._requests: queue.SimpleQueue[Callable[[], Any] | Result] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started: Started | None = None
+        self._refusal: _Refused | None = None
         self._thread: threading.Thread | None = None
 
     def started(self) -> Started:
@@ -97,19 +104,22 @@ class ServerHost:
 
     def _answer(self) -> Any:
         found = self._answers.get()
-        if isinstance(found, BaseException):
+        if isinstance(found, Exception):
             raise found
+        if isinstance(found, BaseException):  # it would end the worker
+            raise TaskBroken(f"main() ended with {type(found).__name__}: {found}") from found
         return found
 
     def _run(self, server_app: Any) -> None:
         _stand_in()
         _of_thread.host = self
         context = Context(RUN_ID, SERVER, {}, RecordDict(), self._run_config)
+        raised: BaseException | None = None
         try:
-            server_app(_NoGrid(), context)
-            self._answers.put(None)
+            server_app(_NoGrid(self), context)
         except BaseException as error:
-            self._answers.put(error)
+            raised = error
+        self._answers.put(raised if self._refusal is None else NotNative(*self._refusal.args))
 
     def start(
         self,
@@ -117,16 +127,20 @@ class ServerHost:
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
+        timeout: float | None = 3600,
         train_config: Mapping[str, Any] | None = None,
         evaluate_config: Mapping[str, Any] | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Stand in for `Strategy.start`, with its arguments and defaults."""
+        if self._refusal is not None:
+            raise self._refusal
         if self._started is not None:
-            raise NotNative(SECOND)
+            self.refuse(SECOND)
         configs = dict(train_config or {}), dict(evaluate_config or {})
-        self._answers.put(Started(strategy, initial_arrays, num_rounds, timeout, *configs, evaluate_fn))
+        kept: dict[str, object] = {"the grid": grid, "the strategy": strategy}
+        kept |= {"train_config": train_config, "evaluate_config": evaluate_config}
+        self._answers.put(Started(strategy, initial_arrays, num_rounds, timeout, *configs, evaluate_fn, kept))
         while True:
             request = self._requests.get()
             if isinstance(request, Result):
@@ -135,6 +149,11 @@ class ServerHost:
                 self._answers.put(request())
             except Exception as error:
                 self._answers.put(error)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """End `main()`, and tell that it cannot run natively, whatever it does with the exception."""
+        self._refusal = _Refused(reason)
+        raise self._refusal
 
 
 _of_thread = threading.local()
@@ -146,6 +165,7 @@ def _stand_in() -> None:
     """Let `Strategy.start` ask the host of its thread; on other threads it stays Flower's own."""
     original = Strategy.start
 
+    @wraps(original)
     def start(strategy: Strategy, *args: Any, **named: Any) -> Result:
         host: ServerHost | None = getattr(_of_thread, "host", None)
         return original(strategy, *args, **named) if host is None else host.start(strategy, *args, **named)
@@ -156,8 +176,11 @@ def _stand_in() -> None:
 class _NoGrid(Grid):
     """A grid without nodes: the native run has its own coordinator."""
 
+    def __init__(self, host: ServerHost) -> None:
+        self._host = host
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotNative("main() uses the grid itself")
+        self._host.refuse("main() uses the grid itself")
 
     set_run = create_message = get_node_ids = push_messages = pull_messages = send_and_receive = _refuse
     run = property(_refuse)

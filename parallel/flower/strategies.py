@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.flower.own_code import changed_methods, reached_by_evaluate_fn, uses_grid_again
 from atoll.parallel.flower.records import arrays_of, casts_of
 from atoll.parallel.flower.server_host import Started
 from atoll.parallel.flower.terms import Terms, order_to_send
@@ -72,6 +73,12 @@ def _reasons(app: FlowerApp, started: Started) -> Iterator[str]:
     if type(strategy) not in _TABLES:
         yield _why_not_listed(app, strategy)
         return
+    yield from (f"{name} of {type(strategy).__name__} is replaced by the app" for name in changed_methods(strategy))
+    yield from (f"evaluate_fn refers to {name}" for name in reached_by_evaluate_fn(started))
+    if uses_grid_again(app.load(app.serverapp)._main):
+        yield "main() uses its grid beside one call of strategy.start"
+    if started.timeout_s is None:
+        yield "timeout is None: natively a round has a deadline"
     for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
         if getattr(strategy, name) is not aggregate_metricrecords:
             yield f"{name} is a function of the app's own"
@@ -110,7 +117,8 @@ def _has_bytes(value: Any) -> bool:
 def _round_of(strategy: Any, started: Started, nodes: int) -> tuple[Settings, dict[str, str]]:
     cohort = max(int(nodes * strategy.fraction_train), strategy.min_train_nodes, 1)
     available = max(strategy.min_available_nodes, cohort)
-    round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": float(started.timeout_s)}
+    deadline = float(started.timeout_s or 0.0)
+    round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": deadline}
     if available > cohort:
         round_["min_available"] = available
     evaluation: Settings = {"server_every": 1 if started.evaluate_fn is not None else 0, "clients_every": 0}
@@ -123,7 +131,7 @@ def _round_of(strategy: Any, started: Started, nodes: int) -> tuple[Settings, di
     }
     if strategy.fraction_evaluate > 0:
         asked = max(int(nodes * strategy.fraction_evaluate), strategy.min_evaluate_nodes, 1)
-        evaluation |= {"clients_every": 1, "clients_max": asked, "deadline": float(started.timeout_s)}
+        evaluation |= {"clients_every": 1, "clients_max": asked, "deadline": deadline}
         what = f"fraction_evaluate = {strategy.fraction_evaluate:g}, min_evaluate_nodes = {strategy.min_evaluate_nodes}"
         became[what] = f"evaluation.clients_every = 1, evaluation.clients_max = {asked}"
     if started.evaluate_fn is not None:

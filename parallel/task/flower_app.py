@@ -78,24 +78,56 @@ class FlowerApp:
     def load(self, reference: str) -> Any:
         """Return the object that `module:attribute` names, with the app's folder first on `sys.path`.
 
+        The modules of another app that this process has loaded are forgotten: two apps may have the same names.
+
         Raises:
-            TaskNotFound: there is no such module or attribute.
+            TaskNotFound: there is no such module or attribute, or its name is that of a module from elsewhere.
             Exception: any error that the app's module raises.
         """
         module, _, attribute = reference.partition(":")
-        if str(self.folder) not in sys.path:
-            sys.path.insert(0, str(self.folder))
+        _import_from(self.folder)
         try:
             found: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise
             raise TaskNotFound(f"{self.folder}: there is no module {error.name} for {reference}") from error
+        first = module.partition(".")[0]
+        is_here = (self.folder / first).exists() or (self.folder / f"{first}.py").exists()
+        if is_here and not _is_in(self.folder, sys.modules[first]):
+            raise TaskNotFound(f"{self.folder}: this process has another module {first}: {sys.modules[first]!r}")
         for part in attribute.split("."):
             if not hasattr(found, part):
                 raise TaskNotFound(f"{self.folder}: {reference} names no attribute of {module}")
             found = getattr(found, part)
         return found
+
+
+def _import_from(folder: Path) -> None:
+    """Let imports find the modules of an app first, and no longer those of the apps before it."""
+    for other in [each for each in _folders if each != folder]:
+        _folders.remove(other)
+        sys.path[:] = [path for path in sys.path if path != str(other)]
+        gone = {name for name, module in [*sys.modules.items()] if "." not in name and _is_in(other, module)} - {
+            "__main__"
+        }
+        for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
+            del sys.modules[name]
+    _folders.add(folder)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+_folders: set[Path] = set()
+"""The folder of the app whose modules this process has."""
+
+
+def _is_in(folder: Path, module: Any) -> bool:
+    """Return whether a folder itself, and none below it, has the file of a module or the package."""
+    file = getattr(module, "__file__", None)
+    places = [Path(file).parent if Path(file).stem == "__init__" else Path(file)] if file else []
+    places += [] if file else map(Path, getattr(module, "__path__", ()))
+    return any(place.parent.resolve() == folder for place in places)
 
 
 def is_app(reference: str) -> bool:

@@ -33,6 +33,9 @@ from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Out
 EMPTY, NUMBER = "[0:0]", "[]"
 """The endings of the names of an empty list of metrics, and of a number whose own name ends as those of lists do."""
 
+NO_EVALUATE = "No evaluate function registered"
+"""The beginning of Flower's error for such an app: a strategy goes on without its evaluations."""
+
 
 class _AppBench(AllTravels):
     """The part that both benches share; see `bench.Bench`."""
@@ -113,8 +116,13 @@ class ClientBench(_AppBench):
         if request["split"] != "test":
             return f"the app has no data for {request['split']!r} here"
         state, version = _state_of(arrays.own), request.get("version") or 0
-        with seeded(request.get("model_seed") or 0):
-            reply = self._ask("evaluate", arrays.version, self._terms.evaluate, state, version)
+        try:
+            with seeded(request.get("model_seed") or 0):
+                reply = self._ask("evaluate", arrays.version, self._terms.evaluate, state, version)
+        except ValueError as error:
+            if not str(error).startswith(NO_EVALUATE):
+                raise
+            return "the ClientApp has no evaluate function"
         metrics = _only(reply.metric_records, "MetricRecord", "evaluate")
         return as_statistics(weighted(metrics, self._terms.weight)[1])
 

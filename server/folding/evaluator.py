@@ -158,15 +158,19 @@ class Evaluator:
             history: metrics by kind ("train", "clients", "server"), round and name.
 
         Raises:
-            EvaluationFailed: `main()` fails; it is not called again.
+            EvaluationFailed: `main()` fails; it is not called again, and why is in the file of its end.
         """
         assert self._concluded is not None
+        failure = ""
         try:
             await self._call(
                 lambda: self._worker.call("conclude", MAIN_TIMEOUT_S, model=str(model), history=dict(history))
             )
+        except EvaluationFailed as error:
+            failure = str(error)
+            raise
         finally:
-            self._concluded.touch()
+            self._concluded.write_text(failure, encoding="utf-8", errors="backslashreplace")
 
     async def rest(self) -> None:
         """End the process to free its memory; the next request starts another."""

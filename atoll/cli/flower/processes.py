@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.aggregation.printable import count_of
-from atoll.cli.faults import CommandError
+from atoll.cli.faults import CommandError, TaskFailed, raised
 from atoll.cli.files import load_app
 from atoll.cli.printing import note, say
 from atoll.protocol.settings import effective
 from atoll.server.config.run import RunFile
 
-START_S, END_S = 600.0, 10.0
-"""Seconds until the coordinator listens, its task loaded, and until the agents have ended after it."""
+START_S, END_S, POLL_S = 600.0, 10.0, 0.05
+"""Seconds until the coordinator listens, its task loaded, until the agents have ended after it, and between looks."""
+
+SIGNALLED = 128
+"""Exit codes of processes that a signal has ended begin here, or are negative."""
 
 
 def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out: Path | None) -> int:
@@ -29,6 +32,7 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
 
     Raises:
         CommandError: the app's description or settings are wrong, or its coordinator does not start.
+        TaskFailed: an agent cannot use the app, or its main() fails after the last round.
     """
     here = ["coordinator.listen=127.0.0.1:0", *overrides]
     file, app = load_app(reference, here, RunFile, nodes=nodes)
@@ -44,13 +48,37 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
         address = _address(coordinator, state)
         processes += (_agent(reference, folder, address, place, number) for place in range(number))
         note(f"{count_of(number, 'client')}, each an agent; their logs are in {folder}")
-        code = coordinator.wait()
+        code = _waited(coordinator, processes[1:], folder)
     finally:
         _end(processes)
     of_main = {"app": "worker.log", "program": "program.log"}  # natively, over messages
     for run in sorted(path for name in of_main for path in (folder / "coordinator" / "runs").glob(f"*/{name}")):
         say(f"the files of main() are in {run}, its output in {run.parent / of_main[run.name]}")
+    if failure := _failure_of_main(state):
+        raise TaskFailed(f"the run has finished, and then main() failed: {raised(failure)}")
     return code
+
+
+def _waited(coordinator: "subprocess.Popen[bytes]", agents: "Sequence[subprocess.Popen[bytes]]", folder: Path) -> int:
+    """Return the exit code of the coordinator.
+
+    Raises:
+        TaskFailed: an agent has ended before it with a fault of its own; without a killed one the run goes on.
+    """
+    while (code := coordinator.poll()) is None:
+        for place, agent in enumerate(agents):
+            if 0 < (agent.poll() or 0) < SIGNALLED:
+                log = folder / f"node-{place}.log"
+                *_, told = "", *log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                raise TaskFailed(f"node-{place} cannot take part: {told.removeprefix('atoll: ')} (its log is {log})")
+        time.sleep(POLL_S)
+    return code
+
+
+def _failure_of_main(state: Path) -> str:
+    """Return why the `main()` of the newest native run failed after its last round; empty: it did not."""
+    ends = sorted(state.glob("runs/*/app.concluded"), key=lambda file: file.stat().st_mtime)
+    return ends[-1].read_text(encoding="utf-8") if ends else ""
 
 
 def _started(*command: object) -> "subprocess.Popen[bytes]":
@@ -85,7 +113,7 @@ def _address(coordinator: "subprocess.Popen[bytes]", state: Path) -> str:
             return running.address
         if coordinator.poll() is not None:
             raise CommandError("the coordinator has ended before it listened")
-        time.sleep(0.05)
+        time.sleep(POLL_S)
     raise CommandError(f"the coordinator did not listen within {START_S:g} s")
 
 

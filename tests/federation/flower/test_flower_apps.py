@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -11,9 +12,20 @@ import numpy as np
 import pytest
 
 from tests.federation.processes import ATOLL, Federation, ended_after
+from tests.waiting import BOUND_S
 
 APPS = Path(__file__).parents[2] / "parallel" / "flower" / "apps"
 EXAMPLES = Path(__file__).parents[3] / "examples" / "flower"
+
+
+AT_THE_END = """
+from own_code_app import server_app, started
+
+@server_app
+def plain(grid, context):
+    started(grid)
+    raise RuntimeError("no space for plots")
+"""
 
 
 class OfAnApp(Federation):
@@ -116,6 +128,30 @@ def test_the_quickstart_runs_from_its_folder_to_the_end_of_main(tmp_path):
 
 
 @pytest.mark.real
+@pytest.mark.parametrize(
+    ("part", "code", "told"),
+    [
+        (
+            "clientapp",
+            "import absent_here",
+            "node-0 cannot take part: {app}/pyproject.toml:app: the task cannot be used: ",
+        ),
+        ("serverapp", AT_THE_END, "the run has finished, and then main() failed: RuntimeError: no space for plots"),
+    ],
+)
+def test_a_run_on_this_machine_tells_the_fault_of_an_app_and_ends(tmp_path, part, code, told):
+    app = shutil.copytree(APPS / "own_code", tmp_path / "app")
+    module = {"clientapp": "client", "serverapp": "plain"}[part]
+    (app / "of_part.py").write_text(code)
+    project = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(project.replace(f"own_code_app:{module}", f"of_part:{module}"))
+    command = [ATOLL, "flower", "run", app, "--nodes", "2", "--out", tmp_path / "run"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode == 2
+    assert told.format(app=app) in done.stderr.replace("node-1", "node-0"), "either may be the first"
+
+
+@pytest.mark.real
 def test_a_check_tells_what_becomes_of_an_app(tmp_path):
     command = [ATOLL, "flower", "check", APPS / "every_strategy", "--nodes", "7", "--json"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
@@ -125,6 +161,9 @@ def test_a_check_tells_what_becomes_of_an_app(tmp_path):
     assert told["settings"]["round"] == {"cohort_size": 7, "quorum": 1, "deadline": 3600.0}
     refused = subprocess.run([*map(str, command), "--set", "task.strategy=QFedAvg"], capture_output=True, text=True)
     assert refused.returncode == 2  # it lacks an argument of its own: main() itself fails
+    assert "the task cannot be used: TypeError: " in refused.stderr.splitlines()[-1], "in one line"
+    none = subprocess.run([*map(str, command), "--set", "task.rounds=0"], capture_output=True, text=True)
+    assert json.loads(none.stdout)["reasons"] == ["rounds: got 0; allowed: integer >= 1, <= 2147483648"]
 
 
 @pytest.mark.real

@@ -1,5 +1,8 @@
 """The description of a Flower app: all faults at once, and the values of a run over its defaults."""
 
+import importlib
+import sys
+
 import pytest
 
 from atoll.parallel.task.errors import TaskNotFound
@@ -81,3 +84,34 @@ def test_missing_modules_and_attributes_are_named(tmp_path):
     (tmp_path / "flower_present_here.py").write_text("x = 1\n")
     with pytest.raises(TaskNotFound, match="names no attribute"):
         app.load("flower_present_here:app")
+
+
+def test_two_apps_of_the_same_module_names_are_two_apps(tmp_path):
+    """As copies of an app are, in one notebook; what lies deeper, such as an environment, is not theirs alone."""
+    apps = []
+    for word in ("first", "second"):
+        package = tmp_path / word / "flower_twin"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "words.py").write_text(f"word = {word!r}\n")
+        (package / "server.py").write_text("from flower_twin.words import word as app\n")
+        apps.append(read_app(reference(tmp_path / word, GOOD)))
+    below = tmp_path / "first" / "environment" / "site"
+    below.mkdir(parents=True)
+    (below / "flower_library.py").write_text("x = 1\n")
+    sys.path.insert(0, str(below))
+    library = importlib.import_module("flower_library")
+    try:
+        for number in (0, 1, 0):
+            assert apps[number].load("flower_twin.server:app") == ("first", "second")[number]
+        assert sys.modules["flower_library"] is library
+    finally:
+        sys.path.remove(str(below))
+
+
+def test_a_module_from_elsewhere_is_not_taken_for_that_of_an_app(tmp_path):
+    (tmp_path / "colorsys.py").write_text("app = 1\n")
+    app = read_app(reference(tmp_path, GOOD))
+    importlib.import_module("colorsys")
+    with pytest.raises(TaskNotFound, match="this process has another module colorsys: <module 'colorsys' from "):
+        app.load("colorsys:app")

@@ -1,0 +1,168 @@
+"""ServerApps that do something of their own around one `strategy.start`: some of them need Flower's own loop."""
+
+import functools
+from contextlib import suppress
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+client, only_trains = ClientApp(), ClientApp()
+results = []
+
+
+def started(grid, strategy=None, **named):
+    first = ArrayRecord({"w": Array(np.array([1.0, 2.0], np.float32))})
+    results.append((strategy or FedAvg()).start(grid, first, num_rounds=3, **named))
+
+
+def server_app(main):
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+@server_app
+def plain(grid, context):
+    def saved(grid):
+        return grid
+
+    if context.run_config["rounds"] < 0:
+        started(grid)
+    elif saved(1):
+        rate = ConfigRecord({"lr": 0.5})
+        started(grid, train_config=rate, evaluate_fn=lambda number, arrays: MetricRecord({"r": len(arrays) + number}))
+
+
+@server_app
+def asks_first(grid, context):
+    nodes = 0
+    with suppress(Exception):
+        nodes = len(list(grid.get_node_ids()))
+    started(grid, train_config=ConfigRecord({"lr": 0.1 * nodes}))
+
+
+@server_app
+def asks_first_and_goes_on(grid, context):
+    nodes = 0
+    with suppress(BaseException):
+        nodes = len(list(grid.get_node_ids()))
+    started(grid, train_config=ConfigRecord({"lr": 0.1 * nodes}))
+
+
+@server_app
+def asks_after(grid, context):
+    started(grid)
+    sent = [Message(RecordDict({"arrays": results[-1].arrays}), node, "evaluate") for node in grid.get_node_ids()]
+    assert all(reply.has_content() for reply in grid.send_and_receive(sent))
+
+
+@server_app
+def two_folds(grid, context):
+    for momentum in (0.5, 0.1):
+        started(grid, train_config=ConfigRecord({"lr": momentum}))
+
+
+@server_app
+def a_method_of_its_own(grid, context):
+    strategy = FedAvg()
+    original = strategy.configure_train
+
+    def configure(server_round, arrays, config, nodes):
+        config["lr"] = 1.0 / server_round
+        return original(server_round, arrays, config, nodes)
+
+    strategy.configure_train = configure
+    started(grid, strategy)
+
+
+@server_app
+def a_class_that_is_changed(grid, context):
+    original = FedAvg.aggregate_evaluate
+    FedAvg.aggregate_evaluate = lambda strategy, number, replies: MetricRecord({"heard": len(list(replies))})
+    try:
+        started(grid)
+    finally:
+        FedAvg.aggregate_evaluate = original
+
+
+@server_app
+def a_rate_that_falls(grid, context):
+    config = ConfigRecord({"lr": 0.5})
+
+    def evaluate_fn(server_round, arrays):
+        config["lr"] *= 0.5
+        return MetricRecord({"lr": config["lr"]})
+
+    started(grid, train_config=config, evaluate_fn=evaluate_fn)
+
+
+class Fewer:
+    """Measures, and lets no node evaluate from then on."""
+
+    def __init__(self, strategy):
+        self.strategy = strategy
+
+    def __call__(self, server_round, arrays):
+        self.strategy.fraction_evaluate = 0.0
+
+
+@server_app
+def an_object_that_measures(grid, context):
+    strategy = FedAvg()
+    started(grid, strategy, evaluate_fn=Fewer(strategy))
+
+
+@server_app
+def a_method_that_measures(grid, context):
+    strategy = FedAvg()
+    started(grid, strategy, evaluate_fn=Fewer(strategy).__call__)
+
+
+@server_app
+def asks_between(grid, context):
+    def evaluate_fn(nodes, server_round, arrays):
+        return MetricRecord({"nodes": len(list(nodes.get_node_ids()))})
+
+    started(grid, evaluate_fn=functools.partial(evaluate_fn, grid))
+
+
+@server_app
+def no_timeout(grid, context):
+    started(grid, timeout=None)
+
+
+@server_app
+def ends_the_process(grid, context):
+    raise SystemExit("no data today")
+
+
+def both(grid):
+    started(grid)
+    with suppress(Exception):
+        started(grid)
+
+
+@server_app
+def two_elsewhere(grid, context):
+    both(grid)
+
+
+@only_trains.train()
+@client.train()
+def train(message, context):
+    rate = message.content["config"].get("lr", 1.0)
+    step = np.float32(rate * (1 + context.node_config["partition-id"]))
+    arrays = {key: Array(array.numpy() + step) for key, array in message.content["arrays"].items()}
+    return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics()}), reply_to=message)
+
+
+@client.evaluate()
+def evaluate(message, context):
+    return Message(RecordDict({"metrics": metrics()}), reply_to=message)
+
+
+def metrics():
+    return MetricRecord({"num-examples": 1, "loss": 0.5})

@@ -1,0 +1,115 @@
+"""Code of an app's own around `strategy.start`: what a native run would leave out is found before it begins."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs it")
+
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg, Result
+
+from atoll.parallel.flower.server_host import NotNative, ServerHost
+from atoll.parallel.flower.strategies import native
+from atoll.parallel.programs.flower_grid import as_program
+from atoll.parallel.programs.grid import Grid
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.flower_app import read_app, with_app
+from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.simulations.federation.config import SimulationFile
+from atoll.simulations.federation.run import opened
+from tests.messages.strategies.hosted_here import LinkHere
+from tests.parallel.flower.flowers_own import result_of
+
+APP = with_app(str(Path(__file__).parent / "apps" / "own_code"))
+SITES = ("node-0", "node-1")
+REASONS = {
+    "asks_after": "main() uses its grid beside one call of strategy.start",
+    "two_folds": "main() uses its grid beside one call of strategy.start",
+    "a_method_of_its_own": "configure_train of FedAvg is replaced by the app",
+    "a_class_that_is_changed": "aggregate_evaluate of FedAvg is replaced by the app",
+    "a_rate_that_falls": "evaluate_fn refers to train_config",
+    "an_object_that_measures": "evaluate_fn refers to the strategy",
+    "a_method_that_measures": "evaluate_fn refers to the strategy",
+    "asks_between": "evaluate_fn refers to the grid",
+    "no_timeout": "timeout is None: natively a round has a deadline",
+}
+"""The reason for which an app runs hosted, found before it runs."""
+OF_THE_GRID = ("asks_first", "asks_first_and_goes_on")
+
+
+@pytest.fixture
+def app(monkeypatch):
+    app = read_app(APP)
+    monkeypatch.setattr(FedAvg, "aggregate_evaluate", FedAvg.aggregate_evaluate)  # a case changes it
+    app.load(app.serverapp)
+    yield app
+    sys.path.remove(str(app.folder))
+    del sys.modules["own_code_app"]
+
+
+def of(app, case):
+    return replace(app, serverapp=f"own_code_app:{case}")
+
+
+def plan_of(app, case):
+    return native(of(app, case), ServerHost(of(app, case), app.config).started(), len(SITES))
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_what_a_native_run_would_leave_out_is_found_before_it_begins(app, case):
+    assert REASONS[case] in plan_of(app, case).reasons
+
+
+def test_branches_and_names_of_their_own_keep_an_app_native(app):
+    assert plan_of(app, "plain").reasons == ()
+
+
+@pytest.mark.parametrize("case", OF_THE_GRID)
+def test_a_use_of_the_grid_is_found_whatever_the_app_catches(app, case):
+    with pytest.raises(NotNative, match=r"main\(\) uses the grid itself"):
+        ServerHost(of(app, case), app.config).started()
+
+
+def test_a_second_start_in_another_function_is_told_whatever_the_app_catches(app):
+    host = ServerHost(of(app, "two_elsewhere"), app.config)
+    host.started()
+    with pytest.raises(NotNative, match=r"main\(\) starts a second strategy"):
+        host.finish(Result(ArrayRecord()))
+
+
+def test_a_main_that_exits_is_a_fault_of_the_app_and_not_the_end_of_the_worker(app):
+    with pytest.raises(TaskBroken, match=r"main\(\) ended with SystemExit: no data today"):
+        ServerHost(of(app, "ends_the_process"), app.config).started()
+
+
+@pytest.mark.parametrize("case", [*REASONS, *OF_THE_GRID])
+def test_hosted_it_does_what_it_does_at_home(app, case, tmp_path):
+    results = sys.modules["own_code_app"].results
+    result_of(of(app, case), len(SITES))
+    theirs = [told(result) for result in results]
+    results.clear()
+    as_program(app.load(f"own_code_app:{case}"), app.config)(Grid(LinkHere(app, SITES, tmp_path, {})))
+    assert [told(result) for result in results] == theirs
+
+
+def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp_path):
+    """As in Flower, whose strategy asks for evaluations by default and gets errors."""
+    app = replace(of(app, "plain"), clientapp="own_code_app:only_trains")
+    settings = {"task": APP, **plan_of(app, "plain").settings, "simulation": {"engine": "sequential"}}
+    file = SimulationFile.model_validate(settings)
+    with opened(file, FlowerTask(app, len(SITES)), tmp_path, on_round=print, is_fresh=True) as federation:
+        assert federation.run()["state"] == "finished"
+    (result,) = sys.modules["own_code_app"].results
+    assert list(result.train_metrics_clientapp) == [1, 2, 3]
+    assert not result.evaluate_metrics_clientapp
+    assert result.evaluate_metrics_serverapp[3] == {"r": 4.0}
+
+
+def told(result):
+    kinds = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+    return result.arrays["w"].data, [
+        {number: dict(record) for number, record in getattr(result, kind).items()} for kind in kinds
+    ]
