@@ -1,4 +1,4 @@
-"""The disk below a folder: the durability of its entries, and errors for want of room."""
+"""The disk below a folder: the durability of its entries, errors for want of room, and files that are missing."""
 
 import errno
 import os
@@ -12,6 +12,11 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def no_file(path: str | Path) -> str:
+    """Return the mistake that a path names no file."""
+    return f"{path} is a directory: name a file" if Path(path).is_dir() else f"there is no file {path}"
 
 
 def finds_no_room(error: BaseException) -> bool:

@@ -20,6 +20,9 @@ from atoll.aggregation.tensors.safetensors_file import to_float32
 LANES = 512
 """Number of lanes, enough for a processor's full rate of additions: value i is in lane i mod LANES."""
 
+BYTES_MAX = 256 * LANES
+"""Number of integers of one byte whose squares float32 adds exactly: 256 in a lane are less than 2^24."""
+
 Look = Callable[[NDArray[np.float32], NDArray[np.float64]], np.uint32]
 """(values, lanes) -> the largest bits of a value without its sign; the squares are added to the lanes."""
 
@@ -80,11 +83,12 @@ def look_by_numpy(values: NDArray[np.float32]) -> tuple[float, NDArray[np.float6
 
 
 def _lanes_of(values: NDArray[Any]) -> NDArray[np.float64]:
+    is_exact = values.dtype.itemsize == 1 and values.size <= BYTES_MAX
     with np.errstate(invalid="ignore"):  # a signalling NaN is counted as what it is, by its magnitude
-        squares = values.astype(np.float64)
+        squares: NDArray[np.floating[Any]] = values.astype(np.float32 if is_exact else np.float64)
     np.square(squares, out=squares)
     whole = squares.size - squares.size % LANES
-    lanes: NDArray[np.float64] = squares[:whole].reshape(-1, LANES).sum(axis=0)
+    lanes: NDArray[np.float64] = squares[:whole].reshape(-1, LANES).sum(axis=0).astype(np.float64)
     lanes[: squares.size - whole] += squares[whole:]
     return lanes
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from atoll.aggregation.folders import no_file
 from atoll.aggregation.text_files import text_of
 from atoll.cli.faults import CommandError
 from atoll.cli.flower_plan import app_of, run_of_app
@@ -290,7 +291,7 @@ def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], nam
         path = os.path.abspath((Path() if "model.start" in set_here else folder) / model.start)
         model = model.model_copy(update={"start": path})
         if not os.path.isfile(path):
-            faults.append(f"{_source('model.start', set_here, name)}model.start: there is no file {path}")
+            faults.append(f"{_source('model.start', set_here, name)}model.start: {no_file(path)}")
     if faults:
         raise ConfigError(faults)
     cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})
@@ -336,7 +337,7 @@ def check_folder(key: str, path: Path) -> None:
 def missing_file(reference: str) -> str | None:
     """Return the mistake that a reference names a missing file; None: it names a module, or the file exists."""
     place = reference.rpartition(":")[0]
-    return f"there is no file {place}" if _is_file(place) and not os.path.isfile(place) else None
+    return no_file(place) if _is_file(place) and not os.path.isfile(place) else None
 
 
 def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | ArrayTask":

@@ -4,18 +4,21 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from atoll.interface.arguments import check_target, folder_of
 from atoll.interface.deployed import DeployedRun
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.figures import main_of, metric_of
-from atoll.interface.overrides import overrides_of
+from atoll.interface.overrides import overrides_of, plain_of
 from atoll.interface.progress import bar_of
 from atoll.interface.simulated import SimulatedRun, in_this_process
 from atoll.interface.tables import Table
 from atoll.interface.tasks import named
 from atoll.interface.trained import Training, train_here
+from atoll.interface.turns import in_turn, threads_kept
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 
@@ -63,6 +66,7 @@ def compare(
     progress: bool = True,
 ) -> "Comparison": ...
 @one_error()
+@in_turn()
 def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
     """Compare runs with each other; or train a task federated and centralized, and compare the two, as `atoll compare`.
 
@@ -81,17 +85,23 @@ def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
     Raises:
         AtollError: settings, task or metric have faults, with all of them before anything runs; or a run fails.
     """
-    first, *others = map(_opened, (a, *more))
-    if not isinstance(first, Run):
-        if others:
-            raise AtollError("compare: got a task and more: name runs alone, or one task alone")
+    first, *others = every = [_opened(each) for each in (a, *more)]
+    check_target(options.get("target"))
+    is_a_task = not others and not isinstance(first, Run)
+    allowed = [*signature(_of_a_task if is_a_task else _of_runs).parameters][1:]
+    if unknown := sorted(options.keys() - set(allowed)):
+        raise AtollError(
+            f"compare: got {', '.join(unknown)}; allowed for {'a task' if is_a_task else 'runs'}: {', '.join(allowed)}"
+        )
+    if is_a_task:
         return _of_a_task(first, **options)
-    if wrong := [each for each in others if not isinstance(each, Run)]:
+    if wrong := [each for each in every if not isinstance(each, Run)]:
         got = type(wrong[0]).__name__ if not isinstance(wrong[0], str | Path) else str(wrong[0])
-        raise AtollError(f"compare: got {got}; allowed: simulated and deployed runs, trainings, folders of these")
+        runs = "simulated and deployed runs, trainings, folders of these"
+        raise AtollError(f"compare: got {got}; allowed: {runs}, or one task alone")
     if not others:
         raise AtollError("compare: got one run; allowed: two or more, or one task")
-    return _of_runs((first, *others), **options)
+    return _of_runs(every, **options)
 
 
 def _opened(what: Any) -> Any:
@@ -115,16 +125,15 @@ def _of_a_task(
     from atoll.cli.experiments.compare import CENTRALIZED, FEDERATED, Asked, compare_trainings
     from atoll.cli.experiments.simulate import run_simulation
     from atoll.cli.printing import notes_to
-    from atoll.parallel.task.randomness import generators_kept
 
     of_call = None if isinstance(task, str) else named(task)
-    overrides = overrides_of(set or {})
+    overrides = overrides_of({} if set is None else set)
     if of_call is not None and of_call.is_of_a_cell:
-        overrides = [*in_this_process(set or {}), *overrides]
-    folder = Path(tempfile.mkdtemp(prefix="atoll-") if out is None else out)
+        overrides = [*in_this_process({} if set is None else set), *overrides]
+    folder = Path(tempfile.mkdtemp(prefix="atoll-")) if out is None else folder_of("out", out)
 
     def federated(file: "SimulationFile", task: Task, folder: Path) -> "Json":
-        with bar_of("rounds", is_shown=progress) as bar, generators_kept():
+        with bar_of("rounds", is_shown=progress) as bar, threads_kept():
             return run_simulation(file, task, folder, lambda line: bar(line["version"] or 0, file.rounds))
 
     def centralized(request: "Request", task: Task) -> None:
@@ -135,7 +144,7 @@ def _of_a_task(
     what = str(task) if of_call is None else of_call.reference
     notes: list[str] = []
     with notes_to(notes.append):
-        asked = Asked(rounds, clients, None, metric, target, folder, overrides)
+        asked = Asked(plain_of(rounds), plain_of(clients), None, metric, target, folder, overrides)
         found = compare_trainings(what, asked, federated=federated, centralized=centralized, task=given)
     comparison = Comparison(found.sides, target, (), notes)
     comparison.runs = (

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from atoll.interface.arguments import folder_of
 from atoll.interface.errors import AtollError, number_of, one_error
 from atoll.interface.following import Event, async_events, events
-from atoll.interface.overrides import overrides_of
+from atoll.interface.overrides import overrides_of, plain_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import reference_of
 from atoll.parallel.task.array_task import ArrayTask
@@ -46,7 +47,7 @@ def connect(
     from atoll.cli.runs.elsewhere import Named, asking, is_elsewhere
     from atoll.protocol.identity.join_code import is_address
 
-    folder, address = Path(where), str(where) if is_address(str(where)) else ""
+    folder, address = folder_of("where", where), str(where) if is_address(str(where)) else ""
     if database or folder.exists():
         if credential is not None:
             raise AtollError(f"credential: got {str(credential)!r}, and {folder} is on this machine: leave it out")
@@ -100,7 +101,7 @@ class Federation:
 
         with one_error():
             what = str(what) if isinstance(what, Path | str) else reference_of(what)
-            overrides = overrides_of(set or {})
+            overrides = overrides_of({} if set is None else set)
         return DeployedRun(self, self._answer(lambda: start_run(what, self._state, overrides)).run_id)
 
     def statistics(
@@ -123,7 +124,7 @@ class Federation:
 
         if what:
             with one_error():
-                overrides = overrides_of(set or {})
+                overrides = overrides_of({} if set is None else set)
             _, number = self._answer(lambda: collect(str(what), self._state, overrides, deadline))
         found: Mapping[str, Any] = self._view("statistics", number=number)
         return found
@@ -318,9 +319,9 @@ class DeployedRun:
         from atoll.cli.runs.runs import resume_run
 
         with one_error():
-            overrides = overrides_of(set or {})
+            overrides = overrides_of({} if set is None else set)
         federation = self._federation
-        federation._answer(lambda: resume_run(self.run_id, federation._state, overrides, rounds=rounds))
+        federation._answer(lambda: resume_run(self.run_id, federation._state, overrides, rounds=plain_of(rounds)))
 
     def _view(self, view: str, *, number: int = 0) -> Any:
         return self._federation._view(view, run=self.run_id, number=number)

@@ -1,6 +1,7 @@
 """Settings of a call, as the overrides that the command line takes."""
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,16 @@ def plain_table(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their dotted keys, with plain values.
 
     Raises:
-        ConfigError: they are no table.
+        ConfigError: they are no table, or name a setting twice.
     """
     if not isinstance(settings, Mapping):
         raise ConfigError([f'set: got {settings!r}; allowed: a dictionary, such as {{"local.lr": 0.1}}'])
-    return dict(pair for key, value in settings.items() for pair in _dotted(key, plain_of(value)))
+    found: dict[str, Any] = {}
+    for key, value in chain.from_iterable(_dotted(name, plain_of(given)) for name, given in settings.items()):
+        if key in found:
+            raise ConfigError([f"set: {key}: got {found[key]!r} and {value!r}; allowed: one of them"])
+        found[key] = value
+    return found
 
 
 def _dotted(key: Any, value: Any) -> list[tuple[Any, Any]]:
@@ -68,7 +74,7 @@ def plain_of(value: Any) -> Any:
     """Return a value with numbers and arrays of numpy, paths and tuples in it as numbers, lists and texts."""
     if isinstance(value, Mapping):
         return {key: plain_of(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return [plain_of(each) for each in value]
     if isinstance(value, Path):
         return str(value)

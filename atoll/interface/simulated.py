@@ -1,5 +1,6 @@
 """`atoll.simulate`, and the run that it returns."""
 
+import html
 import shutil
 import tempfile
 import weakref
@@ -8,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.interface.arguments import folder_of
 from atoll.interface.errors import AtollError, number_of, one_error
-from atoll.interface.overrides import overrides_of, plain_table
+from atoll.interface.overrides import overrides_of, plain_of, plain_table
 from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, of_sites
 from atoll.interface.tasks import Named, named, refuse_within_a_load
+from atoll.interface.turns import in_turn, threads_kept
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 from atoll.protocol.json_values import flat
@@ -27,6 +30,7 @@ LISTED = frozenset({"fates", "failures", "client_values", "train_values", "not_f
 
 
 @one_error()
+@in_turn()
 def simulate(
     task: Task | ArrayTask | str,
     *,
@@ -52,13 +56,15 @@ def simulate(
     """
     from atoll.cli.experiments.simulate import run_simulation
     from atoll.cli.printing import notes_to
-    from atoll.parallel.task.randomness import generators_kept
 
     notes: list[str] = []
-    with notes_to(notes.append), generators_kept():
-        file, of_call = _settings(task, rounds, clients, set or {})
-        run = SimulatedRun(out or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=out is None, task=of_call.task)
-        with bar_of("rounds", is_shown=progress) as bar:
+    folder = None if out is None else folder_of("out", out)
+    with notes_to(notes.append):
+        file, of_call = _settings(task, plain_of(rounds), plain_of(clients), {} if set is None else set)
+        run = SimulatedRun(
+            folder or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=folder is None, task=of_call.task
+        )
+        with bar_of("rounds", is_shown=progress) as bar, threads_kept():
             run_simulation(file, of_call.task, run.folder, lambda line: bar(line["version"] or 0, file.rounds))
     return run
 
@@ -117,7 +123,7 @@ class SimulatedRun:
         task: Task | ArrayTask | None = None,
         owner: object = None,
     ) -> None:
-        self.folder, self.notes, self.task = Path(folder), notes, task
+        self.folder, self.notes, self.task = folder_of("folder", folder), notes, task
         self._owner = owner
         if is_temporary:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -173,6 +179,8 @@ class SimulatedRun:
 
         folder = self.folder / "models" / "versions"
         there = sorted(int(path.stem) for path in folder.glob("*.safetensors") if path.stem.isdecimal())
+        if not there:
+            self.report  # noqa: B018 - raises where there is no run at all
         wanted = self._number(version, there)
         if wanted not in there:
             listed = ", ".join(map(str, there)) or "none"
@@ -203,7 +211,14 @@ class SimulatedRun:
         return curves([self.report], metric)
 
     def __repr__(self) -> str:
-        return f"SimulatedRun({self.state}, version {self.result.get('version')}, {str(self.folder)!r})"
+        try:
+            of_run = f"{self.state}, version {self.result.get('version')}"
+        except AtollError:
+            of_run = "no run"
+        return f"SimulatedRun({of_run}, {str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.state}: {self.result.get('cause', '')}</p>{self.rounds[-10:]._repr_html_()}"
+        try:
+            return f"<p>{self.state}: {self.result.get('cause', '')}</p>{self.rounds[-10:]._repr_html_()}"
+        except AtollError as error:
+            return f"<p>{html.escape(str(error))}</p>"

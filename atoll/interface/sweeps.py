@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from atoll.aggregation.printable import count_of
+from atoll.interface.arguments import check_target, folder_of
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import is_plain, overrides_of, plain_of
 from atoll.interface.progress import Show, bar_of
 from atoll.interface.simulated import SimulatedRun, in_this_process
 from atoll.interface.tables import Table
 from atoll.interface.tasks import Named, named, refuse_within_a_load
+from atoll.interface.turns import in_turn
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 
 @one_error()
+@in_turn()
 def sweep(
     grid: Path | str | Mapping[str, Any],
     task: Task | ArrayTask | str | None = None,
@@ -60,16 +63,17 @@ def sweep(
     from atoll.cli.experiments import sweep as command
     from atoll.cli.printing import notes_to
 
-    if jobs is not None and jobs < 1:
-        raise AtollError(f"jobs: got {jobs}; allowed: at least 1")
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
+        raise AtollError(f"jobs: got {jobs!r}; allowed: a whole number, at least 1")
+    check_target(target)
     refuse_within_a_load()
     notes: list[str] = []
     with notes_to(notes.append):
-        cells, of_call = _grid(grid, task, set or {})
+        cells, of_call = _grid(grid, task, {} if set is None else set)
         at_once = jobs or cells.sweep.jobs
         is_here = of_call is not None and at_once == 1
         _check_processes(cells, of_call, at_once)
-        folder = Path(tempfile.mkdtemp(prefix="atoll-") if out is None else out)
+        folder = Path(tempfile.mkdtemp(prefix="atoll-")) if out is None else folder_of("out", out)
         asked = command.asked_of(cells, metric, target, None)
         loaded = None if of_call is None else of_call.task
         command.check_grid(cells, command.unfinished(cells, folder), asked.metric, loaded)
@@ -113,6 +117,8 @@ def _grid(
     from atoll.simulations.experiments.grid import parse_grid, read_grid
 
     overrides = overrides_of(settings)
+    if not isinstance(grid, Mapping | str | Path):
+        raise AtollError(f"grid: got {grid!r}; allowed: the path of a sweep's TOML, or a dictionary of columns")
     if not isinstance(grid, Mapping):
         if task is not None:
             raise AtollError(f"task: {grid} names the task: leave it out, or give the grid as a mapping")
@@ -125,9 +131,15 @@ def _grid(
         raise AtollError("task: missing; allowed: a task, or its reference")
     of_call = None if isinstance(task, str) else named(task)
     document = plain_of(document | {"task": task if of_call is None else of_call.reference})
-    if not is_plain(document):
-        raise AtollError("grid: allowed: numbers, texts, true, false, lists and tables of them")
+    if faults := [f"{key}: got {value!r}" for key, value in _columns(document) if not is_plain(value)]:
+        raise AtollError(*(f"grid: {fault}; allowed: numbers, texts, true, false, lists of them" for fault in faults))
     return parse_grid(tomli_w.dumps(document).encode(), Path("grid"), overrides), of_call
+
+
+def _columns(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the columns of the grid and the other settings, with their values."""
+    others = {key: value for key, value in document.items() if key != "grid"}
+    return [*document["grid"].items(), *others.items()]
 
 
 def _check_processes(grid: "Grid", of_call: Named | None, jobs: int) -> None:
@@ -190,6 +202,7 @@ class Sweep(Sequence[SimulatedRun]):
         """
         from atoll.cli.experiments.sweep import asked_of, swept
 
+        check_target(target)
         with one_error():
             wanted = self._found.objective.target if target is None else target
             asked = asked_of(self._found.grid, self.metric, wanted, columns)

@@ -1,5 +1,6 @@
 """`atoll.train`, and the training that it returns."""
 
+import html
 import json
 import shutil
 import subprocess
@@ -11,11 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.interface.arguments import folder_of
 from atoll.interface.errors import AtollError, one_error
-from atoll.interface.overrides import words_of
+from atoll.interface.overrides import plain_table, words_of
 from atoll.interface.progress import Show, bar_of
 from atoll.interface.tables import Table
 from atoll.interface.tasks import Named, named
+from atoll.interface.turns import in_turn
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
 
@@ -28,6 +31,7 @@ POLL_S = 0.2
 
 
 @one_error()
+@in_turn()
 def train(
     task: Task | ArrayTask | str,
     *,
@@ -58,11 +62,14 @@ def train(
     from atoll.cli.printing import notes_to
 
     length = {"train.epochs": epochs, "train.steps": steps}
-    overrides = [*words_of(set or {}), *words_of({key: value for key, value in length.items() if value is not None})]
+    by_argument = {key: value for key, value in length.items() if value is not None}
+    settings = plain_table({} if set is None else set)
+    if twice := [f"{key}: got {by_argument[key]} and {settings[key]} in set" for key in by_argument if key in settings]:
+        raise AtollError(*(f"{fault}; allowed: one of them" for fault in twice))
+    overrides = words_of(settings | by_argument)
     of_call = named(task)
-    found = Training(
-        tempfile.mkdtemp(prefix="atoll-") if out is None else out, is_temporary=out is None, task=of_call.task
-    )
+    folder = Path(tempfile.mkdtemp(prefix="atoll-")) if out is None else folder_of("out", out)
+    found = Training(folder, is_temporary=out is None, task=of_call.task)
     with notes_to(lambda line: None), bar_of("steps", is_shown=progress) as bar:
         request = _request(of_call, mesh, found.folder, device, overrides)
         if request.nproc is not None:
@@ -78,6 +85,8 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
     from atoll.cli.training.request import Request, check_place
     from atoll.parallel.engine.mesh import parse_mesh
 
+    if not isinstance(mesh, str | None):
+        raise AtollError(f'mesh: got {mesh!r}; allowed: a text, such as "dp=2", or None')
     try:
         num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
     except ValueError as error:
@@ -164,7 +173,7 @@ class Training:
         task: Task | ArrayTask | None = None,
         owner: object = None,
     ) -> None:
-        self.folder, self.task, self._owner = Path(folder), task, owner
+        self.folder, self.task, self._owner = folder_of("folder", folder), task, owner
         if is_temporary:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
@@ -194,7 +203,9 @@ class Training:
     def _events(self, kind: str) -> Table:
         from atoll.parallel.trainer.logs import read_log
 
-        log = read_log(self.folder / "log.jsonl", kind)
+        if not (path := self.folder / "log.jsonl").exists():
+            raise AtollError(f"{self.folder}: has no log.jsonl; allowed: a folder that `atoll train --out` has written")
+        log = read_log(path, kind)
         return Table([{name: value for name, value in log[step].items() if name != "event"} for step in sorted(log)])
 
     def model(self, version: str = "newest") -> "Arrays":
@@ -206,7 +217,7 @@ class Training:
         from atoll.aggregation.tensors import safetensors_file
 
         names = {"newest": "model.safetensors", "best": "best.safetensors"}
-        if version not in names or not (path := self.folder / names[version]).exists():
+        if not isinstance(version, str) or version not in names or not (path := self.folder / names[version]).exists():
             there = [name for name, file in names.items() if (self.folder / file).exists()]
             raise AtollError(f"version: got {version!r}; there: {', '.join(there) or 'none'}")
         return safetensors_file.read(path)
@@ -231,4 +242,7 @@ class Training:
         return f"Training({self.result.get('why', 'unfinished')}, {str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.result.get('why', 'unfinished')}</p>{self.evaluations[-10:]._repr_html_()}"
+        try:
+            return f"<p>{self.result.get('why', 'unfinished')}</p>{self.evaluations[-10:]._repr_html_()}"
+        except AtollError as error:
+            return f"<p>{html.escape(str(error))}</p>"

@@ -16,9 +16,11 @@ from atoll.parallel.local_training.warm_start import (
     Match,
     Start,
     StartRefused,
+    check_readable,
     differing,
     listed,
     match_names,
+    no_safetensors,
     not_finite,
 )
 
@@ -46,16 +48,15 @@ def start_shares(
 
     Raises:
         StartRefused: names, shapes or dtypes do not fit, or it is no safetensors file; no value is changed.
-        OSError: the file cannot be read.
+        OSError: its disk fails.
     """
-    with start.path.open("rb"):
-        pass  # its reason, where it cannot be read, is clearer than the library's
+    check_readable(start.path)
     try:
         with safe_open(start.path, framework="pt") as file, torch.no_grad():
             match = _match(file, names, aliases, start)
             faults = [fault for share in shares for fault in _copied(share, file, match, start.path)]
     except SafetensorError as error:
-        raise StartRefused(f"{start.path} is no safetensors file: {error}") from error
+        raise no_safetensors(start.path, error) from error
     parts = (("the task's own values stay in", match.own), ("not used:", match.unused))
     return "; ".join(f"{what} {listed(left)}" for what, left in parts if left), faults
 
@@ -69,7 +70,7 @@ def _match(file: Any, names: Mapping[str, tuple[tuple[int, ...], str]], aliases:
     initial = {name: _form(shape, NUMPY_DTYPES[dtype]) for name, (shape, dtype) in names.items()}
     match = match_names(initial, aliases, given, is_strict=start.is_strict, where=str(start.path))
     if match.faults:
-        raise StartRefused("; ".join(match.faults))
+        raise StartRefused(*match.faults)
     return match
 
 

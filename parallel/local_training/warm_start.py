@@ -25,7 +25,11 @@ Aliases = Mapping[str, Sequence[str]]
 
 
 class StartRefused(TaskMismatch):
-    """The file is no start of the model; the message lists every difference."""
+    """The file is no start of the model; the message lists every difference, each of them one of the faults."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def start_model(model: Any, start: Start) -> str:
 
     Raises:
         StartRefused: the file does not fit, or is no safetensors file; the model is unchanged.
-        OSError: it cannot be read.
+        OSError: its disk fails.
     """
     from atoll.parallel.local_training.parameters import aliases_of, load_parameters, parameters_of
 
@@ -86,7 +90,7 @@ def started(initial: Arrays, aliases: Aliases, start: Start, *, grows: bool = Fa
 
     Raises:
         StartRefused: the file does not fit, or is no safetensors file.
-        OSError: it cannot be read.
+        OSError: its disk fails.
     """
     given = read(start.path)
     if grows:
@@ -113,7 +117,7 @@ def matched(initial: Arrays, aliases: Aliases, given: Arrays, *, is_strict: bool
         if not np.isfinite(arrays[name]).all():
             faults.append(not_finite(found[0], where))
     if faults or match.faults:
-        raise StartRefused("; ".join([*faults, *match.faults]))
+        raise StartRefused(*faults, *match.faults)
     return Matched(arrays, match.own, match.unused)
 
 
@@ -157,10 +161,13 @@ def match_names(
         misfits += [f"{found[0]} is {misfit}"] if misfit else []
     unused = [name for name in given if name not in used]
     if len(own) == len(tensors):
-        faults.append(f"no tensor of {where} is one of the model: it has {listed(given)}; the model has {listed(own)}")
+        faults.append(
+            f"no tensor of {where} is one of the model, which has {listed(own)}, and the file "
+            f"{listed(given) or 'none'}: name another file, or give its tensors the names of the model's"
+        )
     elif is_strict and (own or unused):
         faults += [*misfits, *_differences(own, unused, misfits, where)]
-        faults[-1] += f"; {LENIENT}"
+        faults[-1] += f" ({LENIENT})"
     return Match(sources, tuple(own), tuple(unused), tuple(faults))
 
 
@@ -196,12 +203,11 @@ def read(path: Path) -> Arrays:
 
     Raises:
         StartRefused: it is no safetensors file.
-        OSError: it cannot be read.
+        OSError: its disk fails.
     """
     from safetensors import SafetensorError, safe_open
 
-    with path.open("rb"):
-        pass  # its reason, where it cannot be read, is clearer than the library's
+    check_readable(path)
     try:
         with safe_open(path, framework="np") as file:
             names = [name for name in file.keys() if not name.startswith(BESIDE)]  # noqa: SIM118 - no mapping
@@ -210,8 +216,33 @@ def read(path: Path) -> Arrays:
         if rest := [name for name in names if name not in arrays]:
             arrays |= _by_torch(path, rest)
     except SafetensorError as error:
-        raise StartRefused(f"{path} is no safetensors file: {error}") from error
+        raise no_safetensors(path, error) from error
     return {name: _as_it_travels(arrays[name]) for name in names}
+
+
+def check_readable(path: Path) -> None:
+    """Check that a file can be opened: the library's reasons are less clear.
+
+    Raises:
+        StartRefused: it cannot, as it is a folder, missing or not for this user.
+        OSError: its disk fails.
+    """
+    try:
+        with path.open("rb"):
+            pass
+    except IsADirectoryError as error:
+        raise StartRefused(f"{path} is a directory: name a file in it") from error
+    except FileNotFoundError as error:
+        raise StartRefused(f"there is no file {path}") from error
+    except PermissionError as error:
+        raise StartRefused(f"{path} cannot be read: permission denied") from error
+
+
+def no_safetensors(path: Path, error: Exception) -> StartRefused:
+    """Return the refusal of a file in another format, such as that of `torch.save`."""
+    return StartRefused(
+        f"{path} is no safetensors file ({error}): save the model's state_dict with safetensors.torch.save_file"
+    )
 
 
 _OF_NUMPY = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "U16", "U32", "U64", "BOOL"})

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.programs.grid import Grid
 from atoll.parallel.programs.link import Link
@@ -28,6 +29,7 @@ DETAIL_MAX = 2000
 
 def main() -> None:
     """Run the program of the coordinator's order."""
+    keep_freed_blocks()
     write_to_log()
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     order = link.order()

@@ -78,8 +78,13 @@ def build(job: Job, start: Start | None) -> Built:
     except BaseRefused as error:
         raise JobRefused(str(error)) from error
     except (StartRefused, OSError) as error:
-        raise JobRefused(f"train.start: {error}") from error
+        raise JobRefused("; ".join(_of_start(error))) from error
     return Built(model, tied_names(model), note, base=base)
+
+
+def _of_start(error: StartRefused | OSError) -> list[str]:
+    """Return the faults of the file that a training starts from, each with the name of its setting."""
+    return [f"train.start: {fault}" for fault in (error.faults if isinstance(error, StartRefused) else (str(error),))]
 
 
 def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes | None, device: torch.device) -> None:
@@ -107,7 +112,7 @@ def give_values(built: Built, job: Job, parts: Sequence[nn.Module], axes: Axes |
             built.note, of_start = start_shares(shares, built.forms, built.aliases, built.start)
             faults += [f"train.start: {fault}" for fault in of_start]
     except (StartRefused, OSError) as error:
-        faults.append(f"train.start: {error}")
+        faults += _of_start(error)
     except NotRepeatable as error:
         faults.append(f"the model cannot be built by shares: {error}; draw and fill its parameters alike each time")
     try:

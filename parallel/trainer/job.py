@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from atoll.aggregation.folders import no_file
 from atoll.parallel.adapters.base_files import BaseRefused
 from atoll.parallel.adapters.loading import Matched
 from atoll.parallel.adapters.peft_models import adapter_faults
@@ -88,7 +89,9 @@ def _faults_of_inputs(task: Task, config: TrainConfig) -> Iterator[str]:
     if not task.sites:
         yield "the task names no sites, so there is no data to pool"
     if config.start is not None and not os.path.isfile(config.start):
-        yield f"train.start: there is no file {config.start}"
+        yield f"train.start: {no_file(config.start)}"
+    if config.start is None and not config.strict:
+        yield "train.strict: false without train.start decides nothing: set train.start, or leave it out"
 
 
 def base_of(job: Job, model: nn.Module) -> Matched | None:

@@ -50,6 +50,7 @@ import threading
 import time
 import traceback
 
+from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.loading import keep_modules
 from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.task.json_text import to_json
@@ -87,6 +88,7 @@ def private_pipes() -> tuple[int, int]:
 def main() -> None:
     """Answer requests until `quit` or the end of stdin."""
     keep_modules()
+    keep_freed_blocks()
     requests_fd, replies_fd = private_pipes()
     write_to_log()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -8,7 +8,7 @@ from typing import Any
 from atoll.aggregation.folders import finds_no_room
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.parallel.local_training.warm_start import Start
+from atoll.parallel.local_training.warm_start import Start, StartRefused
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.content import from_tensors, to_tensors
 from atoll.parallel.task.deadline import Deadline
@@ -203,6 +203,8 @@ def detail_of(error: BaseException) -> str:
     """
     if isinstance(error, OverridesRefused):
         return "\n".join(error.faults)[:DETAIL_CHARS_MAX]
+    if isinstance(error, StartRefused):
+        return "\n".join(f"model.start: {fault}" for fault in error.faults)[:DETAIL_CHARS_MAX]
     if isinstance(error, TaskNotFound | TaskBroken | TaskMismatch | NotFinite | OutOfTime):
         return str(error)[:DETAIL_CHARS_MAX]
     lines = "".join(traceback.format_exception(error)).strip().splitlines()

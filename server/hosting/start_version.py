@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from atoll.aggregation.folders import no_file
 from atoll.aggregation.printable import instead_of
 from atoll.parallel.local_training.warm_start import Start
 from atoll.protocol.vocabulary import RunId, Version
@@ -30,7 +31,7 @@ async def start_of(model: ModelConfig, runs: Mapping[RunId, RunDriver]) -> Start
 
 def _file(path: str) -> Path:
     if not os.path.isfile(path):
-        raise OperatorError(f"model.start: there is no file {path}")
+        raise OperatorError(f"model.start: {no_file(path)}")
     return Path(path)
 
 

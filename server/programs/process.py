@@ -22,9 +22,6 @@ LINE_BYTES_MAX = 256 * 2**20
 
 LOG_BYTES_MAX = 8 << 20
 
-MAPPED_BYTES = 1 << 20
-"""Size from which arrays of the process are blocks of their own, of the system's memory."""
-
 COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.programs.main")
 """The command of the process; its argument is the descriptor of its socket."""
 
@@ -128,12 +125,8 @@ class ProgramProcess:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the process: that of this one, without the telemetry of Flower.
-
-    Arrays from a size on go back to the system when they are freed. By default glibc raises that size with each, and
-    keeps them in a heap that cannot shrink below the newest: a program of 100 MB a message held three times as much.
-    """
-    return {"MALLOC_MMAP_THRESHOLD_": str(MAPPED_BYTES), **os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
+    """Return the environment of the process: that of this one, without the telemetry of Flower."""
+    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

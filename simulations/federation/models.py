@@ -102,10 +102,8 @@ class Models(Versions):
         start = Start(Path(model.start), model.is_strict) if model.start else None
         try:
             pieces, note = write_initial(self.store.version_path(Version(0)), bench, self._config.seed, start)
-        except (StartRefused, OSError) as error:
-            if start is None:
-                raise
-            raise ConfigError([f"model.start: {error}"]) from error
+        except StartRefused as error:
+            raise ConfigError([f"model.start: {fault}" for fault in error.faults]) from error
         return pieces, note and f"version 0 is from {model.start}: {note}"
 
     def _verify(self, *versions: Version) -> None:

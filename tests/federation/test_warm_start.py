@@ -97,11 +97,15 @@ def test_a_file_that_does_not_fit_is_refused_before_anything_runs(tmp_path):
 
     model = line_task.model().state_dict()
     save_file({"0.weight": model["0.weight"], "1.weight": torch.ones(2)}, tmp_path / "part.safetensors")
+    save_file({"more": torch.ones(2)}, tmp_path / "other.safetensors")
     (tmp_path / "no.safetensors").write_bytes(b"no tensors")
+    (tmp_path / "folder.safetensors").mkdir()
     for name, fault in (
         ("part", "part.safetensors lacks 0.bias, 2.weight, 2.bias"),
         ("no", "no.safetensors is no safetensors file"),
-        ("missing", "no file"),
+        ("other", "no tensor of"),
+        ("missing", "there is no file"),
+        ("folder", "is a directory: name a file"),
     ):
         path = tmp_path / f"{name}.safetensors"
         for key, command in (
@@ -113,7 +117,9 @@ def test_a_file_that_does_not_fit_is_refused_before_anything_runs(tmp_path):
             ("train.start", ("train", TASK, "--out", tmp_path / "t", "--device", "cpu")),
         ):
             errors = atoll(*command, "--set", f"{key}={path}", code=2).stderr
-            assert fault in errors or "No such file" in errors, (command, errors)
+            assert f"{key}: " in errors, (command, errors)
+            assert fault in errors, (command, errors)
+            assert all(f"{key}: " in line for line in errors.splitlines() if line.startswith("atoll:")), errors
             assert "Traceback" not in errors
             assert not (tmp_path / "c").exists()
     loose = (

@@ -65,7 +65,7 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(tmp_path):
     for arguments, options, fault in [
         ((task,), {"set": {"train.epoch": 3}, "rounds": 1}, "train.epoch: unknown key"),
         ((task,), {"metric": "server/f1", "rounds": 1}, "--metric: got 'server/f1'; allowed: server/loss, server/acc"),
-        ((task, run), {}, "got a task and more"),
+        ((task, run), {}, "got Task; allowed: .*, or one task alone"),
         ((run, task), {}, "got Task; allowed: simulated and deployed runs, trainings, folders of these"),
         ((tmp_path, "no-such-folder"), {}, "got no-such-folder; allowed: .* folders of these"),
         ((tmp_path,), {}, "got one run; allowed: two or more"),

@@ -1,6 +1,8 @@
 """Mistaken calls of the Python interface: each raises `AtollError` with a sentence, before anything runs."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +53,42 @@ def test_a_version_that_is_no_number_is_refused(tmp_path: Path, version: object)
 def test_a_number_of_rounds_given_twice_is_refused() -> None:
     with pytest.raises(atoll.AtollError, match="rounds: got 1 by its option and 2 by --set"):
         atoll.simulate(task, rounds=1, set={"rounds": 2}, progress=False)
+
+
+ODD: dict[str, tuple[Callable[[], Any], str]] = {
+    "out": (lambda: atoll.simulate(task, rounds=1, out=3), "out: got 3; allowed: the path"),
+    "empty out": (lambda: atoll.simulate(task, rounds=1, out=""), "out: got ''; allowed: the path"),
+    "NUL": (lambda: atoll.train(task, steps=1, out="a\0"), r"out: got 'a\\x00'; allowed: the path"),
+    "folder": (lambda: atoll.SimulatedRun(3), "folder: got 3; allowed: the path"),
+    "where": (lambda: atoll.connect(3), "where: got 3; allowed: the path"),
+    "mesh": (lambda: atoll.train(task, mesh=2), 'mesh: got 2; allowed: a text, such as "dp=2"'),
+    "twice": (
+        lambda: atoll.simulate(task, set={"local": {"lr": 1}, "local.lr": 2}),
+        "local.lr: got 1 and 2; allowed: one",
+    ),
+    "epochs twice": (lambda: atoll.train(task, epochs=1, set={"train.epochs": 2}), "train.epochs: got 1 and 2 in set"),
+    "no table": (lambda: atoll.simulate(task, set=[]), r"set: got \[\]; allowed: a dictionary"),
+    "jobs": (lambda: atoll.sweep({"seed": [1]}, task, jobs="2"), "jobs: got '2'; allowed: a whole number"),
+    "target": (lambda: atoll.sweep({"seed": [1]}, task, target="x"), "target: got 'x'; allowed: a finite number"),
+    "nan": (lambda: atoll.compare(task, target=float("nan")), "target: got nan; allowed: a finite number"),
+    "no grid": (lambda: atoll.sweep(None, task), "grid: got None; allowed: the path of a sweep's TOML"),
+    "generator": (lambda: atoll.sweep({"seed": iter([1])}, task), "grid: seed: got <list_iterator.*; allowed: numbers"),
+    "option": (lambda: atoll.compare(task, names=["a"]), "compare: got names; allowed for a task: rounds, clients"),
+    "no runs": (lambda: atoll.compare("/nope", "/nope"), "compare: got /nope; allowed: simulated and deployed runs"),
+    "no run": (lambda: atoll.SimulatedRun("/nope").model(), "/nope: has no rounds.jsonl"),
+    "no training": (lambda: atoll.Training("/nope").evaluations, "/nope: has no log.jsonl"),
+    "version": (lambda: atoll.Training("/nope").model([]), r"version: got \[\]; there: none"),
+}
+
+
+@pytest.mark.parametrize("call", ODD)
+def test_an_odd_argument_is_refused_with_its_value_and_what_is_allowed(call: str) -> None:
+    odd, message = ODD[call]
+    with pytest.raises(atoll.AtollError, match=message):
+        odd()
+
+
+def test_a_folder_without_a_run_is_shown_all_the_same() -> None:
+    assert repr(atoll.SimulatedRun("/nope")) == "SimulatedRun(no run, '/nope')"
+    assert "has no rounds.jsonl" in atoll.SimulatedRun("/nope")._repr_html_()
+    assert "has no log.jsonl" in atoll.Training("/nope")._repr_html_()

@@ -208,6 +208,7 @@ def simulate_as_asked(what: str, overrides: list[str], request: Request) -> NoRe
         from atoll.cli.experiments.simulation_progress import RoundProgress
         from atoll.cli.task_failures import task_failures_in_one_line
         from atoll.exports.folders import SimulatedFolder
+        from atoll.parallel.heap import keep_freed_blocks
         from atoll.parallel.trainer.logs import to_all
         from atoll.protocol.settings import effective
         from atoll.simulations.experiments.lifeline import end_with_the_sweep
@@ -228,6 +229,7 @@ def simulate_as_asked(what: str, overrides: list[str], request: Request) -> NoRe
     folder = request.folder(file)
     if_stopped("before a round began; the same command goes on")
     exports = live_export(request.exports, SimulatedFolder(folder), folder)
+    keep_freed_blocks()
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
         report = to_all(progress.round, exports.take)
         result = run_simulation(file, task, folder, report, is_fresh=request.fresh, handling=with_signals)

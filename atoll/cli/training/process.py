@@ -22,6 +22,7 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed,
 from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
+from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.job import Job, JobRefused
@@ -51,6 +52,7 @@ FAILED = (NotFinite, CheckpointFailed)
 
 def train_in_process(job: Job, request: Request) -> Result | Fault:
     """Train in this process: alone, or as the rank that a launcher's environment variables name."""
+    keep_freed_blocks()
     train_rank = _recorded if ERROR_FILE in os.environ else _train
     try:
         with _stop_request() as is_stopping, _alone(request):

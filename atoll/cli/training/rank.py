@@ -8,6 +8,7 @@ from atoll.cli.printing import note
 from atoll.cli.training.fault import Fault
 from atoll.cli.training.process import outcome_of
 from atoll.cli.training.request import Request, job_of
+from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.launch.line import dial
 from atoll.parallel.launch.rank_fault import RankFault
 from atoll.parallel.loading import keep_modules
@@ -28,6 +29,7 @@ def main(folder: str, encoded: str) -> None:
         SystemExit: the training has failed, on this rank or another.
     """
     keep_modules()
+    keep_freed_blocks()
     request, world = Request.decode(encoded), read_world()
     is_told = _stop_request(Path(folder)) if world.is_first else lambda: False
     outcome, error = outcome_of(lambda: job_of(request), request, is_told)

@@ -4,10 +4,11 @@
 
 A hook is called once for the m clients that take a step, with tensors (m, ...) of which it sees one client's. Where it
 looks at batches, clients are mapped together whose batches have the same size, so that it sees no padding; at the end,
-those with the same number of steps. What it sets is copied, into the state (k, ...) and the shared tensors (k, ...).
+those with the same number of steps. What it sets is copied: the state, shared tensors, attributes of `client` (k, ...).
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ from atoll.parallel.task.context import Context
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.randomness import states_of_generators
 from atoll.parallel.task.task import Task
-from atoll.simulations.engines.batched.mapped_client import Common, Groups, MappedClient
+from atoll.simulations.engines.batched.mapped_client import Attributes, Common, Groups, MappedClient
 from atoll.simulations.engines.batched.measures import Sizes
 from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.outputs import by_client, filled
@@ -40,6 +41,9 @@ DTYPES = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torc
 """The dtypes of a state that are stored as they are."""
 
 WAY_OUT = "change the hook, or train with the engines sequential and processes, which take it as it is"
+
+KEPT = ("state", "shared", "attributes")
+"""The groups of tensors that hooks set."""
 
 Rows = slice | torch.Tensor
 
@@ -114,8 +118,8 @@ class Hooks:
         self._context, self._net, self._count, self._done = context, net, len(owns), 0
         self._held, self._drawn = marks_of(self._algorithm), states_of_generators()
         self._batch: Tensors | None = None
-        self._shared: Tensors = {}
-        self._state = self._states(owns)
+        self._shared = {name: _repeated(tensor, self._count) for name, tensor in self._received.items()}
+        self._state, self._attributes = self._states(owns), Attributes(self._count)
         net.stack.take(self._count)
         if "begin" in self._hooks:
             self._call("begin", self._follow("begin"), Part(slice(0, self._count), None, 0))
@@ -185,6 +189,7 @@ class Hooks:
         """
         self._net.stack.take(self._count)
         self._batch = None
+        self._attributes.freeze(self._count)
         if "end" in self._hooks:
             numbers = np.array(steps)
             for number in sorted(set(steps)):
@@ -202,7 +207,7 @@ class Hooks:
             NotFinite: the state is not finite.
         """
         for name in self._received:
-            update[SHARED + name][...] = self._sent[name][row] if name in self._sent else 0
+            update[SHARED + name][...] = self._sent[name][row]
         kept = {name: tensors[row] for name, tensors in self._kept.items()}
         check_finite(kept, "client's state")
         for name, array in kept.items():
@@ -228,9 +233,11 @@ class Hooks:
             own: Groups = {group: {} for group in groups}
             for (group, name), tensor in zip(places, tensors, strict=True):
                 own[group][name] = tensor
-            client = MappedClient(common, own, lambda: self._batch_of(hook, own))
+            client = MappedClient(common, own, lambda: self._batch_of(hook, own), self._attributes.of(own))
             returned = run(client, own)
             values = {("returned", name): tensor for name, tensor in returned.items()} | _set_by(client, own)
+            if hook != "end":  # after which nothing reads them
+                values |= self._attributes.set_by(client, own)
             keys.extend(values)
             return tuple(values.values())
 
@@ -276,6 +283,7 @@ class Hooks:
             "buffers": self._net.running.tensors(),
             "state": self._state,
             "shared": self._shared,
+            "attributes": self._attributes.tensors(),
         }
 
     def _check_memory(
@@ -303,15 +311,30 @@ class Hooks:
             return
         if self._local.clip_norm is not None:
             kept = {_memory(value) for (group, _), value in found.items() if group != "returned"}
-            kept |= {_memory(tensor) for tensor in (*groups["state"].values(), *groups["shared"].values())}
+            kept |= {_memory(tensor) for group in KEPT for tensor in groups[group].values()}
             if any(_memory(value) in kept for (group, _), value in found.items() if group == "returned"):
                 raise CannotBatch("returns a tensor that the client keeps, which local.clip_norm clips: clone() it")
         moving = {_memory(t) for group in ("parameters", "buffers", "gradients") for t in groups[group].values()}
         for (group, name), value in found.items():
             if group != "returned" and _memory(value) in moving:
                 raise CannotBatch(
-                    f"sets client.{group}, {name}, to the memory of a parameter or gradient, which changes: clone() it"
+                    f"sets {_named(group, name)} to the memory of a parameter or gradient, which changes: clone() it"
                 )
+        self._check_attributes(groups, found)
+
+    def _check_attributes(self, groups: Groups, found: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Check that no attribute shares its memory, which is copied, with another tensor, which alone would follow it.
+
+        Raises:
+            CannotBatch: one does.
+        """
+        kept = {(group, name): tensor for group in KEPT for name, tensor in groups[group].items()}
+        kept |= {place: tensor for place, tensor in found.items() if place[0] != "returned"}
+        common = [*self._start.values(), *self._received.values()]
+        uses = Counter(_memory(tensor) for tensor in (*kept.values(), *common))
+        for (group, name), tensor in kept.items():
+            if group == "attributes" and tensor.numel() and uses[_memory(tensor)] > 1:
+                raise CannotBatch(f"sets {_named(group, name)} to the memory of another tensor of client: clone() it")
 
     def _keep(
         self, rows: Rows, groups: Groups, versions: Mapping[str, int], found: Mapping[tuple[str, str], torch.Tensor]
@@ -325,13 +348,12 @@ class Hooks:
                     if now[f"{group} {name}"] != versions[f"{group} {name}"]:
                         tensor[rows] = groups[group][name].detach()
         values = {place: value.detach().clone() for place, value in found.items() if place[0] != "returned"}
+        stored["attributes"] = self._attributes.with_room(values)
         for (group, name), value in values.items():
-            if group == "shared" and name not in self._shared:
-                self._shared[name] = _repeated(self._received[name], self._count)
             place = stored[group][name]
             if (value.shape[1:], value.dtype) != (place.shape[1:], place.dtype):
                 is_now, was = ((tuple(t.shape[1:]), t.dtype) for t in (value, place))
-                raise CannotBatch(f"sets client.{group}, {name}, to {is_now}, and it was {was}")
+                raise CannotBatch(f"sets {_named(group, name)} to {is_now}, and it was {was}")
             place[rows] = value
 
     # ------------------------------------------------------------ the clients
@@ -340,6 +362,7 @@ class Hooks:
         """Return the parts of the clients that take the step."""
         assert batch is not None
         sizes = self._sizes
+        self._attributes.freeze(len(sizes))
         if (sizes == batch["inputs"].shape[1]).all():
             return [Part(slice(0, len(sizes)), batch, self._done)]
         if hook != "loss" and hook not in self._looking:
@@ -396,13 +419,18 @@ def _set_by(client: MappedClient, own: Groups) -> dict[tuple[str, str], torch.Te
     Raises:
         CannotBatch: the names are others than before.
     """
-    before = {"state": own["state"], "shared": dict(client.received) | own["shared"]}
+    before = {"state": own["state"], "shared": own["shared"]}
     found: dict[tuple[str, str], torch.Tensor] = {}
     for group, now in (("state", client.state), ("shared", client.shared)):
         if others := sorted(now.keys() ^ before[group].keys()):
             raise CannotBatch(f"adds names to client.{group}, or removes them: {', '.join(others)}")
         found |= {(group, name): t for name, t in now.items() if t is not before[group][name]}
     return found
+
+
+def _named(group: str, name: str) -> str:
+    """Return what a hook's code calls a tensor."""
+    return f"client.{name.partition(' ')[0]}" if group == "attributes" else f"client.{group}, {name},"
 
 
 def _flat(groups: Groups) -> list[torch.Tensor]:

@@ -16,17 +16,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.parallel.local_training.client import Tensors, evaluating
 from atoll.parallel.local_training.one_loss import one_loss
+from atoll.parallel.local_training.trees import children, map_tensors, tensors
 from atoll.parallel.task.context import Context
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
+from atoll.simulations.engines.batched.outputs import filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Job
 
 COMMON = ("round", "version", "options")
 
 Groups = dict[str, Tensors]
-"""Tensors by name, in groups: parameters, buffers, state, shared, and what a hook gets beside the client."""
+"""Tensors by name, in groups: parameters, buffers, state, shared, attributes, and what else a hook gets."""
+
+GIVEN = ("_common", "_own", "_batch", "state", "shared")
+"""The attributes that a client has before a hook is called."""
+
+PLAIN = (bool, int, float, str, type(None))
+"""The types of values that all clients may have in common as attributes."""
 
 
 class SharedContext(Context):
@@ -76,6 +84,7 @@ class MappedClient:
         common: what all clients have in common.
         own: the tensors of this one.
         batch: returns its inputs and targets.
+        attributes: what hooks have set on it, by name.
 
     Raises:
         CannotBatch: from what a client of a product does not have.
@@ -87,16 +96,19 @@ class MappedClient:
     _own: Groups
     _batch: Callable[[], tuple[Any, Any]]
 
-    def __init__(self, common: Common, own: Groups, batch: Callable[[], tuple[Any, Any]]) -> None:
+    def __init__(
+        self, common: Common, own: Groups, batch: Callable[[], tuple[Any, Any]], attributes: Mapping[str, Any]
+    ) -> None:
         mine = {"_common": common, "_own": own, "_batch": batch}
-        mine |= {"state": dict(own["state"]), "shared": common.received | own["shared"]}
-        for name, value in mine.items():
+        mine |= {"state": dict(own["state"]), "shared": dict(own["shared"])}
+        for name, value in (mine | dict(attributes)).items():
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in ("state", "shared"):
-            what = "names tensors client by client" if name == "leaves_out" else "is no tensor of client.state"
-            raise CannotBatch(f"sets client.{name}, which {what}")
+        if name == "leaves_out":
+            raise CannotBatch("sets client.leaves_out, which names tensors client by client")
+        if name in GIVEN[:3] or hasattr(MappedClient, name):
+            raise CannotBatch(f"sets client.{name}, which is no name of a hook's own: choose another one")
         object.__setattr__(self, name, value)
 
     @property
@@ -184,3 +196,104 @@ class MappedClient:
             raise TaskBroken(f"{', '.join(unknown)}: no tensor of the model (its tensors: {', '.join(start)})")
         every = start | self._own["buffers"] | trained | dict(tensors)
         return {name: t.detach() if name in trained else t.detach().clone() for name, t in every.items()}
+
+
+class Attributes:
+    """The attributes that hooks set on `client` until the training ends, of all clients of a product.
+
+    Each is a tree: every client has tensors of its own (k, ...) in it, and the types, shapes and plain values are those
+    of all. So another form is taken where every client still trains.
+
+    Args:
+        count: the number of clients, k.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._trees: dict[str, Any] = {}
+        self._forms: dict[str, Any] = {}
+        self._memory: Tensors = {}
+        self.freeze(count)
+
+    def freeze(self, clients: int) -> None:
+        """Begin a hook of some clients, in each part of which the attributes are those of now."""
+        self._given, self._given_memory = self._trees, self._memory
+        self._may_change, self._set = clients == self._count, (self._trees, self._forms)
+
+    def tensors(self) -> Tensors:
+        """Return the tensors (k, ...) of all clients before the hook, by attribute and place in its tree."""
+        return dict(self._given_memory)
+
+    def of(self, own: Groups) -> dict[str, Any]:
+        """Return the attributes of one client."""
+        mine = own["attributes"]
+        return {
+            name: filled(tree, (mine[place] for place in _places(name, tree))) for name, tree in self._given.items()
+        }
+
+    def set_by(self, client: MappedClient, own: Groups) -> dict[tuple[str, str], torch.Tensor]:
+        """Return the tensors that a hook has set.
+
+        Raises:
+            CannotBatch: an attribute holds something that is neither a tensor nor a plain value.
+        """
+        trees = {name: value for name, value in vars(client).items() if name not in GIVEN}
+        found = {
+            ("attributes", place): tensor
+            for name, tree in trees.items()
+            for place, tensor in zip(_places(name, tree), tensors(tree), strict=True)
+            if tensor is not own["attributes"].get(place)
+        }
+        forms = {name: _form(name, tree) for name, tree in trees.items()}
+        self._set = {name: map_tensors(lambda _: _PLACE, tree) for name, tree in trees.items()}, forms
+        return found
+
+    def with_room(self, values: Mapping[tuple[str, str], torch.Tensor]) -> Tensors:
+        """Return the tensors (k, ...) with room for those that a part of the clients has set (m, ...).
+
+        Raises:
+            CannotBatch: they have another form than those of other clients.
+        """
+        trees, forms = self._set
+        if others := sorted(
+            name for name in forms.keys() | self._forms.keys() if forms.get(name) != self._forms.get(name)
+        ):
+            if not self._may_change:
+                raise CannotBatch(
+                    f"sets client.{others[0]} to other types, shapes or plain values than those of other clients of a "
+                    "product, whose batches differ in size or whose training has ended"
+                )
+            before, self._trees, self._forms = self._memory, trees, forms
+            self._memory = {
+                place: before[place] for n, tree in trees.items() for place in _places(n, tree) if place in before
+            }
+            for place, value in ((place, value) for (group, place), value in values.items() if group == "attributes"):
+                self._memory[place] = value.new_empty((self._count, *value.shape[1:]))
+        self._may_change = False
+        return dict(self._memory)
+
+
+_PLACE = torch.empty(0)
+"""The tensor in the place of each client's own."""
+
+
+def _places(name: str, tree: Any) -> list[str]:
+    return [f"{name} {number}" for number, _ in enumerate(tensors(tree))]
+
+
+def _form(name: str, tree: Any) -> object:
+    """Return what the clients of a product have in common of an attribute.
+
+    Raises:
+        CannotBatch: it holds something that is neither a tensor nor a plain value.
+    """
+    if isinstance(tree, torch.Tensor):
+        return tuple(tree.shape), tree.dtype
+    parts = children(tree)
+    if parts is not None:
+        return type(tree), [(repr(key), _form(name, part)) for key, part in parts.items()]
+    if not isinstance(tree, PLAIN):
+        raise CannotBatch(
+            f"sets client.{name}, which holds a {type(tree).__name__}: a product takes tensors and numbers"
+        )
+    return type(tree), repr(tree)

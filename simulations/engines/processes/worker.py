@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from atoll.parallel.engine.orphans import end_with_the_parent
+from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.batched.batched import BatchTrainer
@@ -154,6 +155,7 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a supervisor sends them to the whole group
         signal.signal(number, signal.SIG_IGN)  # the parent handles them, and ends this process
     end_with_the_parent()
+    keep_freed_blocks()
     descriptor = version if version >= 0 else reduction.recv_handle(connection)
     try:
         _serve(connection, plan, form, descriptor)

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from atoll.aggregation.numba_support import has_compiler
 from atoll.aggregation.updates import tensor_stats
-from atoll.aggregation.updates.tensor_stats import LANES, Tally, compiled, look, look_by_numpy
+from atoll.aggregation.updates.tensor_stats import BYTES_MAX, LANES, Tally, compiled, look, look_by_numpy
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 7]))
 
@@ -74,3 +74,16 @@ def test_values_of_every_kind_are_counted(monkeypatch, dtype, raw, values):
     for found in both(monkeypatch, raw, dtype):
         assert found[0] == max(map(abs, values))
         assert found[2] == pytest.approx(math.fsum(float(value) ** 2 for value in values), rel=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("size", [1, LANES - 1, 65536, BYTES_MAX, BYTES_MAX + LANES + 1])
+def test_integers_of_one_byte_have_the_exact_sum_of_their_squares(dtype, size):
+    bounds = np.iinfo(dtype)
+    largest = bounds.max if dtype == np.uint8 else bounds.min
+    drawn = np.random.default_rng(size).integers(bounds.min, bounds.max, size, dtype, endpoint=True)
+    for values in (drawn, np.full(size, largest, dtype)):
+        tally = Tally(0)
+        tally.add(values, "U8" if dtype == np.uint8 else "I8")
+        assert tally.squared_norm == sum(int(value) ** 2 for value in values)
+        assert tally.magnitude == max(abs(int(value)) for value in values)

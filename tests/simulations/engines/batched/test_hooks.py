@@ -147,6 +147,44 @@ class Prepared(Algorithm):
         client.shared["sum"] = client.state["anchor"].sum() * client.num_steps
 
 
+class Noted(Algorithm):
+    """What a hook sets on the client until its training ends: a tree, a number, means of batches of several sizes."""
+
+    def shared(self, model):
+        return {"seen": torch.zeros(6)}
+
+    def begin(self, client):
+        client.velocity = {"of": [torch.zeros_like(p) for p in client.parameters.values()], "decay": 0.9}
+        client._last, client.unset = torch.zeros(6), None
+
+    def gradients(self, client, gradients):
+        client._last = 0.5 * client._last + client.inputs.mean(0) * len(client.inputs)
+        for velocity, gradient in zip(client.velocity["of"], gradients.values(), strict=True):
+            velocity.mul_(client.velocity["decay"]).add_(gradient, alpha=0.1)
+        if not hasattr(client, "first"):
+            client.first = client.velocity["of"][0].abs().sum()
+        scale = 1 + 0.01 * client.first
+        return {n: g + scale * v for (n, g), v in zip(gradients.items(), client.velocity["of"], strict=True)}
+
+    def end(self, client):
+        client.shared["seen"] = client._last
+        client.velocity = "ended"
+
+
+class InPlaceShared(Algorithm):
+    """Shared tensors that are changed in place, from what the clients have received."""
+
+    def shared(self, model):
+        return {"steps": torch.ones(()), "sum": torch.zeros(3)}
+
+    def gradients(self, client, gradients):
+        client.shared["sum"].add_(gradients["layers.1.0.bias"])
+        return gradients | {"layers.1.0.bias": gradients["layers.1.0.bias"] + client.received["sum"]}
+
+    def after_step(self, client):
+        client.shared["steps"] += 1 + client.targets.float().mean()
+
+
 class Contrast(Algorithm):
     """MOON: features that are near those of the global model, and far from those of the last local one."""
 
@@ -214,10 +252,10 @@ ALL = {"epochs": 2, "clip_norm": 0.5, "prox_mu": 0.1, "momentum": 0.5, "weight_d
 ADAM = {"optimizer": "adam", "lr": 0.01}
 
 
-EVERY = (Proximal, InPlace, Clamped, Momentum, Smoothed, Distilled, ByBatch, Personal, Prepared)
+EVERY = (Proximal, InPlace, Clamped, Momentum, Smoothed, Distilled, ByBatch, Personal, Prepared, Noted, InPlaceShared)
 
 VARIANTS = [
-    *(Hooked(each, ALL) for each in (Proximal, Smoothed, ByBatch, Personal)),
+    *(Hooked(each, ALL) for each in (Proximal, Smoothed, ByBatch, Personal, Noted, InPlaceShared)),
     *(Hooked(each, ADAM) for each in (Proximal, Momentum, Distilled)),
     *(Hooked(each, {"max_steps": 3, "epochs": 3, "shuffle": False}) for each in (Prepared, Clamped)),
     Hooked(Momentum, {"batch_size": None}),
@@ -337,6 +375,31 @@ def set_attribute(self, client):
     client.anchor = client.parameters
 
 
+def set_start(self, client):
+    client.anchor = client.start
+
+
+def set_twice(self, client):
+    client.one = client.two = torch.zeros(3)
+
+
+def set_state(self, client):
+    client.mine = client.state["a"]
+
+
+def set_number(self, client):
+    client.count = getattr(client, "count", 0) + 1
+
+
+def set_length(self, client, loss, outputs):
+    client.length = len(client.inputs)
+    return loss
+
+
+def set_object(self, client):
+    client.meter = random.Random(0)
+
+
 def scaled(number: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, client, gradients: {name: g * number(self, client, g) for name, g in gradients.items()}
 
@@ -362,7 +425,18 @@ REFUSED: list[tuple[str, Callable[..., Any], str]] = [
     ("gradients", counted, "changes count in a hook: the object is common"),
     ("after_step", listed, r"changes total in a hook"),
     ("after_step", counted_globally, "in a hook: the object is common"),
-    ("begin", set_attribute, "begin sets client.anchor"),
+    ("begin", set_attribute, "begin sets client.anchor to the memory of a parameter or gradient, which changes: clone"),
+    ("begin", set_start, r"begin sets client.anchor to the memory of another tensor of client: clone\(\) it"),
+    ("begin", set_twice, "begin sets client.one to the memory of another tensor"),
+    ("begin", set_state, "begin sets client.mine to the memory of another tensor"),
+    ("begin", set_object, "begin sets client.meter, which holds a Random: a product takes tensors and numbers"),
+    (
+        "begin",
+        lambda self, client: setattr(client, "num_steps", 3),
+        "begin sets client.num_steps, which is no name of a",
+    ),
+    ("after_step", set_number, "sets client.count to other types, shapes or plain values than those of other clients"),
+    ("loss", set_length, "sets client.length to other types, shapes or plain values than those of other clients"),
     ("begin", lambda self, client: client.full_gradient(client.start), "begin calls client.full_gradient"),
     ("begin", lambda self, client: client.full_loss({}), "begin calls client.full_loss"),
     ("begin", lambda self, client: client.leaves_out.add("a"), "begin reads client.leaves_out"),

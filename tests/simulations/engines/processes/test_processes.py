@@ -16,12 +16,23 @@ import numpy as np
 import pytest
 import torch
 
+from atoll import Algorithm
 from atoll.parallel.task.reference import load_module
 from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.processes.processes import Processes, WorkerDied
 from atoll.simulations.engines.sequential import Sequential
 from tests.process_table import is_running
+from tests.simulations.engines.batched.test_hooks import (
+    ByBatch,
+    InPlaceShared,
+    Momentum,
+    Noted,
+    Personal,
+    Prepared,
+    rounds,
+    training_of,
+)
 from tests.simulations.engines.cases import (
     BATCHABLE,
     OTHERS,
@@ -82,6 +93,20 @@ def test_batched_in_several_processes_has_the_bits_of_batched_in_one() -> None:
                 assert ours.client_id == theirs.client_id
                 np.testing.assert_array_equal(ours.row, theirs.row)
                 assert ours.statistics == theirs.statistics
+
+
+@pytest.mark.parametrize("algorithm", [Momentum, ByBatch, Personal, Prepared, Noted, InPlaceShared])
+def test_hooks_in_several_batched_processes_have_the_bits_of_one(algorithm: type[Algorithm]) -> None:
+    """Three rounds, each with the state and the shared tensors of the one before."""
+    training = training_of(algorithm(), {"max_steps": 3})
+    one = Batched(training, at_once=2)
+    for workers in (1, 2):
+        with processes(training, workers=workers, batched=True, at_once=2) as engine:
+            for ours, theirs in rounds(training, engine, one, 3):
+                assert ours.own.keys() == theirs.own.keys()
+                for name, array in (theirs.update | theirs.own).items():
+                    np.testing.assert_array_equal((ours.update | ours.own)[name], array, err_msg=name)
+                assert (ours.statistics, ours.report) == (theirs.statistics, theirs.report)
 
 
 def test_a_task_in_arrays_too() -> None:

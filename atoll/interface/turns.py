@@ -1,0 +1,31 @@
+"""The trainings of the calls in this process: they take turns, because torch has one generator for all threads, and
+leave the process as the caller had it.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+_turn = RLock()
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """Wait for the trainings of other threads; set generators and torch's number of threads back at the end."""
+    from atoll.parallel.task.randomness import generators_kept
+
+    with _turn, generators_kept(), threads_kept():
+        yield
+
+
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Set torch's number of threads back at the end, if torch is in use already."""
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else 0
+    try:
+        yield
+    finally:
+        if torch and torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
