@@ -1,19 +1,25 @@
-"""The pipeline of a Hugging Face model: transformers' plan of the modules that its `forward` calls one after another.
+"""The pipeline of a Hugging Face model, which is planned from the model itself: no table tells how each is cut.
 
-    {"model.embed_tokens": ..., "model.layers": ..., "model.norm": ..., "lm_head": ...}
+    transformer.wte, transformer.wpe | transformer.h.0, transformer.h.1, ... | transformer.ln_f, lm_head
 
-Each stage runs the whole `forward`, with stand-ins for the modules of other stages. The stand-in for the last module
-before the stage gives what the stage received; the stage hands on what its own last module gave. So what a model
-computes between two modules (Granite scales the words, Gemma 2 caps the logits) is computed once, by the later stage.
+The layers are the items of the heaviest ModuleList; the chain is they and all other modules with state beside the list,
+or beside a module in which it lies. A stage begins with the model or after its words are embedded.
 
-It must follow from the received values alone, and no table of models tells where it does: `chain_faults` calls
-`forward` with recorders in place of the modules, once whole and once as each stage calls it, and compares what the
-modules and the loss would see. That takes milliseconds, and no weight is read.
+Each stage runs the whole `forward` on the model's own inputs, with stand-ins for the modules of other stages. The last
+one before the stage gives what the stage received; the stage hands on what its own last module gave. So what a model
+computes between two modules (Granite scales the words, Gemma 2 caps the logits) is computed once, by the later stage,
+and what it computes of its inputs (masks, positions, the place of the last word) by every stage.
+
+All must follow from the received values and the inputs alone: `chain_faults` calls `forward` with recorders in place
+of the modules, once whole and once as each stage calls it, and compares what the modules and the loss would see. That
+takes milliseconds, and no weight is read.
 """
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -24,34 +30,56 @@ from atoll.parallel.adapters.tensor_plan import hugging_face_models
 
 WAY_OUT = "use pp=1 (dp_shard divides this model)"
 
-ROWS, WORDS = 2, 5
+INPUTS = "model_inputs"
+"""The option under which each stage takes the inputs of the model."""
+
+ROWS, WORDS = 4, 5
 """The shape of the trial's tokens."""
+
+LONGEST = 3
+"""The longest tuple that is tried as the output of a layer."""
 
 
 def planned_chain(model: nn.Module) -> tuple[str, ...]:
-    """Return the chain of a Hugging Face model, or of one that has it inside; empty if it leaves out state.
+    """Return the chain of a Hugging Face model, or of one that has it inside, in the order of definition.
 
-    The modules of transformers' plan come first, then heads that the plan does not name, such as a classifier's. A
-    ModuleList stands for its items. Each stage keeps the tables beside the chain, such as those of rotary embeddings.
+    A ModuleList stands for its items. Each stage keeps the tables beside the chain, such as those of rotary embeddings.
+    Empty if there are no layers or several lists of them, as in an encoder with a decoder, or if the chain leaves out
+    state.
     """
-    found = list(hugging_face_models(model))
-    plan = getattr(found[0][1], "_pp_plan", None) if len(found) == 1 else None
-    if not plan:
+    if len(list(hugging_face_models(model))) != 1 or not (layers := _layers(model)):
         return ()
-    ((prefix, inner),) = found
-    core = f"{inner.base_model_prefix}."
-    ordered = [*sorted(plan, key=lambda name: not name.startswith(core)), *_heads(inner, core, plan)]
-    modules = dict(inner.named_modules())
-    names = tuple(f"{prefix}.{name}".lstrip(".") for name in ordered if name in modules)
+    names = tuple(_beside(model, "", layers))
+    closed = [module for name in names if not isinstance(module := model.get_submodule(name), nn.ModuleList)]
+    if any(True for module in closed for _ in _lists(module)):
+        return ()
     inside = tuple(f"{name}." for name in names)
     return names if all(tensor.startswith(inside) for tensor in state_names(model)) else ()
 
 
-def _heads(inner: nn.Module, core: str, plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the children of a Hugging Face model with parameters of their own, which its plan does not name."""
-    for name, child in inner.named_children():
-        if f"{name}." != core and name not in plan and any(True for _ in child.parameters()):
-            yield name
+def _layers(model: nn.Module) -> str:
+    """Return the name of the heaviest of a model's outermost lists of modules; "": it has none with parameters."""
+    sizes = {name: sum(map(torch.Tensor.numel, items.parameters())) for name, items in _lists(model)}
+    heaviest = max(sizes, key=lambda name: sizes[name], default="")
+    return heaviest if sizes.get(heaviest) else ""
+
+
+def _lists(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.ModuleList]]:
+    """Yield the outermost lists of modules within a module."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.ModuleList):
+            yield prefix + name, child
+        else:
+            yield from _lists(child, f"{prefix}{name}.")
+
+
+def _beside(module: nn.Module, prefix: str, layers: str) -> Iterator[str]:
+    """Yield the layers, and the modules with state beside them or beside a module in which they lie."""
+    for name, child in module.named_children():
+        if layers.startswith(f"{prefix}{name}."):
+            yield from _beside(child, f"{prefix}{name}.", layers)
+        elif any(True for _ in state_names(child)):
+            yield prefix + name
 
 
 def state_names(model: nn.Module) -> Iterator[str]:
@@ -62,56 +90,142 @@ def state_names(model: nn.Module) -> Iterator[str]:
         yield from (f"{prefix}.{name}".lstrip(".") for name in kept if module._buffers[name] is not None)
 
 
-class Passing(nn.Identity):
-    """The stand-in for a module of another stage: it hands on the first argument and ignores the others.
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of a planned chain by its model."""
+
+    names: list[str]
+    """The pieces, in the order of their calls."""
+    num_first: int
+    """The pieces before the first layer, which embed the inputs."""
+    length: int
+    """The length of the tuple that the model takes from each layer, of which it uses the first tensor; 0: it takes the
+    tensor itself."""
+
+    @property
+    def earliest(self) -> int:
+        """The index of the first piece with which a later stage can begin: what several embeddings give is not yet one
+        value.
+        """
+        return self.num_first + (self.num_first > 1)
+
+
+def calls(model: nn.Module, pieces: Sequence[str]) -> Calls:
+    """Return how a model calls the pieces of its planned chain.
 
     Args:
-        original: the module, of which a forward may read plain attributes, such as its kind of attention.
+        model: with a planned chain.
+        pieces: the names of its chain, opened.
+
+    Raises:
+        ValueError: it cannot be followed, or does not call each of them once.
+    """
+    kind, whole = type(model).__name__, _whole(model, pieces)
+    if uncalled := [name for name in pieces if name not in whole.names]:
+        raise ValueError(f"{kind} does not call {', '.join(uncalled)}; {WAY_OUT}")
+    if twice := sorted({name for name in whole.names if whole.names.count(name) > 1}):
+        raise ValueError(f"{kind} calls {', '.join(twice)} more than once; {WAY_OUT}")
+    layers = f"{_layers(model)}."
+    first = list(takewhile(lambda name: not name.startswith(layers), whole.names))
+    return Calls(whole.names, len(first), whole.length)
+
+
+class StandIn(nn.Identity):
+    """The stand-in for a module of another stage.
+
+    Args:
+        original: the module without values, of which a forward may read attributes, such as the dtype of a weight.
+        gives: makes the output of the first argument.
     """
 
-    def __init__(self, original: nn.Module) -> None:
+    def __init__(self, original: nn.Module, gives: Callable[[Any], Any]) -> None:
         super().__init__()
-        plain = {name: value for name, value in vars(original).items() if isinstance(value, str | int | float | bool)}
-        self.__dict__.update({name: value for name, value in plain.items() if name != "training"})
+        self.__dict__.update(_original=original, _gives=gives)  # no module of the stage
 
-    def forward(self, first: Any, *_others: Any, **_named: Any) -> Any:  # type: ignore[override]
-        """Return the first argument."""
-        return first
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the original."""
+        return getattr(self.__dict__.get("_original"), name)
+
+    def forward(self, *others: Any, **named: Any) -> Any:
+        """Return the output."""
+        return self._gives(others[0] if others else next(iter(named.values()), None))
+
+
+def _without_values(module: nn.Module) -> nn.Module:
+    """Return a copy whose tensors are on meta."""
+    tensors = (*module.parameters(), *module.buffers())
+    return copy.deepcopy(module, {id(of): of.detach().to("meta").requires_grad_(of.requires_grad) for of in tensors})
 
 
 class Ends:
-    """The two ends of a stage in a call of its forward: hooks of its modules fill and read them."""
+    """The two ends of a stage in a call of its forward: stand-ins read the one, and a hook fills the other."""
 
     def __init__(self) -> None:
         self._received: Any = None
         self._gave: Any = None
 
-    def bind(self, part: nn.Module, before: str | None, last: str | None) -> None:
+    def receive(self, _first: Any) -> Any:
+        """Return what the stage received."""
+        return self._received
+
+    def blank(self, _first: Any) -> Any:
+        """Return zeros in the form of what the stage received, or has given: the forward may write to them."""
+        return torch.zeros_like(self._received if self._gave is None else self._gave)
+
+    def bind(self, part: nn.Module, last: str | None) -> None:
         """Register the hooks.
 
         Args:
             part: the stage.
-            before: the stand-in that gives what the stage received; None: tokens enter the stage.
             last: the module whose output is handed on; None: the model's own first output is.
         """
-        part.register_forward_pre_hook(self._receive)
-        if before is not None:
-            part.get_submodule(before).register_forward_hook(lambda *_: self._received)
+        part.register_forward_pre_hook(self._receive, with_kwargs=True)
         if last is not None:
             part.get_submodule(last).register_forward_hook(torch.compiler.disable(self._keep))  # type: ignore[no-untyped-call]
         part.register_forward_hook(self._hand_on)
         self._is_last = last is None
 
-    def _receive(self, _part: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _receive(self, _part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
         (self._received,) = inputs
+        return (options[INPUTS],), {}
 
     def _keep(self, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        self._gave = outputs
+        self._gave = outputs[0] if isinstance(outputs, tuple) else outputs
 
     def _hand_on(self, _part: nn.Module, _inputs: Any, outputs: Any) -> Any:
         found = first_output(outputs) if self._is_last else self._gave
         self._received = self._gave = None  # no tensor is held from pass to pass
         return found
+
+
+def put_stand_ins(part: nn.Module, model: nn.Module, found: Calls, keep: Sequence[str]) -> None:
+    """Put stand-ins in place of the modules of other stages.
+
+    Args:
+        part: the stage, a copy of the model.
+        model: the whole model.
+        found: its calls.
+        keep: the pieces of the stage.
+    """
+    ends, names, layers = Ends(), found.names, f"{_layers(model)}."
+    before, after = names.index(keep[0]) - 1, names.index(keep[-1]) + 1
+    for index, name in enumerate(names):
+        if name not in keep:
+            is_blank = index < found.num_first or index == after
+            gives = ends.receive if index == before else ends.blank if is_blank else _same
+            length = found.length if name.startswith(layers) else 0
+            original = _without_values(model.get_submodule(name))
+            part.set_submodule(name, StandIn(original, partial(_in_tuple, gives, length)))
+    ends.bind(part, keep[-1] if after < len(names) else None)
+
+
+def _same(first: Any) -> Any:
+    return first
+
+
+def _in_tuple(gives: Callable[[Any], Any], length: int, first: Any) -> Any:
+    found = gives(first)
+    return (found,) * length if length else found
 
 
 def first_output(outputs: Any) -> Any:
@@ -126,7 +240,7 @@ def outputs_of(model: nn.Module, pieces: Sequence[str]) -> Callable[[Any], Any]:
         model: with a planned chain and without `chain_faults`.
         pieces: the names of its chain, opened.
     """
-    outputs = _trial(model, pieces, None).outputs
+    outputs = _whole(model, pieces).outputs
     if not isinstance(outputs, Mapping):
         return lambda tensor: tensor
     kind, key = type(outputs), next(iter(outputs))
@@ -138,52 +252,57 @@ def chain_faults(model: nn.Module, stages: Sequence[Sequence[str]]) -> list[str]
 
     Args:
         model: with a planned chain.
-        stages: the names of the pieces of each stage.
+        stages: the names of the pieces of each stage, in the order of their calls.
     """
     kind, pieces = type(model).__name__, [name for names in stages for name in names]
-    if more := _configured_outputs(model):
-        return [f"{kind} returns {more}, which no single stage has; {WAY_OUT}"]
-    try:
-        whole = _trial(model, pieces, None)
-        if whole.names != pieces:
-            planned = f"the chain of transformers' plan is {', '.join(pieces)}"
-            return [f"{kind} calls {', '.join(whole.names)}, and {planned}; {WAY_OUT}"]
-        if other := _other_outputs(whole.outputs):
-            return [f"{kind} returns {other}, which no single stage has; {WAY_OUT}"]
-        starts = [pieces.index(names[0]) for names in stages[1:]]
-        found = next(filter(None, (_difference(whole, _trial(model, pieces, start), start) for start in starts)), "")
-    except Exception as error:
-        return [f"{kind} cannot be called in stages ({type(error).__name__}: {error}); {WAY_OUT}"]
-    return [f"{kind} {found}, which later stages do not have; {WAY_OUT}"] if found else []
+    whole = _whole(model, pieces)
+    if other := _other_outputs(whole.outputs):
+        return [f"{kind} returns {other}, which no single stage has; {WAY_OUT}"]
+    for start in (pieces.index(names[0]) for names in stages[1:]):
+        if (last := pieces[start - 1]) in whole.changed:
+            return [f"{kind} changes in place what {last} returns, with which a stage ends; {WAY_OUT}"]
+        trial = _called(model, pieces, whole.length, before=pieces[:start])
+        if found := trial.failure or _difference(whole, trial, start):
+            return [trial.failure or f"{kind} {found}, which later stages do not have; {WAY_OUT}"]
+    return []
 
 
 @dataclass(slots=True)
 class _Trial:
     """A call of a model's `forward` in which recorders stand for the modules of the chain."""
 
+    length: int
+    """The length of the tuples that layers give; 0: tensors."""
     names: list[str] = field(default_factory=list)
     """The modules that were called, in this order."""
     took: list[Any] = field(default_factory=list)
     """The first argument of each."""
     beside: list[list[Any]] = field(default_factory=list)
     """The other arguments of each, as leaves."""
+    changed: list[str] = field(default_factory=list)
+    """The modules whose outputs were changed in place."""
     outputs: Any = None
     """The result of the call."""
+    failure: str = ""
+    """The reason why there is no result."""
 
 
-class _Recorder(Passing):
+class _Recorder(StandIn):
     """A module of the chain in a trial, which gives the same numbers in each."""
 
-    def __init__(self, original: nn.Module, name: str, trial: _Trial, gives: torch.Tensor | None) -> None:
-        super().__init__(original)
-        self._name, self._trial, self._gives = name, trial, gives
+    def __init__(self, original: nn.Module, name: str, trial: _Trial, gives: Any) -> None:
+        super().__init__(original, lambda _first: gives)
+        self.__dict__.update(_name=name, _trial=trial)
 
-    def forward(self, first: Any, *others: Any, **named: Any) -> Any:  # type: ignore[override]
-        trial = self._trial
-        trial.names.append(self._name)
-        trial.took.append(first.clone() if isinstance(first, torch.Tensor) else first)
-        trial.beside.append([leaf for leaf in pytree.tree_leaves((others, named)) if _is_comparable(leaf)])
-        return first if self._gives is None else self._gives.clone()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_without_values(self.__dict__["_original"]), name)
+
+    def forward(self, *others: Any, **named: Any) -> Any:
+        first, *beside = [*others, *named.values()]
+        self._trial.names.append(self._name)
+        self._trial.took.append(first.clone() if isinstance(first, torch.Tensor) else first)
+        self._trial.beside.append([leaf for leaf in pytree.tree_leaves(beside) if _is_comparable(leaf)])
+        return super().forward(first)
 
 
 def _is_comparable(value: Any) -> bool:
@@ -191,40 +310,89 @@ def _is_comparable(value: Any) -> bool:
     return value is None or isinstance(value, torch.Tensor | bool | int | float | str)
 
 
-def _trial(model: nn.Module, pieces: Sequence[str], start: int | None) -> _Trial:
+def _whole(model: nn.Module, pieces: Sequence[str]) -> _Trial:
+    """Return what a call of the whole model does around the modules of its chain.
+
+    A model that fails, or goes on with a row of what a layer gave, may expect a tuple from it.
+
+    Raises:
+        ValueError: it cannot be called so.
+    """
+    kind, row = type(model).__name__, (WORDS, _hidden_size(model))
+    if more := _configured_outputs(model):
+        raise ValueError(f"{kind} returns {more}, which no single stage has; {WAY_OUT}")
+    trials = [_called(model, pieces, 0)]
+    while trials[-1].failure or any(getattr(taken, "shape", None) == row for taken in trials[-1].took):
+        if len(trials) > LONGEST:
+            raise ValueError(trials[0].failure or f"{kind} takes rows of what its layers give; {WAY_OUT}")
+        trials.append(_called(model, pieces, len(trials)))
+    return trials[-1]
+
+
+def _called(model: nn.Module, pieces: Sequence[str], length: int, *, before: Sequence[str] = ()) -> _Trial:
     """Return what a call of the model does around the modules of its chain.
 
     Args:
         model: of any size, also on meta: no weight of it is used.
         pieces: the names of its chain, opened.
-        start: the index of the piece with which a stage begins, which takes hidden values; None: the model is whole,
-            and takes tokens.
+        length: of the tuples that layers give; 0: tensors.
+        before: those before a stage; empty: the model is whole.
     """
-    trial, generator = _Trial(), torch.Generator().manual_seed(0)
-    ((_, inner),) = hugging_face_models(model)
-    shape = (ROWS, WORDS, int(inner.config.get_text_config().hidden_size))
+    trial, generator, layers = _Trial(length), torch.Generator().manual_seed(0), f"{_layers(model)}."
     modules = {name: model.get_submodule(name) for name in pieces}
     skeleton = copy.deepcopy(model, {id(module): nn.Identity() for module in modules.values()})
-    for index, (name, module) in enumerate(modules.items()):
-        given = torch.randn(shape, generator=generator)
-        is_skipped = start is not None and index < start - 1  # it hands on what the stage received
-        skeleton.set_submodule(name, _Recorder(module, name, trial, None if is_skipped else given))
+    gave = {}
+    for name, module in modules.items():
+        shape = ROWS, WORDS, getattr(module, "out_features", _hidden_size(model))
+        first, *others = (torch.randn(shape, generator=generator) for _ in range(max(length, 1)))
+        if name in before:
+            first, others = first if name == before[-1] else torch.zeros(shape), [torch.zeros(shape) for _ in others]
+        gave[name] = first
+        given = (first, *others) if length and name.startswith(layers) else first
+        skeleton.set_submodule(name, _Recorder(module, name, trial, given))
     for module in skeleton.modules():
         for name, table in module._buffers.items():
             if table is not None and (table.is_meta or table.is_floating_point()):
                 module._buffers[name] = torch.rand(table.shape, generator=generator).to(table.dtype)
-    tokens = torch.arange(ROWS * WORDS).reshape(ROWS, WORDS) % 3  # also the word of padding, which mostly is 0
     with torch.no_grad(), torch.device("cpu"), torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        trial.outputs = skeleton.train()(tokens if start is None else torch.randn(shape))
+        torch.manual_seed(0)  # dropout beside the chain, too, is the same in each trial
+        try:
+            trial.outputs = skeleton.train()(_inputs(model))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            trial.failure = f"{type(model).__name__} cannot be followed without its modules ({reason}); {WAY_OUT}"
+    trial.changed = [name for name, tensor in gave.items() if tensor._version]
     return trial
+
+
+def _hidden_size(model: nn.Module) -> int:
+    """Return the features of what a layer gives.
+
+    Raises:
+        ValueError: the model's configuration tells none.
+    """
+    ((_, inner),) = hugging_face_models(model)
+    size = getattr(inner.config.get_text_config(), "hidden_size", None)
+    if not isinstance(size, int):
+        raise ValueError(f"the configuration of {type(inner).__name__} has no hidden_size; {WAY_OUT}")
+    return size
+
+
+def _inputs(model: nn.Module) -> torch.Tensor:
+    """Return the inputs of a trial: images, or words, among them that of padding, which mostly is 0."""
+    ((_, inner),) = hugging_face_models(model)
+    if inner.main_input_name == "pixel_values":
+        size = inner.config.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return torch.rand(ROWS, inner.config.num_channels, height, width)
+    return torch.arange(ROWS * WORDS).reshape(ROWS, WORDS) % 3
 
 
 def _difference(whole: _Trial, stage: _Trial, start: int) -> str:
     """Return what a stage's modules, or the loss, see otherwise than in the whole model; "": nothing."""
     for index in range(start, len(whole.names)):
         before, name = whole.names[index - 1 : index + 1]
-        if not _equal(whole.took[index], stage.took[index]) or whole.took[index].dim() != whole.took[1].dim():
+        if not _equal(whole.took[index], stage.took[index]):
             return f"computes what {name} takes from more than the output of {before}"
         if not _all_equal(whole.beside[index], stage.beside[index]):
             return f"hands {name} more than the output of {before}"
@@ -239,7 +407,8 @@ def _all_equal(ones: Sequence[Any], twos: Sequence[Any]) -> bool:
 
 def _equal(one: Any, two: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
-        return one.shape == two.shape and one.dtype == two.dtype and torch.equal(one, two)
+        is_known = not one.is_meta and not two.is_meta  # else the forward used a weight of a stand-in
+        return is_known and one.shape == two.shape and one.dtype == two.dtype and torch.equal(one, two)
     return type(one) is type(two) and bool(one == two)
 
 

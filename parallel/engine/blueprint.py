@@ -1,13 +1,14 @@
 """The blueprint of a model: its own declaration of how it can be divided along every axis.
 
 A model without a blueprint trains under data parallelism. Pipelines and tensor parallelism need the attribute
-`blueprint`; a model of Hugging Face has transformers' plans (`adapters.pipeline_plan`, `adapters.tensor_plan`):
+`blueprint`; a model of Hugging Face is planned from itself (`adapters.pipeline_plan`) and by transformers' plan of its
+tensors (`adapters.tensor_plan`):
 
     class Net(nn.Module):
         blueprint = Blueprint(chain=("embed", "layers", "head"), tensor=styles, divisible={"heads": 8})
 
-A stage of a pipeline is the model itself with the modules of other stages replaced by the identity (`Passing`), so that
-its `forward` is unchanged and parameters keep their names.
+A stage of a pipeline is the model itself with the modules of other stages replaced by the identity, so that its
+`forward` is unchanged and parameters keep their names.
 """
 
 import copy
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.adapters.pipeline_plan import Ends, Passing, planned_chain
+from atoll.parallel.adapters.pipeline_plan import calls, planned_chain, put_stand_ins
 from atoll.parallel.adapters.tensor_plan import (
     divisible_by_tp,
     hugging_face_models,
@@ -48,8 +49,8 @@ class Blueprint:
     argument, a tensor. A container (ModuleList, ModuleDict, Sequential) stands for its items, which are the blocks."""
 
     is_planned: bool = False
-    """The chain is transformers' plan for the model: its layers may take more than one argument, and a stage has hooks
-    that hand its values on (`adapters.pipeline_plan`)."""
+    """The chain is that of a Hugging Face model, in the order of definition: its layers may take more than one
+    argument, and a stage takes the inputs of the model, too (`adapters.pipeline_plan`)."""
 
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""
@@ -69,8 +70,8 @@ class Blueprint:
 
 
 def blueprint_of(model: nn.Module) -> Blueprint:
-    """Return the model's blueprint; an `nn.Sequential` without one has its children as its chain, a model of Hugging
-    Face transformers' plan.
+    """Return the model's blueprint; without one an `nn.Sequential` has its children as its chain, and a model of
+    Hugging Face what is planned from it.
     """
     declared = getattr(model, "blueprint", None)
     if isinstance(declared, Blueprint):
@@ -97,16 +98,17 @@ def _planned_weights(model: nn.Module, names: Sequence[str]) -> dict[str, float]
     """Return the costs of the modules around the layers: by their parameters, but a table of words is only read."""
     modules = {name: model.get_submodule(name) for name in names}
     layers = [layer for module in modules.values() if isinstance(module, nn.ModuleList) for layer in module]
-    of_layer = sum(map(_num_parameters, layers)) / max(1, len(layers))
+    of_layer = sum(map(_num_multiplied, layers)) / max(1, len(layers))
     return {
-        name: max(LIGHT, 0.0 if isinstance(module, nn.Embedding) else _num_parameters(module) / max(1.0, of_layer))
+        name: max(LIGHT, _num_multiplied(module) / max(1.0, of_layer))
         for name, module in modules.items()
         if not isinstance(module, nn.ModuleList)
     }
 
 
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _num_multiplied(module: nn.Module) -> int:
+    tables = {table.weight for table in module.modules() if isinstance(table, nn.Embedding)}
+    return sum(parameter.numel() for parameter in module.parameters() if parameter not in tables)
 
 
 def _styles_of(plan: Mapping[str, str]) -> Styles:
@@ -198,9 +200,14 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a name of its own")
-    if outside := [] if blueprint_of(model).is_planned else _outside(model, names):
+    earliest = 0
+    if blueprint_of(model).is_planned:
+        found = calls(model, names)
+        names, earliest = found.names, found.earliest
+    elif outside := _outside(model, names):
         raise ValueError(f"{', '.join(outside)} belong to no module of the chain, so every stage would use them")
     starts = [index for index, name in enumerate(names) if _is_trained(model.get_submodule(name))]
+    starts = [*starts[:1], *(start for start in starts[1:] if start >= earliest)]
     if len(starts) < num_stages:
         trained = ", ".join(names[start] for start in starts)
         raise ValueError(
@@ -216,10 +223,10 @@ def _chainless(model: nn.Module) -> str:
     """Return the reason why a model has no chain, with the way out."""
     kind = type(model).__name__
     if inside := [type(inner).__name__ for _, inner in hugging_face_models(model)]:
-        what = kind if inside == [kind] else f"all of {kind} (around {', '.join(inside)})"
+        what = kind if inside == [kind] else f"{kind} (around {', '.join(inside)})"
         return (
-            f"a pipeline needs a chain, and transformers plans none for {what}: use pp=1, or declare blueprint.chain "
-            "in a model of your own; dp_shard divides every model"
+            f"a pipeline needs a chain, and {what} has none: a single list of layers, and all other state in modules "
+            "beside it; use pp=1, or declare blueprint.chain in a model of your own; dp_shard divides every model"
         )
     why = "has a forward or hooks of its own" if isinstance(model, nn.Sequential) else "is no nn.Sequential"
     return f"a pipeline needs a chain: {kind} {why} and declares no blueprint.chain; declare it, or use pp=1"
@@ -271,10 +278,10 @@ def stage(model: nn.Module, keep: Sequence[str]) -> nn.Module:
     needed = {module for name in keep for module in model.get_submodule(name).modules()}
     uncopied: dict[int, object] = {id(module): nn.Identity() for module in others.values() if module not in needed}
     part = copy.deepcopy(model, uncopied)
-    for name, module in others.items():  # a module with several names may be kept under one and not under another
-        part.set_submodule(name, Passing(module) if blueprint.is_planned else nn.Identity())
     if blueprint.is_planned:
         part.blueprint = blueprint  # type: ignore[assignment]  # ties and cuts are those of the whole model
-        before, after = names.index(keep[0]) - 1, names.index(keep[-1]) + 1
-        Ends().bind(part, names[before] if before >= 0 else None, keep[-1] if after < len(names) else None)
+        put_stand_ins(part, model, calls(model, names), keep)
+        return part
+    for name in others:  # a module with several names may be kept under one and not under another
+        part.set_submodule(name, nn.Identity())
     return part

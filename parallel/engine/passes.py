@@ -53,7 +53,8 @@ class PipelineShape:
     rows: int | None = None
     """The examples of this rank's largest batch; None: no batch is larger than the first."""
     outputs: WholeOutputs | None = None
-    """The outputs of the model from those of the last stage; None: they are the same."""
+    """The outputs of a Hugging Face model from those of the last stage, where each stage takes the inputs of the model,
+    too; None: of another model, they are the same."""
 
 
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
 
+from atoll.parallel.adapters.pipeline_plan import INPUTS
 from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.buffers import unchanged
@@ -144,6 +145,8 @@ class Pipeline:
         inputs = torch.cat([micro.inputs for micro in self._micros])
         numbers = torch.arange(number) if self.is_last else None
         options: dict[str, Any] = {"target": numbers, "losses": losses if self.is_last else None}
+        if self._outputs is not None:
+            options[INPUTS] = inputs
         go(*((inputs,) if self.is_first else ()), **options, return_outputs=False)
 
     def _weighted_loss(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:

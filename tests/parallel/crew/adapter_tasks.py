@@ -67,10 +67,25 @@ def write_llama(folder: Path, seed: int = 5) -> Path:
     return folder
 
 
-def lora(**options: Any) -> nn.Module:
+def gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "initializer_range": 0.2}
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, **sizes, **no_dropout))
+
+
+def write_gpt2(folder: Path, seed: int = 5) -> Path:
+    torch.manual_seed(seed)
+    gpt2().save_pretrained(folder, max_shard_size="8KB")
+    return folder
+
+
+def lora(model: Any = None, **options: Any) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
-    wrapped = get_peft_model(llama(), LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", **options))
+    settings = {"r": 3, "lora_alpha": 6, "target_modules": "all-linear"} | options
+    wrapped = get_peft_model(llama() if model is None else model, LoraConfig(**settings))
     torch.manual_seed(11)
     for name, parameter in wrapped.named_parameters():
         if ".lora_B." in name and not parameter.is_meta:
@@ -109,6 +124,8 @@ lora_on_llama = replace(
     part_of_decoder, model=lora, loss=of_logits, metrics={}, local=Local(epochs=1, batch_size=8, lr=0.5)
 )
 kept_in_base = replace(part_of_decoder, local=replace(task.local, epochs=1, keep="layers.1.*, head.*"))
+lora_on_gpt2 = replace(lora_on_llama, model=lambda: lora(gpt2(), target_modules=["c_attn"], fan_in_fan_out=True))
+whole_gpt2 = replace(task, model=gpt2, loss=of_logits, metrics={}, local=lora_on_llama.local)
 lora_without_a = replace(lora_on_llama, model=lambda: freeze_a(lora()))
 tasks = {
     "part_of_decoder": write_decoder,
@@ -116,5 +133,7 @@ tasks = {
     "kept_in_base": write_with_trained,
     "lora_on_llama": write_llama,
     "lora_without_a": write_llama,
+    "lora_on_gpt2": write_gpt2,
+    "whole_gpt2": None,
 }
 """The writer of the base by the name of the task; None: it has none."""

@@ -33,8 +33,9 @@ CASES = [
     *(("drawn", layout) for layout in ("ddp", "fsdp", "pp x fsdp")),
     *(("lora_on_llama", layout) for layout in (*OF_DATA, "tp", "fsdp x tp", "pp", "pp x fsdp", "pp x tp")),
     *(("lora_without_a", layout) for layout in ("ddp", "fsdp", "tp", "pp")),
+    *((name, layout) for name in ("lora_on_gpt2", "whole_gpt2") for layout in ("fsdp", "pp", "pp x fsdp")),
 ]
-SHORT = {("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("drawn", "fsdp")}
+SHORT = {("part_of_decoder", "pp x fsdp"), ("lora_on_llama", "fsdp"), ("drawn", "fsdp"), ("whole_gpt2", "pp")}
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
 
