@@ -335,7 +335,8 @@ def test_two_join_codes_are_refused_without_showing_them(run_toml: Path) -> None
 def test_a_simulation_starts_from_a_run_of_the_state_directory_in_its_file(run_toml: Path) -> None:
     (run_toml.parent / "state").mkdir()
     (fault,) = refused("simulate", run_toml, "--set", "model.start=run:one", "--out", run_toml.parent / "out")
-    assert fault == f"{run_toml.parent / 'state'} is no state directory: there is no state.db in it"
+    why = f"{run_toml.parent / 'state'} is no state directory: there is no state.db in it"
+    assert fault.startswith(f"model.start: got 'run:one': {why}; the run's coordinator.state names")
 
 
 def test_the_check_of_a_simulation_loads_the_rule(tmp_path: Path) -> None:

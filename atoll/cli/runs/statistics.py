@@ -65,8 +65,9 @@ def statistics(
     variance are those of the pooled data. `docs/statistics.md` explains the output.
     """
     if (what is None) == (show is None):
+        got = "" if what is None else f"got {what} and --show {show}: "
         raise CommandError(
-            "name the task of the planned run, or its TOML, to ask the sites; or --show 0 for the newest result"
+            f"{got}name the task of the planned run, or its TOML, to ask the sites; or --show 0 for the newest result"
         )
     if what is None:
         if overrides:

@@ -116,7 +116,7 @@ def test_kept_results_are_shown_again(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         ([], "name the task of the planned run, or its TOML"),
-        (["t.py:task", "--show", "0"], "name the task of the planned run, or its TOML"),
+        (["t.py:task", "--show", "0"], "got t.py:task and --show 0: name the task of the planned run, or its TOML"),
         (["--show", "0", "--set", "seed=1"], "--set seed=1: a kept result does not change"),
         (["--show", "-1"], "got -1; allowed: at least 0"),
         (["--show", "0", "--deadline", "0"], "got 0; allowed: at least 0.1"),
