@@ -341,12 +341,16 @@ def _called(model: nn.Module, pieces: Sequence[str], length: int, *, before: Seq
     trial, generator, layers = _Trial(length), torch.Generator().manual_seed(0), f"{_layers(model)}."
     modules = {name: model.get_submodule(name) for name in pieces}
     skeleton = copy.deepcopy(model, {id(module): nn.Identity() for module in modules.values()})
+    hidden_size = _hidden_size(model)
+    widths = {name: getattr(module, "out_features", hidden_size) for name, module in modules.items()}
+    drawn = torch.randn(ROWS, WORDS, max(widths.values()), generator=generator)
     gave = {}
-    for name, module in modules.items():
-        shape = ROWS, WORDS, getattr(module, "out_features", _hidden_size(model))
-        first, *others = (torch.randn(shape, generator=generator) for _ in range(max(length, 1)))
+    for index, (name, module) in enumerate(modules.items()):
+        numbers = drawn[..., : widths[name]]
+        first, *others = (numbers + index + 0.1 * place for place in range(max(length, 1)))
         if name in before:
-            first, others = first if name == before[-1] else torch.zeros(shape), [torch.zeros(shape) for _ in others]
+            first = first if name == before[-1] else torch.zeros_like(first)
+            others = [torch.zeros_like(other) for other in others]
         gave[name] = first
         given = (first, *others) if length and name.startswith(layers) else first
         skeleton.set_submodule(name, _Recorder(module, name, trial, given))
