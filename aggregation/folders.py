@@ -1,7 +1,8 @@
-"""The disk below a folder: the durability of its entries, errors for want of room, and files that are missing."""
+"""The disk below a folder: the durability of its entries, and its errors in words."""
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -12,6 +13,23 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+_OF_FILES: Mapping[type[OSError], str] = {
+    FileNotFoundError: "there is no {0}",
+    FileExistsError: "{0} exists already, and is not overwritten: name another path",
+    IsADirectoryError: "{0} is a directory: name a file",
+    NotADirectoryError: "{0} cannot be used: a part of its path is a file: name a directory",
+    PermissionError: "{0} cannot be read or written: permission denied",
+}
+
+
+def in_words(error: OSError) -> str:
+    """Return the message of an error; one of the operating system about a file becomes a sentence."""
+    if not isinstance(error.filename, str | Path):
+        return str(error)
+    other = f"{{0}} cannot be used: {str(error.strerror).lower()}: name another path"
+    return _OF_FILES.get(type(error), other).format(error.filename)
 
 
 def no_file(path: str | Path) -> str:

@@ -9,6 +9,7 @@ A model is a pydantic model with `model_config = STRICT`; the string under a fie
 
 import difflib
 import json
+import math
 import re
 import reprlib
 import tomllib
@@ -19,10 +20,11 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from atoll.aggregation.folders import in_words
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.attribute_docs import attribute_docs
 from atoll.protocol.secrets import without_password
@@ -34,7 +36,15 @@ STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 """Configuration of every settings model: frozen, no unknown keys, no conversion between types."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Plain = bool | int | Finite | str
+
+
+def _that_travels(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number beyond 64 bits cannot travel; allowed: a smaller one, or a finite float")
+    return value
+
+
+Plain = bool | Annotated[int, AfterValidator(_that_travels)] | Finite | str
 """A value that a message may carry; it cannot contain code."""
 
 Folder = Annotated[Path, Field(strict=False)]
@@ -108,7 +118,7 @@ def load(
     try:
         text = text_of(path.read_bytes(), path)
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+        raise ConfigError([in_words(error)]) from error
     except NotText as error:
         raise ConfigError([str(error)]) from error
     return load_text(model_type, text, overrides, name=str(path), context=context)
@@ -156,9 +166,12 @@ def load_text(
         errors: dict[tuple[str, ...], list[ErrorDetails]] = {}
         for detail in error.errors():
             errors.setdefault(_key(detail, document), []).append(detail)
+    written = {others: table for table, (_, others) in short_tables.items()}
     for key, details in errors.items():
         is_set = any(key[: len(start)] == start for start in overridden)
-        faults += [_line("--set" if is_set else name, what) for what in _faults(model_type, key, details, document)]
+        shown = ".".join((written.get(key[0], key[0]), *key[1:]) if len(key) > 1 else key)
+        found = _faults(model_type, key, details, document, shown)
+        faults += [_line("--set" if is_set else name, what) for what in found]
     raise ConfigError(faults)
 
 
@@ -242,8 +255,9 @@ def _key(detail: ErrorDetails, document: Any) -> tuple[str, ...]:
     return tuple(key)
 
 
-def _faults(model_type: type[BaseModel], key: tuple[str, ...], details: list[ErrorDetails], document: Any) -> list[str]:
-    dotted = ".".join(key)
+def _faults(
+    model_type: type[BaseModel], key: tuple[str, ...], details: list[ErrorDetails], document: Any, dotted: str
+) -> list[str]:
     if details[0]["type"] == "extra_forbidden":
         return [f"{dotted}: unknown key ({_known(key[-1], _annotation(model_type, key[:-1]))})"]
     allowed = type_text(_annotation(model_type, key))
@@ -255,7 +269,8 @@ def _faults(model_type: type[BaseModel], key: tuple[str, ...], details: list[Err
     if messages and isinstance(document, dict):  # the table's fields contradict each other
         return [_line(dotted, fault) for message in messages for fault in message.split("; ")]
     got = f"{dotted}: got {short(without_password(document) if isinstance(document, str) else document)}"
-    return [f"{got}: {message}" for message in messages] or [f"{got}; allowed: {allowed}"]
+    is_odd = isinstance(document, float) and not math.isfinite(document)
+    return [f"{got}: {message}" for message in messages] or [f"{got}; allowed: {allowed}{', finite' * is_odd}"]
 
 
 def _known(name: str, table: Any) -> str:

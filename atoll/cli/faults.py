@@ -5,13 +5,13 @@ import os
 import re
 import sqlite3
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from atoll.aggregation.folders import in_words
 from atoll.cli.stopping import check
 
 EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
@@ -94,23 +94,6 @@ def _with_value(error: Any) -> Any:
     return error
 
 
-_OF_FILES: Mapping[type[OSError], str] = {
-    FileNotFoundError: "there is no {0}",
-    FileExistsError: "{0} exists already, and is not overwritten: name another path",
-    IsADirectoryError: "{0} is a directory: name a file",
-    NotADirectoryError: "{0} cannot be used: a part of its path is a file: name a directory",
-    PermissionError: "{0} cannot be read or written: permission denied",
-}
-
-
-def _of_a_file(error: OSError) -> str:
-    """Return the message of an error; one of the operating system about a file becomes a sentence."""
-    if not isinstance(error.filename, str | Path):
-        return str(error)
-    other = f"{{0}} cannot be used: {str(error.strerror).lower()}: name another path"
-    return _OF_FILES.get(type(error), other).format(error.filename)
-
-
 def _discard_output() -> None:
     """Discard what Python still flushes to standard output at its end, where the reader has closed the pipe."""
     null = os.open(os.devnull, os.O_WRONLY)
@@ -159,7 +142,7 @@ def faults_of(error: Exception) -> Sequence[str] | None:
     if isinstance(error, CommandError | ConfigError):
         return error.faults
     if isinstance(error, OSError):
-        return _of_a_file(error).splitlines()
+        return in_words(error).splitlines()
     if isinstance(error, TaskNotFound | BadData):
         return str(error).splitlines()
     return None

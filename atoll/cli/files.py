@@ -33,11 +33,6 @@ File = TypeVar("File", bound=RunFile)
 OF_A_SIMULATION = ("population.kind", "devices.model")
 """The settings of a simulation that may name code, in a module or a file."""
 
-_OF_THE_COORDINATOR = (
-    "is a setting of the coordinator, which is running already: pass it to `atoll coordinator`; --state selects the "
-    "coordinator"
-)
-
 
 def is_toml(what: str) -> bool:
     """Return whether the argument names a TOML file rather than a task."""
@@ -143,16 +138,6 @@ def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | Run
     if is_toml(what) and _has_only_the_host(Path(what)):
         return load(HostFile, Path(what), overrides)
     return load_run(what, overrides)
-
-
-def settings_of_the_host(overrides: Sequence[str]) -> list[str]:
-    """List overrides of `coordinator.*`, which cannot change a running coordinator, as faults.
-
-    A TOML may have the table, as the same file serves `atoll coordinator`.
-    """
-    keys = [override.partition("=")[0].strip() for override in overrides]
-    of_coordinator = [key for key in keys if key.partition(".")[0].strip() == "coordinator"]
-    return [f"--set: {key}: {_OF_THE_COORDINATOR}" for key in of_coordinator]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The arguments of the calls, checked before anything runs."""
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -17,6 +17,36 @@ def folder_of(what: str, value: object) -> Path:
     if isinstance(value, str | PathLike) and (text := fspath(value)) and isinstance(text, str) and "\0" not in text:
         return Path(text)
     raise AtollError(f"{what}: got {value!r}; allowed: the path of a folder")
+
+
+def check_whole(what: str, value: object, least: int, most: int = 2**31) -> None:
+    """Check a whole number.
+
+    Raises:
+        AtollError: it is none, or outside of the bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+        raise AtollError(f"{what}: got {value!r}; allowed: a whole number, at least {least}, at most {most}")
+
+
+def check_between(what: str, value: object, least: float, most: float) -> None:
+    """Check a number.
+
+    Raises:
+        AtollError: it is none, or outside of the bounds.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
+        raise AtollError(f"{what}: got {value!r}; allowed: a number, at least {least:g}, at most {most:g}")
+
+
+def check_text(what: str, value: object) -> None:
+    """Check a text.
+
+    Raises:
+        AtollError: it is none, or has half of a surrogate pair, which UTF-8 has not.
+    """
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise AtollError(f"{what}: got {value!r}; allowed: a text")
 
 
 def check_target(target: object) -> None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Run = SimulatedRun | Training | DeployedRun
 
-KINDS: Mapping[type, str] = {SimulatedRun: "federated", Training: "centralized", DeployedRun: "deployed"}
-"""The names of compared runs by their types."""
+KINDS: Mapping[type, str] = {SimulatedRun: "federated", Training: "centralized"}
+"""The names of compared runs by their types; a deployed run has its id."""
 
 LOG = "log.jsonl"
 """The file that the folder of a centralized training has, and no other."""
@@ -77,7 +77,8 @@ def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
         a: a run or its folder; or a task, its reference, or a run's TOML.
         more: the other runs, or their folders.
         options: for runs and a task: `metric`, such as "server/accuracy" (by default the first that is no loss), and
-            `target`, a value of the metric to reach. For runs: their `names`. For a task: `rounds`, `clients`, `set`
+            `target`, a value of the metric to reach. For runs: their `names`, by default
+            the ids of deployed ones. For a task: `rounds`, `clients`, `set`
             and `progress`, as of `simulate`, where `train.*` and `plan.*` in `set` are of the centralized training,
             `local.*` of both, and `train.epochs` is by default the federation's passes over the data; and `out`, a
             folder in which interrupted trainings go on.
@@ -161,7 +162,7 @@ def _of_runs(
 ) -> "Comparison":
     if names and len(names) != len(runs):
         raise AtollError(f"names: got {len(names)}; allowed: {len(runs)}, one for each run")
-    kinds = [KINDS[type(run)] for run in runs]
+    kinds = [run.run_id if isinstance(run, DeployedRun) else KINDS[type(run)] for run in runs]
     numbered = [
         f"{kind} {kinds[: k + 1].count(kind)}" if kinds.count(kind) > 1 else kind for k, kind in enumerate(kinds)
     ]

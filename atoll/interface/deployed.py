@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from atoll.interface.arguments import folder_of
+from atoll.interface.arguments import check_between, check_text, check_whole, folder_of
 from atoll.interface.errors import AtollError, number_of, one_error
 from atoll.interface.following import Event, async_events, events
 from atoll.interface.overrides import overrides_of, plain_of
@@ -82,6 +82,7 @@ class Federation:
         Raises:
             AtollError: there is no such run; the message says which there are.
         """
+        check_text("name", name)
         found = self._view("runs") if not name else [self._view("run", run=name)["document"]]
         if not found:
             raise AtollError(f"{self._state} has no run yet")
@@ -122,6 +123,8 @@ class Federation:
         """
         from atoll.cli.runs.statistics import collect
 
+        check_between("deadline", deadline, 0.1, 86_400)
+        check_whole("number", number, 0)
         if what:
             with one_error():
                 overrides = overrides_of({} if set is None else set)
@@ -134,6 +137,8 @@ class Federation:
         from atoll.cli.runs import admin
         from atoll.protocol.identity.names import Role
 
+        check_text("name", name)
+        check_between("hours", hours, 0.001, 720)
         if role not in [str(each) for each in Role]:
             raise AtollError(f"role: got {role!r}; allowed: {', '.join(map(str, Role))}")
         reply = self._answer(lambda: admin.invite(self._state, Role(role), name, hours * 3600))
@@ -225,6 +230,7 @@ class DeployedRun:
 
     def round(self, number: int = 0) -> "DeployedRound":
         """Return a round, or an exchange of a run of messages; without a number the newest."""
+        check_whole("round", number, 0)
         return DeployedRound(self._view("round", number=number))
 
     def model(self, version: int | str = "newest") -> "Arrays":
@@ -294,6 +300,8 @@ class DeployedRun:
         from atoll.cli.runs.following import items
 
         federation = self._federation
+        if after is not None:
+            check_whole("after", after, 0, 2**53)
         with federation._asking():
             yield from items(self.run_id, federation._state, federation._database, after, ending=ending)
 
@@ -301,12 +309,14 @@ class DeployedRun:
         """Pause the run before its next round; errors as `Federation.start`."""
         from atoll.cli.runs import admin
 
+        check_text("reason", reason)
         self._federation._answer(lambda: admin.pause(self._federation._state, self.run_id, reason))
 
     def stop(self, reason: str = "") -> None:
         """Stop the run, for a reason that its record keeps; errors as `Federation.start`."""
         from atoll.cli.runs import admin
 
+        check_text("reason", reason)
         self._federation._answer(lambda: admin.stop(self._federation._state, self.run_id, reason))
 
     def resume(self, *, rounds: int | None = None, set: Mapping[str, Any] | None = None) -> None:
@@ -318,6 +328,8 @@ class DeployedRun:
         """
         from atoll.cli.runs.runs import resume_run
 
+        if rounds is not None:
+            check_whole("rounds", rounds, 1)
         with one_error():
             overrides = overrides_of({} if set is None else set)
         federation = self._federation

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from atoll.aggregation.printable import count_of
-from atoll.interface.arguments import check_target, folder_of
+from atoll.interface.arguments import check_target, check_whole, folder_of
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import is_plain, overrides_of, plain_of
 from atoll.interface.progress import Show, bar_of
@@ -63,8 +63,8 @@ def sweep(
     from atoll.cli.experiments import sweep as command
     from atoll.cli.printing import notes_to
 
-    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
-        raise AtollError(f"jobs: got {jobs!r}; allowed: a whole number, at least 1")
+    if jobs is not None:
+        check_whole("jobs", jobs, 1)
     check_target(target)
     refuse_within_a_load()
     notes: list[str] = []

@@ -7,6 +7,7 @@ policy from before holds. A file that is missing, unreadable or not valid is nev
 import logging
 from pathlib import Path
 
+from atoll.aggregation.folders import in_words
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.client.policy.config import SitePolicy, default_policy
 from atoll.protocol.settings import ConfigError, load_text
@@ -50,22 +51,22 @@ class PolicyFile:
 
 
 def _content(path: Path | None) -> bytes | str:
-    """Return the bytes of the file, or the reason why it cannot be read."""
+    """Return the bytes of the file, or the sentence why it cannot be read."""
     if path is None:
         return b""
     try:
         with path.open("rb") as file:
             content = file.read(BYTES_MAX + 1)
     except OSError as error:
-        return error.strerror or str(error)
-    return content if len(content) <= BYTES_MAX else f"more than {BYTES_MAX} bytes"
+        return in_words(error)
+    return content if len(content) <= BYTES_MAX else f"{path} has more than {BYTES_MAX} bytes"
 
 
 def _parsed(path: Path | None, content: bytes | str) -> SitePolicy:
     if path is None:
         return default_policy()
     if isinstance(content, str):
-        raise ConfigError([f"{path}: cannot be read: {content}"])
+        raise ConfigError([content])
     try:
         text = text_of(content, path)
     except NotText as error:

@@ -11,6 +11,7 @@ A round has no part of the connected nodes here but a number: `fraction_train` b
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +88,8 @@ def _reasons(app: FlowerApp, started: Started) -> Iterator[str]:
     if strategy.fraction_train == 0.0:
         yield "fraction_train is 0: there is no training"
     for what, config in (("train_config", started.train), ("evaluate_config", started.evaluate)):
-        yield from (f"{what}: {key} has bytes" for key, value in config.items() if _has_bytes(value))
+        yield from (f"{what}: {key} has bytes" for key, value in config.items() if _has(_is_bytes, value))
+        yield from (f"{what}: {key} is not finite" for key, value in config.items() if _has(_is_not_finite, value))
     try:
         arrays_of(started.arrays)
     except TaskBroken as error:
@@ -110,8 +112,16 @@ def _place(app: FlowerApp, kind: type) -> str:
     return f"{file.removeprefix(f'{app.folder}/')}:{line}"
 
 
-def _has_bytes(value: Any) -> bool:
-    return isinstance(value, bytes) or (isinstance(value, list) and any(isinstance(item, bytes) for item in value))
+def _has(is_one: Callable[[Any], bool], value: Any) -> bool:
+    return any(map(is_one, value)) if isinstance(value, list) else is_one(value)
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, bytes)
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _round_of(strategy: Any, started: Started, nodes: int) -> tuple[Settings, dict[str, str]]:

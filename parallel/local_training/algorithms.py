@@ -32,8 +32,14 @@ def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = Fals
 
 
 def check_training(task: Task, algorithm: str, local: Local) -> None:
-    """Check that the training of a `Task` fits an algorithm; errors as in `check_algorithm`."""
+    """Check that the training of a `Task` fits an algorithm, and that its optimizer loads; errors as in
+    `check_algorithm` and `own_optimizer.loaded`.
+    """
     check_algorithm(algorithm, local, has_fit=task.fit is not None, has_own=task.algorithm is not None)
+    if local.has_own_optimizer:
+        from atoll.parallel.local_training.own_optimizer import loaded  # torch, which a coordinator never imports
+
+        loaded(local)
 
 
 def _faults(algorithm: str, local: Local | None, has_fit: bool, has_own: bool) -> Iterator[str]:

@@ -176,6 +176,19 @@ def _drawn(generator: torch.Generator) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in TRIAL_SHAPES]
 
 
+def loaded(local: Local) -> Any:
+    """Return the function that makes the optimizer, imported if a package has it.
+
+    Raises:
+        TaskBroken: it does not load.
+    """
+    try:
+        return local.optimizer if callable(local.optimizer) else load_local_optimizer(local.optimizer)
+    except (Exception, SystemExit) as error:  # the package's code runs here and may raise anything
+        told = f"{type(error).__name__}: {error}".replace("; ", ", ")  # one fault
+        raise TaskBroken(f"local.optimizer: {local.optimizer_name}: {told}") from error
+
+
 def own_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Make the optimizer: `function(parameters, lr=...)`, with `momentum` and `weight_decay` only if they are not 0.
 
@@ -185,8 +198,8 @@ def own_optimizer(local: Local, parameters: Sequence[torch.nn.Parameter]) -> tor
     name = f"local.optimizer: {local.optimizer_name}"
     given = {"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay}
     given = {key: value for key, value in given.items() if key == "lr" or value}
+    found = loaded(local)
     try:
-        found = local.optimizer if callable(local.optimizer) else load_local_optimizer(local.optimizer)
         made: Any = contextual(found, Context())(list(parameters), **given)
     except (Exception, SystemExit) as error:  # the user's code runs here and may raise anything
         raise TaskBroken(f"{name}: {type(error).__name__}: {error}") from error

@@ -7,6 +7,7 @@ from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import context_of, contextual
 from atoll.parallel.task.given import value_faults, with_tables, with_values
+from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.task import Task
 
 
@@ -35,10 +36,17 @@ class Valued:
         defaults = {name: getattr(task, name, {}) for name in ("options", "settings")}
         if faults := [fault for name, values in defaults.items() for fault in value_faults(name, values)]:
             raise ValueError("; ".join(faults))
-        self.options = with_values(defaults["options"], options or {}, where="task", declared_by="options")
-        self.settings = with_values(defaults["settings"], settings or {}, where="task", declared_by="settings")
-        sites = getattr(task, "sites", ())
-        self.site_settings = with_tables(self.settings, {}, site_settings or {}, sites)
+        self.options, self.settings = dict(defaults["options"]), dict(defaults["settings"])
+        self.site_settings: dict[str, dict[str, Any]] = {}
+        check_all(
+            lambda: self.options.update(with_values(self.options, options or {}, where="task", declared_by="options")),
+            lambda: self.settings.update(
+                with_values(self.settings, settings or {}, where="task", declared_by="settings")
+            ),
+            lambda: self.site_settings.update(
+                with_tables(self.settings, {}, site_settings or {}, getattr(task, "sites", ()))
+            ),
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.task, self.options, self.settings, self.site_settings)
@@ -64,7 +72,9 @@ def tuned(
 ) -> Task | ArrayTask:
     """Return a task of either kind with values of a run, and of several sites; errors as in `given.with_values`."""
     if isinstance(task, Task) or hasattr(task, "with_options"):  # a Flower app has these methods, too
-        tuned_task: Task | ArrayTask = task.with_options(options or {}).with_site_settings(site_settings or {})
+        own: Any = task
+        check_all(lambda: own.with_options(options or {}), lambda: own.with_site_settings(site_settings or {}))
+        tuned_task: Task | ArrayTask = own.with_options(options or {}).with_site_settings(site_settings or {})
         return tuned_task
     return Valued(task, options, site_settings=site_settings)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.folders import in_words
 from atoll.parallel.task.errors import TaskNotFound
 
 PROJECT, ATTRIBUTE = "pyproject.toml", "app"
@@ -152,8 +153,10 @@ def read_app(reference: str) -> FlowerApp:
     except FileNotFoundError as error:
         others = "any other TASK is module:attribute or path/to/file.py:attribute"
         raise TaskNotFound(f"{folder} is no task: the folder of a Flower app has a {PROJECT}, {others}") from error
-    except (OSError, ValueError) as error:
-        raise TaskNotFound(f"{folder / PROJECT}: cannot be read: {error}") from error
+    except OSError as error:
+        raise TaskNotFound(in_words(error)) from error
+    except ValueError as error:
+        raise TaskNotFound(f"{folder / PROJECT}: not TOML: {error}") from error
     flwr = document.get("tool", {}).get("flwr", {})
     table, project = flwr.get("app", {}), document.get("project", {})
     components = table.get("components", {})

@@ -101,21 +101,27 @@ class Given:
             values[key] = round(value) if is_whole and isinstance(value, float) else value
         if faults:
             raise OverridesRefused(faults)
-        return changed.with_overrides(values)
+        try:
+            return changed.with_overrides(values)
+        except OverridesRefused as error:
+            raise OverridesRefused([f"schedule.{fault} in round {round_}" for fault in error.faults]) from None
 
     def check(self, local: Local, rounds: int) -> None:
         """Check that the settings of a task fit in each of the first rounds.
 
         Raises:
-            OverridesRefused: some do not; with the faults of the first such round.
+            OverridesRefused: some do not; with the faults of each setting in the first such round.
         """
         turns = {1}.union(*(schedule.turns(rounds) for schedule in self.schedules.values()))
+        faults: dict[str, str] = {}
         for turn in sorted(turns):
             try:
                 self.local_of(local, turn)
             except OverridesRefused as error:
-                when = f" in round {turn}" if self.schedules and turn > 1 else ""
-                raise OverridesRefused([f"{fault}{when}" for fault in error.faults]) from None
+                for fault in error.faults:
+                    faults.setdefault(fault.partition(":")[0], fault)
+        if faults:
+            raise OverridesRefused([*faults.values()])
 
 
 def with_values(

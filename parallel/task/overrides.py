@@ -1,5 +1,6 @@
 """Overrides of a settings dataclass, from TOML or from the text of a command line; all faults at once."""
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -53,6 +54,22 @@ def overridden(
     return changed
 
 
+def check_all(*checks: Callable[[], object]) -> None:
+    """Make several checks, of which each may fail.
+
+    Raises:
+        OverridesRefused: some do; with the faults of all.
+    """
+    faults: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except OverridesRefused as error:
+            faults += error.faults
+    if faults:
+        raise OverridesRefused(faults)
+
+
 def type_faults(settings: object, section: str, hidden: Collection[str] = ()) -> list[str]:
     """List the fields with a value of a wrong type."""
     return [
@@ -75,9 +92,11 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def fits(hint: tuple[type, ...], value: object) -> bool:
-    """Return whether the value has one of the types; an int counts as a float, but a bool not as an int."""
+    """Return whether the value has one of the types; an int that a float holds counts as one, a bool not as an int."""
     is_function = callable(value) and Callable in map(get_origin, hint)
-    return type(value) in hint or (type(value) is int and float in hint) or is_function
+    if type(value) is int and float in hint:
+        return abs(value) <= sys.float_info.max
+    return type(value) in hint or is_function
 
 
 def words(hint: tuple[type, ...]) -> str:

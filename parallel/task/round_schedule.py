@@ -83,8 +83,8 @@ class RoundSchedule:
             value = getattr(self, name)
             if value is not None and value < least:
                 yield f"{name}: must be at least {least}, got {value}"
-        if self.rounds is not None and (self.warmup or 0) >= self.rounds:
-            yield f"warmup: must be less than rounds ({self.rounds}), got {self.warmup}"
+        if self.rounds is not None and (self.warmup or 0) >= self.rounds >= 1:
+            yield f"warmup: must be less than rounds ({self.rounds}), got {self.warmup or 0}"
         if self.values is not None:
             yield from _faults_of_list(self.values, self.rounds_from)
 
@@ -98,7 +98,7 @@ class RoundSchedule:
             begins = self.rounds_from or range(1, len(self.values) + 1)
             return self.values[sum(begin <= round_ for begin in begins) - 1]
         if self.start is None:
-            raise ValueError("start: there is no value to start from")
+            raise ValueError("start: there is no number to start from")
         warmup = self.warmup or 0
         if round_ <= warmup:
             return self.start * round_ / (warmup + 1)

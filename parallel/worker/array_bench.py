@@ -17,6 +17,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
+from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
 from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
 
@@ -27,10 +28,11 @@ class ArrayBench(AllTravels):
     def __init__(self, task: ArrayTask, request: dict[str, Any]) -> None:
         self.metrics: Metrics = getattr(task, "metrics", {})
         given = Given.read(request.get("local") or {})
-        self._loaded = valued(task, settings=only_declared(request, getattr(task, "settings", {})))
+        mine = only_declared(request, getattr(task, "settings", {}))
+        check_all(lambda: given.overrides(1), lambda: valued(task, given.options, mine))  # every schedule has a start
+        self._loaded = valued(task, settings=mine)
         self._task, self._options = valued(self._loaded, given.options), given.options
         self._site: str | None = request.get("site")
-        given.overrides(1)  # every schedule has a start
         self._local = given.local
         check_algorithm(request.get("algorithm") or "fedavg", None)
         self.grows = request.get("algorithm") == CONCATENATE

@@ -13,6 +13,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.local import Local
+from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Json, Measures, only_declared
@@ -36,11 +37,16 @@ class SiteTask:
 
     def __init__(self, task: Task, request: Json) -> None:
         given = Given.read(request.get("local") or {})
-        self._loaded = task.with_settings(only_declared(request, task.settings))
+        mine = only_declared(request, task.settings)
+        check_all(
+            lambda: given.check(task.local, request.get("rounds") or 1),
+            lambda: task.with_options(given.options),
+            lambda: task.with_settings(mine),
+        )
+        self._loaded = task.with_settings(mine)
         self.task, self._options = self._loaded.with_options(given.options), given.options
         """The task with the site's settings and the run's options; another object when the options change."""
         self.site: str | None = request.get("site")
-        given.check(task.local, request.get("rounds") or 1)
         self.local = task.local.with_overrides(given.local)
         """The settings of the local training, without schedules."""
         self.algorithm: str = request.get("algorithm") or "fedavg"

@@ -25,7 +25,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from atoll.aggregation.folders import sync_folder
+from atoll.aggregation.folders import in_words, sync_folder
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.audit.chain import (
@@ -113,7 +113,9 @@ def public_key(path: Path) -> str:
         key = serialization.load_pem_public_key(text_of(path.read_bytes(), path).encode())
     except NotText as error:
         raise AuditUnusable(str(error)) from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise AuditUnusable(in_words(error)) from error
+    except ValueError as error:
         raise AuditUnusable(f"{path}: no public key in PEM: {error}") from error
     if not isinstance(key, Ed25519PublicKey):
         raise AuditUnusable(f"{path}: checkpoints are signed with Ed25519, this is another kind of key")

@@ -284,6 +284,8 @@ class RunConfig(BaseModel):
             if key in self.local and (schedule.start is not None or schedule.kind == "list"):
                 name = "values" if schedule.kind == "list" else "start"
                 yield f"schedule: local.{key}: has {name}, and local.{key} is set too: leave one out"
+            elif key in self.local and type(self.local[key]) not in (int, float):
+                yield f"local.{key}: must be a number where its schedule starts from it, got {self.local[key]!r}"
         if self.schedule.optimizer and self.round.mode == "fedasync":
             yield "schedule: optimizer: mode fedasync has none but its alpha, which is round.alpha"
 

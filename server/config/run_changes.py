@@ -34,14 +34,32 @@ def changed(config: RunConfig, overrides: Sequence[str], *, version: int) -> Run
     Raises:
         ConfigError: a value is not allowed, a key cannot change, or no round would follow.
     """
-    text = effective(config)
+    text, foreign = effective(config), settings_of_the_host(overrides)
+    overrides = [override for override in overrides if _table_of(override) != "coordinator"]
     try:
         new = load_text(RunConfig, text, overrides, name="the run")
     except ConfigError as error:  # the other changes are judged, too: all faults at once
-        raise ConfigError([*error.faults, *_faults_of_others(config, overrides, version)]) from error
-    if faults := [*_faults(config, new, version)]:
+        raise ConfigError([*error.faults, *_faults_of_others(config, overrides, version), *foreign]) from error
+    if faults := [*_faults(config, new, version), *foreign]:
         raise ConfigError(faults)
     return new
+
+
+def settings_of_the_host(overrides: Sequence[str]) -> list[str]:
+    """List overrides of `coordinator.*`, which cannot change a running coordinator, as faults.
+
+    A TOML may have the table, as the same file serves `atoll coordinator`.
+    """
+    return [
+        f"--set: {override.partition('=')[0].strip()}: is a setting of the coordinator, which is running already: pass "
+        "it to `atoll coordinator`; --state selects the coordinator"
+        for override in overrides
+        if _table_of(override) == "coordinator"
+    ]
+
+
+def _table_of(override: str) -> str:
+    return override.partition("=")[0].partition(".")[0].strip()
 
 
 def _faults_of_others(config: RunConfig, overrides: Sequence[str], version: int) -> list[str]:
@@ -63,12 +81,13 @@ def _faults_of_others(config: RunConfig, overrides: Sequence[str], version: int)
 def _faults(old: RunConfig, new: RunConfig, version: int) -> Iterator[str]:
     for key in differing_keys(old, new):
         if key.partition(".")[0] not in CHANGEABLE or key in ONE_FROM_THE_BEGINNING:
-            allowed = ", ".join(CHANGEABLE)
+            allowed = ", ".join("task's options" if table == "options" else table for table in CHANGEABLE)
             name = _as_set(key)
             yield f"--set: {name}: a run keeps it to its end; allowed: {allowed}; a new run may have another {name}"
     if new.rounds <= version:
         committed = count_of(version, "version is", "versions are")
-        yield f"--set: rounds: got {new.rounds}; {committed} committed already; allowed: integer > {version}"
+        got = f"is {new.rounds}, and" if new.rounds == old.rounds else f"got {new.rounds};"
+        yield f"--set: rounds: {got} {committed} committed already; allowed: integer > {version}, as --rounds, too"
     place = new.cohort.sampler.rpartition(":")[0]
     if new.cohort.sampler != old.cohort.sampler and place.endswith(".py") and not os.path.isabs(place):
         yield f"--set: cohort.sampler: {place} is relative; allowed: an absolute path on the coordinator's machine"

@@ -44,7 +44,9 @@ async def _file_of(name: str, wanted: str, runs: Mapping[RunId, RunDriver]) -> P
     run = found[-1]
     ledger = run.machine.ledger
     if wanted == BEST and ledger.best is None:
-        raise OperatorError(f"model.start: run {run.run_id} has no best version; its setting model.best names a metric")
+        metric = run.config.model.best
+        why = f"its model.best, {metric}, is not measured yet" if metric else "its model.best names no metric"
+        raise OperatorError(f"model.start: run {run.run_id} has no best version, as {why}: name one, run:{name}@NUMBER")
     best = ledger.version if ledger.best is None else ledger.best.version
     version = best if wanted == BEST else Version(int(wanted)) if wanted else ledger.version
     try:

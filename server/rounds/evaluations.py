@@ -7,7 +7,7 @@ the values alone and never on the time that an evaluation takes.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from atoll.protocol.vocabulary import DECLINES, RunState, Version
+from atoll.protocol.vocabulary import DECLINES, TERMINAL, RunState, Version
 from atoll.server.rounds.client_evaluation import ClientEvaluation, clients_to_ask, shown_sum
 from atoll.server.rounds.events import (
     ClientEvaluated,
@@ -150,6 +150,16 @@ class Evaluations(Intake, ABC):
             yield "model.best", rules.best
         if rules.stop is not None and rules.stop.metric.source == source and ledger.progress is None:
             yield "stop.metric", rules.stop.metric
+
+    @property
+    def undecided(self) -> list[str]:
+        """The sentences about metrics that should have decided about an ended run and never had a value."""
+        if self.ledger.state not in TERMINAL or not self.ledger.version:
+            return []
+        unknown = (*self._unknown("server"), *self._unknown("clients"))
+        return [
+            f"{key} has decided nothing: {metric.name} ({metric.source}) never had a value" for key, metric in unknown
+        ]
 
     def _forget_measures(self, rules: RunRules) -> None:
         """Forget what was measured by other metrics than those of new rules."""

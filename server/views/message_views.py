@@ -52,6 +52,7 @@ def details(history: History, row: RunRow) -> Document:
         "metrics": {},
         "unmeasured": [],
         "best": None,
+        "undecided": [],
         "pausing": machine.ledger.pausing,
         "waiting": _wait(history, machine),
         "name_conflicts": [],

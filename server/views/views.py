@@ -165,6 +165,7 @@ def _whole_run(history: History, row: RunRow) -> Document:
         "metrics": measures(evaluations),
         "unmeasured": unmeasured(evaluations),
         "best": _best(machine),
+        "undecided": machine.undecided,
         "pausing": what_a_pause_waits_for(machine),
         "waiting": _wait(history, machine),
         "name_conflicts": _conflicts(history, machine),

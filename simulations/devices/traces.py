@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.folders import in_words
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.settings import ConfigError
@@ -184,8 +185,10 @@ def _table(path: Path, *headers: tuple[Column, ...]) -> Table:
         rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
     except NotText as error:
         raise ConfigError([str(error)]) from error
-    except (OSError, csv.Error) as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    except OSError as error:
+        raise ConfigError([in_words(error)]) from error
+    except csv.Error as error:
+        raise ConfigError([f"{path}: is no CSV: {error}"]) from error
     names = [name.strip() for name in rows[0][1]] if rows else []
     columns = next((columns for columns in headers if sorted(c.name for c in columns) == sorted(names)), None)
     if columns is None:

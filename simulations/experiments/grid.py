@@ -32,6 +32,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from atoll.aggregation.folders import in_words
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.settings import STRICT, ConfigError, load_text, short
 from atoll.simulations.federation.config import OF_A_COORDINATOR
@@ -127,7 +128,7 @@ def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+        raise ConfigError([in_words(error)]) from error
     return parse_grid(data, path, overrides)
 
 
@@ -143,7 +144,7 @@ def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
     except NotText as error:
         raise ConfigError([str(error)]) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+        raise ConfigError([f"{path}: not TOML: {error}"]) from error
     faults: list[str] = []
     grid = document.pop("grid", None)
     document.pop("sweep", None)

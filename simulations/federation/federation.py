@@ -351,6 +351,7 @@ class Federation:
             "version": int(ledger.version),
             "model_digest": str(ledger.model_digest),
             **best_of(self.setting.config.model.metric, ledger.best),
+            **({"undecided": undecided} if (undecided := self.machine.undecided) else {}),
             "engine": self.engine.name,
             "seed": self.setting.config.seed,
             "notes": list(self.setting.notes),

@@ -191,7 +191,9 @@ def test_a_coordinator_without_a_run_takes_no_settings_of_one() -> None:
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path: Path) -> None:
-    assert refused("coordinator", tmp_path / "no.toml")[0].startswith(f"{tmp_path / 'no.toml'}: cannot be read")
+    assert refused("coordinator", tmp_path / "no.toml") == [f"there is no {tmp_path / 'no.toml'}"]
+    (tmp_path / "a.toml").mkdir()
+    assert refused("coordinator", tmp_path / "a.toml") == [f"{tmp_path / 'a.toml'} is a directory: name a file"]
     (tmp_path / "bad.toml").write_text("task = \n")
     assert refused("run", "start", tmp_path / "bad.toml")[0].startswith(f"{tmp_path / 'bad.toml'}: not TOML")
 

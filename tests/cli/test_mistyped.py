@@ -254,7 +254,7 @@ def test_a_mistyped_command_line_is_refused_with_its_wrong_value(line: str, fold
     result = invoke(*(word.replace("!", "") for word in words))
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
-    assert "Errno" not in result.output.replace("cannot be read: [Errno", "").replace("in PEM: [Errno", "")
+    assert "Errno" not in result.output
     assert _named(wrong) in " ".join(result.stderr.split()), result.stderr
     assert set(os.listdir(folder)) - set(before) <= {"x", "r", "cred2", "atoll-agent-a", "__pycache__"}
 

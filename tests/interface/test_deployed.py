@@ -12,6 +12,7 @@ import pytest
 
 import atoll
 from atoll.aggregation.tensors import safetensors_file
+from atoll.interface.deployed import DeployedRun, Federation
 from atoll.protocol.identity.enrolling import Place
 from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation import line_task
@@ -72,7 +73,7 @@ def watched(found, it):
     [axes] = run.plot("clients/accuracy").axes
     assert list(axes.lines[0].get_ydata()) == run.versions.column("metrics.clients.accuracy")[1:]
     beside = atoll.compare(run, run, metric="clients/accuracy")
-    assert beside.rows.column("run") == ["deployed 1", "deployed 2"]
+    assert beside.rows.column("run") == [f"{run.run_id} 1", f"{run.run_id} 2"]
     assert beside.rows.column("final")[0] == run.versions.column("metrics.clients.accuracy")[-1]
     rate = 0.5 / (before + 1)
     [here] = run.follow()
@@ -188,3 +189,28 @@ def test_where_there_is_no_coordinator_it_says_what_to_name(tmp_path, monkeypatc
             atoll.connect(where, credential=credential[0] if credential else None)
     with pytest.raises(atoll.AtollError, match=r"credential: got 'me', and .* is on this machine: leave it out"):
         atoll.connect(tmp_path, credential="me")
+
+
+ODD = {
+    "run": (lambda found, run: found.run(3), "name: got 3; allowed: a text"),
+    "round": (lambda found, run: run.round("x"), "round: got 'x'; allowed: a whole number"),
+    "after": (lambda found, run: list(run.follow(after=-1)), "after: got -1; allowed: a whole number, at least 0"),
+    "far": (lambda found, run: list(run.follow(after=2**70)), "after: got 1180591620717411303424; allowed: .* at most"),
+    "no number": (lambda found, run: list(run.follow(after="x")), "after: got 'x'; allowed"),
+    "reason": (lambda found, run: run.stop(3), "reason: got 3; allowed: a text"),
+    "half a pair": (lambda found, run: run.pause("\ud800"), r"reason: got '\\ud800'; allowed: a text"),
+    "rounds": (lambda found, run: run.resume(rounds="x"), "rounds: got 'x'; allowed: a whole number, at least 1"),
+    "set": (lambda found, run: run.resume(set=[]), r"set: got \[\]; allowed: a dictionary"),
+    "name": (lambda found, run: found.invite(3), "name: got 3; allowed: a text"),
+    "hours": (lambda found, run: found.invite("a", hours=float("nan")), "hours: got nan; allowed: a number, at least"),
+    "deadline": (lambda found, run: found.statistics(TASK, deadline="x"), "deadline: got 'x'; allowed: a number"),
+    "number": (lambda found, run: found.statistics(number=-1), "number: got -1; allowed: a whole number, at least 0"),
+}
+
+
+def test_an_odd_argument_is_refused_before_anything_is_asked(tmp_path):
+    """Following after entry -1 had no end."""
+    found = Federation(tmp_path)
+    for call, message in ODD.values():
+        with pytest.raises(atoll.AtollError, match=message):
+            call(found, DeployedRun(found, "python-1"))

@@ -87,10 +87,10 @@ def test_mistakes_are_said_before_anything_runs(tmp_path):
         ((path, task), {}, "names the task: leave it out"),
         (({"seed": [object()]}, task), {}, "grid: seed: got .*; allowed: numbers, texts"),
         (({"seed": 1}, task), {}, "grid.seed: got 1; allowed: a list of values"),
-        (({"seed": [1]}, task), {"jobs": 0}, "jobs: got 0; allowed: a whole number, at least 1"),
+        (({"seed": [1]}, task), {"jobs": 0}, "jobs: got 0; allowed: a whole number, at least 1, at most"),
         (({"seed": [1]}, task), {"metric": "server/f1"}, "server/f1"),
         (({"seed": [1]}, task), {"set": {"seed": 3}}, "seed is varied by the grid"),
-        ((tmp_path / "none.toml",), {}, "cannot be read"),
+        ((tmp_path / "none.toml",), {}, "there is no "),
     ]:
         out = tmp_path / "out"
         with pytest.raises(atoll.AtollError, match=faults if isinstance(faults, str) else None) as refused:

@@ -139,7 +139,7 @@ def test_what_is_no_toml_is_refused_with_its_line() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no\.toml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"there is no .*/no\.toml$"):
         load(Lagoon, tmp_path / "no.toml")
     (tmp_path / "latin.toml").write_bytes(b"name = '\xff'")
     with pytest.raises(ConfigError, match=r"latin\.toml: line 1 is not UTF-8; save the file as UTF-8"):

@@ -431,6 +431,8 @@ def _say_result(result: dict[str, Any], folder: Path, faults: Sequence[str]) -> 
     )
     if best := result.get("best"):
         say(best_text(best))
+    for sentence in result.get("undecided", ()):
+        say(sentence)
     if account := result.get("invitations"):
         say(_of_invitations(account))
     if (folder / APP).is_dir():

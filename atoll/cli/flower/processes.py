@@ -37,7 +37,12 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
     here = ["coordinator.listen=127.0.0.1:0", *overrides]
     file, app = load_app(reference, here, RunFile, nodes=nodes)
     folder = (out or Path(f"atoll-flower-{file.name}")).absolute()
-    number = nodes or app.num_supernodes or max(file.round.cohort_size, file.round.min_available)
+    needed = max(file.round.cohort_size, file.round.min_available)
+    number = nodes or app.num_supernodes or needed
+    if number < needed and not file.program.main:
+        raise CommandError(
+            f"--nodes: got {number}; allowed: at least {needed}, the clients without which no round begins"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.toml").write_text(effective(file), encoding="utf-8")
     processes: list[subprocess.Popen[bytes]] = []

@@ -140,7 +140,10 @@ def best_version(seen: dict[str, Any]) -> int:
     """
     found = [int(row["version"]) for row in seen["rows"] if row.get("best")]
     if not found:
-        raise CommandError(f"--best: run {seen['run']} has no best version yet: its setting model.best names a metric")
+        raise CommandError(
+            f"--best: run {seen['run']} has no best version yet: its setting model.best names no metric, or one "
+            "that is not measured yet (`atoll run show` has both); name a version"
+        )
     return found[0]
 
 

@@ -82,9 +82,10 @@ def start_run(what: str, state: Path | None, overrides: list[str]) -> "RunReply"
         ConfigError: all mistakes in the settings.
         CommandError: no answer, or a refusal.
     """
-    from atoll.cli.files import all_faults, load_run, note_unused_settings, settings_of_the_host, state_of
+    from atoll.cli.files import all_faults, load_run, note_unused_settings, state_of
     from atoll.cli.runs import admin
     from atoll.protocol.settings import effective
+    from atoll.server.config.run_changes import settings_of_the_host
 
     with all_faults(settings_of_the_host(overrides)):
         file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))
@@ -125,14 +126,10 @@ def resume(
 
 def resume_run(run: str, state: Path, overrides: list[str], *, rounds: int | None = None) -> "RunReply":
     """Continue a paused run, or reopen an ended one, with changed settings; errors as `start_run`."""
-    from atoll.cli.files import overriding, settings_of_the_host
+    from atoll.cli.files import overriding
     from atoll.cli.runs import admin
-    from atoll.protocol.settings import ConfigError
 
-    overrides = overriding(overrides, rounds=rounds)
-    if faults := settings_of_the_host(overrides):
-        raise ConfigError(faults)
-    return admin.resume(state, run, overrides)
+    return admin.resume(state, run, overriding(overrides, rounds=rounds))
 
 
 @app.command()
@@ -249,6 +246,8 @@ def _say_run(found: dict[str, Any], toml: str) -> None:
         say(f"version {version}: {metrics_text(measured)}")
     if best := found.get("best"):  # an older coordinator elsewhere shows none
         say(best_text(best))
+    for sentence in found.get("undecided", ()):  # an older coordinator elsewhere shows none
+        say(sentence)
     for change in found.get("changes", ()):
         say(_change_text(change))
     for missing in found["unmeasured"][-1:]:

@@ -94,10 +94,11 @@ def collect(what: str, state: Path | None, overrides: list[str], deadline: float
         ConfigError: all mistakes in the settings.
         CommandError: no answer, or a refusal.
     """
-    from atoll.cli.files import all_faults, load_run, note_unused_settings, settings_of_the_host, state_of
+    from atoll.cli.files import all_faults, load_run, note_unused_settings, state_of
     from atoll.cli.runs import admin
     from atoll.cli.runs.elsewhere import is_elsewhere
     from atoll.protocol.settings import effective
+    from atoll.server.config.run_changes import settings_of_the_host
 
     with all_faults(settings_of_the_host(overrides)):
         file = load_run(what, overrides, is_elsewhere=lambda file: is_elsewhere(state_of(file, what, state)))

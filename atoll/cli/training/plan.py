@@ -229,8 +229,8 @@ def _tables(model: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
         document = tomllib.loads(text_of(Path(model).read_bytes(), model))
     except NotText as error:
         raise CommandError(str(error)) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CommandError(f"{model}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{model}: not TOML: {error}") from error
     known = {name: value for name, value in document.items() if name in TABLES and isinstance(value, dict)}
     faults = [f"{model}: {name}: unknown (tables: {', '.join(TABLES)})" for name in document if name not in known]
     return {"model": {}, **known}, faults

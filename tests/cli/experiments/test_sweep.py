@@ -90,7 +90,7 @@ def test_cells_can_be_looked_at_before_they_are_run(grid: Path) -> None:
 
 def test_mistakes_are_refused_before_anything_runs(grid: Path) -> None:
     assert "unknown (known:" in refused("sweep", grid, "--columns", "speed")[0]
-    assert refused("sweep", grid.parent / "none.toml")[0].startswith(f"{grid.parent / 'none.toml'}: cannot be read")
+    assert refused("sweep", grid.parent / "none.toml")[0] == f"there is no {grid.parent / 'none.toml'}"
     assert "no cell has a report yet" in refused("sweep", grid, "--show")[0]
 
 

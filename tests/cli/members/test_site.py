@@ -120,7 +120,7 @@ def test_an_agent_does_not_start_with_a_policy_that_is_not_valid(tmp_path: Path)
     assert "policy.toml: tasks: missing; allowed: list of (string" in missing
     assert "policy.toml: rounds: unknown key (did you mean runs?" in unknown
     (tmp_path / "policy.toml").unlink()
-    assert refused(*agent) == [f"{tmp_path / 'policy.toml'}: cannot be read: No such file or directory"]
+    assert refused(*agent) == [f"there is no {tmp_path / 'policy.toml'}"]
 
 
 def test_every_commented_line_of_the_new_project_s_policy_is_valid(tmp_path: Path) -> None:

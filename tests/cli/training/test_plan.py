@@ -101,7 +101,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     file.write_text("[model]\npreset = 'llama-1b'\n[modell]\n")
     assert refused("plan", file) == [f"{file}: modell: unknown (tables: model, cluster, training)"]
-    assert "cannot be read" in refused("plan", tmp_path / "none.toml")[0]
+    assert refused("plan", tmp_path / "none.toml")[0] == f"there is no {tmp_path / 'none.toml'}"
 
 
 def test_what_cannot_be_trained_is_refused_with_the_reasons() -> None:

@@ -152,6 +152,18 @@ def test_a_run_on_this_machine_tells_the_fault_of_an_app_and_ends(tmp_path, part
 
 
 @pytest.mark.real
+def test_a_run_of_fewer_clients_than_its_strategy_waits_for_is_refused(tmp_path):
+    command = [ATOLL, "flower", "run", APPS / "own_code", "--nodes", "1", "--out", tmp_path / "run"]
+    for options in ((), ("--simulate",)):
+        done = subprocess.run([*map(str, command), *options], capture_output=True, text=True, timeout=BOUND_S)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] in (
+            "atoll: --nodes: got 1; allowed: at least 2, the clients without which no round begins",
+            "atoll: round.cohort_size: got 2; allowed: at most 1, the number of clients",
+        )
+
+
+@pytest.mark.real
 def test_a_check_tells_what_becomes_of_an_app(tmp_path):
     command = [ATOLL, "flower", "check", APPS / "every_strategy", "--nodes", "7", "--json"]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)

@@ -42,6 +42,7 @@ NOT_NATIVE = {
     "big endian": "a0 is >f4: only",
     "long double": "a0 is float128: only",
     "no array": "there is no array in the record",
+    "no number": "train_config: rate is not finite; train_config: rates is not finite",
     "bytes": "train_config: key has bytes",
     "list of bytes": "train_config: keys has bytes",
 }
@@ -89,8 +90,8 @@ def told(result):
 
 
 def in_order(trained):
-    """The trainings of a run without the order of the nodes, which Flower draws."""
-    return sorted(trained, key=repr)
+    """The trainings of a run without the order of the nodes, which Flower draws; NaN is equal to itself."""
+    return sorted(map(repr, trained))
 
 
 def by_flower(app, case):

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
+from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.own_optimizer import is_elementwise
 from atoll.parallel.local_training.training import make_optimizer, train_locally
 from atoll.parallel.optimizers.lamb import LAMB
@@ -312,6 +313,14 @@ def test_a_run_names_an_installed_package_s_optimizer() -> None:
     assert type(make_optimizer(Local(), parameters())) is torch.optim.SGD, "a built-in name stays what it is"
     with pytest.raises(TaskBroken, match=r"local.optimizer: gone: AttributeError: module 'acme_lion' has no"):
         make_optimizer(Local(optimizer="gone"), parameters())
+
+
+@pytest.mark.usefixtures("package")
+def test_an_optimizer_that_does_not_load_is_refused_before_anything_runs() -> None:
+    task = Task(model=lambda: torch.nn.Linear(1, 1), data=lambda site, split: None, loss=torch.nn.functional.l1_loss)
+    check_training(task, "fedavg", Local(optimizer="lion"))
+    with pytest.raises(TaskBroken, match=r"local.optimizer: gone: AttributeError: module 'acme_lion' has no"):
+        check_training(task, "fedavg", Local(optimizer="gone"))
 
 
 @pytest.mark.usefixtures("package")

@@ -66,7 +66,7 @@ def test_values_of_a_run_have_the_types_of_the_defaults(tmp_path):
     ("text", "faults"),
     [
         ("", ["project.name", "publisher", "serverapp", "clientapp"]),
-        ("x =", ["cannot be read"]),
+        ("x =", ["not TOML"]),
         (GOOD.replace("quick.server:app", "quick.server"), ["must be module:attribute, got 'quick.server'"]),
         (GOOD.replace('publisher = "bench"', ""), ["tool.flwr.app.publisher must be a text, got None"]),
     ],

@@ -1,10 +1,12 @@
 """The values that a run gives to its task."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from atoll import Local
+from atoll import Local, Task
+from atoll.parallel.task.array_values import tuned
 from atoll.parallel.task.given import Given, with_values
 from atoll.parallel.task.overrides import OverridesRefused
 
@@ -37,19 +39,19 @@ def test_whole_numbers_are_rounded():
 def test_an_array_task_gets_the_plain_values_of_the_round():
     given = Given.read({"C": {"kind": "linear", "start": 4, "end": 0, "rounds": 4}, "solver": "saga"})
     assert given.overrides(3) == {"C": 2.0, "solver": "saga"}
-    with pytest.raises(OverridesRefused, match=r"there is no value to start from: set local.C, or start"):
+    with pytest.raises(OverridesRefused, match=r"there is no number to start from: set local.C, or start"):
         Given.read({"C": {"kind": "linear", "rounds": 4}}).overrides(1)
 
 
 @pytest.mark.parametrize(
     ("table", "fault"),
     [
-        ({"lr": {"kind": "linear", "end": -1.0, "rounds": 4}}, "local.lr: must be positive and finite, got "),
+        ({"lr": {"kind": "linear", "end": -1.0, "rounds": 4}}, "schedule.local.lr: must be positive and finite, got "),
         (
             {"lr": {"kind": "exponential", "factor": 1e-30}},
-            "local.lr: must be positive and finite, got 0.0 in round 100",
+            "schedule.local.lr: must be positive and finite, got 0.0 in round 100",
         ),
-        ({"epochs": {"kind": "list", "values": [1, "two"]}}, "local.epochs: expected int, got 'two' in round 2"),
+        ({"epochs": {"kind": "list", "values": [1, "a"]}}, "schedule.local.epochs: expected int, got 'a' in round 2"),
         ({"keep": {"kind": "list", "values": ["head.*"]}}, "schedule.local.keep: is the same in all rounds"),
         ({"rate": {"kind": "list", "values": [1]}}, "schedule.local.rate: unknown key (known: epochs, batch_size"),
         ({"lr": 0.0}, "local.lr: must be positive and finite, got 0.0"),
@@ -74,3 +76,38 @@ def test_values_have_the_declared_names_and_types():
         "task.depth: expected int, got 1.5",
         "task.is_new: expected bool, got 1",
     )
+
+
+def test_a_setting_with_a_schedule_is_refused_by_its_schedules_name_and_each_setting_once():
+    given = Given.read(
+        {
+            "lr": {"kind": "list", "values": [0.1, "x", -0.2]},
+            "epochs": {"kind": "list", "values": [1, 1, 0]},
+        }
+    )
+    with pytest.raises(OverridesRefused) as refused:
+        given.check(Local(), rounds=3)
+    assert refused.value.faults == (
+        "schedule.local.lr: expected float, got 'x' in round 2",
+        "schedule.local.epochs: must be at least 1, got 0 in round 3",
+    )
+
+
+@pytest.mark.parametrize("is_torch", [True, False])
+def test_values_of_the_run_and_of_the_sites_are_refused_together(is_torch):
+    declared = {"options": {"l2": 0.0}, "settings": {"file": ""}, "sites": ("a", "b")}
+    task = Task(model=print, data=print, loss=print, **declared) if is_torch else SimpleNamespace(**declared)
+    with pytest.raises(OverridesRefused) as refused:
+        tuned(task, {"l2": "x"}, {"a": {"file": 3}, "q": {"file": "y"}})
+    assert refused.value.faults == (
+        "task.l2: expected float, got 'x'",
+        "sites.a.file: expected str, got 3",
+        "sites.q: no site of the task (its sites: a, b)",
+    )
+
+
+def test_a_whole_number_that_no_float_holds_is_no_float():
+    with pytest.raises(OverridesRefused, match=r"task.l2: expected float, got 1000"):
+        with_values({"l2": 0.0}, {"l2": 10**400}, where="task", declared_by="options")
+    with pytest.raises(ValueError, match=r"local.lr: expected float, got 1000"):
+        Local(lr=10**400)

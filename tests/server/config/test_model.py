@@ -107,6 +107,12 @@ def test_a_resume_with_several_impossible_changes_lists_all_of_them() -> None:
     ):
         assert words in text, text
     with pytest.raises(ConfigError) as error:
+        changed(config(), ["coordinator.max_runs=9", "coordinator.listen=x", "seed=9"], version=30)
+    faults = [fault.removeprefix("--set: ").partition(":")[0] for fault in error.value.faults]
+    assert faults == ["seed", "rounds", "coordinator.max_runs", "coordinator.listen"]
+    assert "rounds: is 10, and 30 versions are committed already" in error.value.faults[1]
+    assert "evaluation, model, stop, task's options; a new run" in error.value.faults[0]
+    with pytest.raises(ConfigError) as error:
         changed(config(), ["rounds=many", "seed=9"], version=30)
     assert len(error.value.faults) == 2, "the rounds are named once"
 

@@ -31,7 +31,7 @@ def test_the_table_of_the_task_has_its_reference_and_its_options():
 
 
 def test_an_option_is_a_plain_value():
-    assert faults(TASK, "task.table={a = 1}")[0].startswith("--set: options.table: got {'a': 1}; allowed: ")
+    assert faults(TASK, "task.table={a = 1}")[0].startswith("--set: task.table: got {'a': 1}; allowed: ")
     assert faults("[task]\nsmoothing = 0.1\n")[0].startswith("run.toml: task: missing")
 
 
@@ -101,3 +101,18 @@ def test_a_resumed_run_may_change_them_and_the_record_names_them_as_they_are_set
     assert found["rounds"] == (5, 9)
     assert found["schedule.local.lr"][0] is None
     assert found["schedule.local.lr"][1]["kind"] == "cosine"
+
+
+def test_a_value_of_a_task_beyond_64_bits_or_not_finite_is_a_fault_under_the_name_that_a_person_writes():
+    of_list = f"schedule.local.lr.values=[{'9' * 400}]"
+    overrides = [f"task.scale={'9' * 400}", "task.other=nan", of_list, "local.n=1e999"]
+    told = faults('task = "a.py:task"\nschedule.local.lr.kind = "list"', *overrides)
+    found = {fault.removeprefix("--set: ").partition(":")[0]: fault for fault in told}
+    assert set(found) == {"task.scale", "task.other", "schedule.local.lr.values", "local.n"}
+    assert "beyond 64 bits cannot travel" in found["task.scale"]
+    assert found["task.other"].endswith("got nan; allowed: true | false | integer | number | string, finite")
+
+
+def test_a_text_is_no_start_of_a_schedule():
+    told = faults(TASK, "local.lr=quick", 'schedule.local.lr={kind="linear"}')
+    assert told == ["run.toml: local.lr: must be a number where its schedule starts from it, got 'quick'"]

@@ -10,6 +10,7 @@ from tests.simulations.federation.simulating import lines, model, settings, simu
 from tests.simulations.federation.test_interrupting import interrupted
 
 NO_TEST_DATA = str(Path(line_task.__file__)) + ":no_test_data"
+UNDEFINED = str(Path(line_task.__file__)) + ":undefined"
 COHORT = ("round.cohort_size=2", "local.lr=0.6", "seed=4")
 STOP = (*COHORT, "rounds=40", "stop.metric=loss", "stop.patience=2", "model.best=loss")
 CLIENTS = ("evaluation.server_every=0", "evaluation.clients_every=1", "stop.source=clients", "model.source=clients")
@@ -117,3 +118,16 @@ def test_a_run_that_pauses_itself_is_over_in_a_simulation(tmp_path, devices):
         assert result["state"] == "paused"
         assert result["cause"].startswith("model.best: the clients could not measure version 1")
         assert result["version"] == len([line for line in found if line["version"]]) == 1
+
+
+@pytest.mark.parametrize("source", ["server", "clients"])
+def test_a_metric_that_never_has_a_value_is_named_at_the_end(tmp_path, source):
+    """A task may leave a metric undefined, as an AUROC of one class; a run of which no version has one says so."""
+    watched = {"model.best": "auroc", "model.source": source, "stop.metric": "auroc", "stop.source": source}
+    overrides = [f"{key}={value}" for key, value in watched.items()]
+    every = ("stop.patience=1", "evaluation.clients_every=1", "rounds=2")
+    result, _ = simulate(tmp_path, *COHORT, *overrides, *every, task=UNDEFINED)
+    assert (result["state"], result["version"], "best" in result) == ("finished", 2, False)
+    assert result["undecided"] == [
+        f"{key} has decided nothing: auroc ({source}) never had a value" for key in ("model.best", "stop.metric")
+    ]

@@ -117,7 +117,7 @@ def test_what_cannot_fit_in_some_round_is_refused_before_the_first(tmp_path):
     with pytest.raises(ConfigError) as refused:
         simulate(tmp_path, *wrong, task=TASK)
     assert [fault.partition(", got")[0] for fault in refused.value.faults] == [
-        "local.lr: must be positive and finite",
+        "schedule.local.lr: must be positive and finite",
         "task.smoothin: unknown key",
         "task.width: expected int",
     ]
