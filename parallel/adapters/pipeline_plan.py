@@ -344,13 +344,12 @@ def _called(model: nn.Module, pieces: Sequence[str], length: int, *, before: Seq
     hidden_size = _hidden_size(model)
     widths = {name: getattr(module, "out_features", hidden_size) for name, module in modules.items()}
     drawn = torch.randn(ROWS, WORDS, max(widths.values()), generator=generator)
-    gave = {}
+    blank, gave = torch.zeros_like(drawn), {}
     for index, (name, module) in enumerate(modules.items()):
-        numbers = drawn[..., : widths[name]]
-        first, *others = (numbers + index + 0.1 * place for place in range(max(length, 1)))
-        if name in before:
-            first = first if name == before[-1] else torch.zeros_like(first)
-            others = [torch.zeros_like(other) for other in others]
+        numbers, zeros = drawn[..., : widths[name]], blank[..., : widths[name]]
+        is_blank = name in before[:-1]
+        first, *others = (zeros if is_blank else numbers + index + 0.1 * place for place in range(max(length, 1)))
+        others = [zeros for _ in others] if name in before else others
         gave[name] = first
         given = (first, *others) if length and name.startswith(layers) else first
         skeleton.set_submodule(name, _Recorder(module, name, trial, given))
