@@ -36,7 +36,7 @@ ALLOWED = {
     "aggregation/own_optimizer.py: master.shape": "a shape",
     "aggregation/place.py: self.tensor": "the name of a tensor, in the seed of a generator",
     "aggregation/tensors/coverage.py: len(lengths)": "one of two numbers",
-    "parallel/adapters/pipeline_plan.py: kind": "a name, before a verb",
+    "parallel/adapters/pipeline_trial.py: kind": "a name, before a verb",
     "parallel/crew/faults.py: local.optimizer_name": "a name, before a verb",
     "parallel/crew/faults.py: plan.mesh.size": "more than RANKS_MAX",
     "parallel/crew/faults.py: plan.microbatches": "more than one, by the condition above",

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.adapters.pipeline_plan import chain_faults, outputs_of
+from atoll.parallel.adapters.pipeline_trial import chain_faults, outputs_of
 from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer
 from atoll.parallel.communication.outer_config import parse_outer

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.adapters.pipeline_plan import calls, planned_chain, put_stand_ins
+from atoll.parallel.adapters.pipeline_plan import planned_chain
+from atoll.parallel.adapters.pipeline_stages import put_stand_ins
+from atoll.parallel.adapters.pipeline_trial import calls
 from atoll.parallel.adapters.tensor_plan import (
     divisible_by_tp,
     hugging_face_models,

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
 
-from atoll.parallel.adapters.pipeline_plan import INPUTS
+from atoll.parallel.adapters.pipeline_stages import INPUTS
 from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.buffers import unchanged

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.parallel.adapters.pipeline_plan import INPUTS, first_output
+from atoll.parallel.adapters.pipeline_stages import INPUTS, first_output
 from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.borrowed import borrowed_blocks
@@ -76,7 +76,7 @@ def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module)
     """Check that the stages of a pipeline one after another compute what the model computes.
 
     A small model is built and compared. Of a large one on `meta` the check follows the tensors from piece to piece, if
-    its code runs there; a model of Hugging Face has a check of its own (`pipeline_plan.chain_faults`).
+    its code runs there; a model of Hugging Face has a check of its own (`pipeline_trial.chain_faults`).
 
     Raises:
         JobRefused: `forward` does more than to call its chain.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.adapters.pipeline_plan import INPUTS, first_output
+from atoll.parallel.adapters.pipeline_stages import INPUTS, first_output
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.blueprint import cut, stage
 from atoll.parallel.engine.mesh import Mesh
