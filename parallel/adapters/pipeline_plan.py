@@ -341,12 +341,15 @@ def _called(model: nn.Module, pieces: Sequence[str], length: int, *, before: Seq
     trial, generator, layers = _Trial(length), torch.Generator().manual_seed(0), f"{_layers(model)}."
     modules = {name: model.get_submodule(name) for name in pieces}
     skeleton = copy.deepcopy(model, {id(module): nn.Identity() for module in modules.values()})
-    gave = {}
-    for name, module in modules.items():
-        shape = ROWS, WORDS, getattr(module, "out_features", _hidden_size(model))
-        first, *others = (torch.randn(shape, generator=generator) for _ in range(max(length, 1)))
-        if name in before:
-            first, others = first if name == before[-1] else torch.zeros(shape), [torch.zeros(shape) for _ in others]
+    hidden_size = _hidden_size(model)
+    widths = {name: getattr(module, "out_features", hidden_size) for name, module in modules.items()}
+    drawn = torch.randn(ROWS, WORDS, max(widths.values()), generator=generator)
+    blank, gave = torch.zeros_like(drawn), {}
+    for index, (name, module) in enumerate(modules.items()):
+        numbers, zeros = drawn[..., : widths[name]], blank[..., : widths[name]]
+        is_blank = name in before[:-1]
+        first, *others = (zeros if is_blank else numbers + index + 0.1 * place for place in range(max(length, 1)))
+        others = [zeros for _ in others] if name in before else others
         gave[name] = first
         given = (first, *others) if length and name.startswith(layers) else first
         skeleton.set_submodule(name, _Recorder(module, name, trial, given))

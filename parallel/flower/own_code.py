@@ -8,6 +8,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from atoll.parallel.flower.server_host import Started
@@ -72,5 +73,8 @@ def _reached(function: Any) -> Iterator[Any]:
     plain = getattr(function, "__func__", function)
     plain = plain if inspect.isfunction(plain) else inspect.getattr_static(type(function), "__call__", None)
     if inspect.isfunction(plain):
-        found = inspect.getclosurevars(plain)
-        yield from (*found.nonlocals.values(), *found.globals.values(), *(plain.__defaults__ or ()))
+        for cell in plain.__closure__ or ():
+            with suppress(ValueError):  # a name without a value as yet
+                yield cell.cell_contents
+        yield from (plain.__globals__[name] for name in plain.__code__.co_names if name in plain.__globals__)
+        yield from (*(plain.__defaults__ or ()), *(plain.__kwdefaults__ or {}).values())

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp
 
-SECOND = "main() starts a second strategy; it can run hosted: --set program.main=DIR/pyproject.toml:app"
+TOO_LATE = "after the rounds; it can run hosted: --set program.main=DIR/pyproject.toml:app"
 
 
 class NotNative(TaskBroken):
@@ -136,7 +136,7 @@ class ServerHost:
         if self._refusal is not None:
             raise self._refusal
         if self._started is not None:
-            self.refuse(SECOND)
+            self.refuse("main() starts a second strategy")
         configs = dict(train_config or {}), dict(evaluate_config or {})
         kept: dict[str, object] = {"the grid": grid, "the strategy": strategy}
         kept |= {"train_config": train_config, "evaluate_config": evaluate_config}
@@ -152,7 +152,7 @@ class ServerHost:
 
     def refuse(self, reason: str) -> NoReturn:
         """End `main()`, and tell that it cannot run natively, whatever it does with the exception."""
-        self._refusal = _Refused(reason)
+        self._refusal = _Refused(reason if self._started is None else f"{reason} {TOO_LATE}")
         raise self._refusal
 
 

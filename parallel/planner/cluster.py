@@ -65,15 +65,25 @@ class Cluster:
         return steps * latency + num_bytes / bandwidth
 
 
+LIMITS = {
+    **dict.fromkeys(("efficiency", "usable"), (0.0, 1.0)),
+    **dict.fromkeys(("latency_inside", "latency_across"), (0.0, 3600.0)),
+}
+"""The least and the most value of a number; of bytes and rates there is at least one (a second)."""
+
+
 def _faults(cluster: Cluster) -> list[str]:
     faults = []
     for field in fields(cluster):
         value = getattr(cluster, field.name)
-        is_whole, is_share = field.name in ("nodes", "per_node"), field.name in ("efficiency", "usable")
-        if is_whole and not (type(value) is int and value >= 1):
-            faults.append(f"cluster.{field.name}: must be a whole number >= 1, got {value!r}")
-        elif not is_whole and not (type(value) in (int, float) and 0 < value <= (1 if is_share else math.inf)):
-            faults.append(f"cluster.{field.name}: must be a number > 0{' and <= 1' * is_share}, got {value!r}")
+        least, most = LIMITS.get(field.name, (1.0, math.inf))
+        if field.name in ("nodes", "per_node"):
+            allowed, is_right = "a whole number >= 1", type(value) is int and value >= 1
+        else:
+            allowed = f"a number {f'>= {least:g}' if least else '> 0'}{f' and <= {most:g}' if most < math.inf else ''}"
+            is_right = type(value) in (int, float) and value > 0 and least <= value <= most
+        if not is_right:
+            faults.append(f"cluster.{field.name}: must be {allowed}, got {value!r}")
     return faults
 
 

@@ -45,7 +45,15 @@ def test_an_odd_task_on_ranks_and_in_processes_is_equal_or_refused(name: str, wa
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", ["text_targets", "list_targets", "mixtral"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "text_targets",
+        "list_targets",
+        "mixtral",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "vit")),
+    ],
+)
 def test_odd_targets_and_outputs_go_through_a_pipeline(name: str, tmp_path: Path) -> None:
     check(name, "pp=2", tmp_path)
 

@@ -73,10 +73,13 @@ def test_a_use_of_the_grid_is_found_whatever_the_app_catches(app, case):
         ServerHost(of(app, case), app.config).started()
 
 
-def test_a_second_start_in_another_function_is_told_whatever_the_app_catches(app):
-    host = ServerHost(of(app, "two_elsewhere"), app.config)
+@pytest.mark.parametrize(
+    ("case", "told"), [("two_elsewhere", "starts a second strategy"), ("asks_elsewhere", "uses the grid itself")]
+)
+def test_what_another_function_hides_is_told_after_the_rounds_whatever_the_app_catches(app, case, told):
+    host = ServerHost(of(app, case), app.config)
     host.started()
-    with pytest.raises(NotNative, match=r"main\(\) starts a second strategy"):
+    with pytest.raises(NotNative, match=rf"main\(\) {told} after the rounds; it can run hosted: --set program\.main="):
         host.finish(Result(ArrayRecord()))
 
 
@@ -105,7 +108,7 @@ def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp
     (result,) = sys.modules["own_code_app"].results
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     assert not result.evaluate_metrics_clientapp
-    assert result.evaluate_metrics_serverapp[3] == {"r": 4.0}
+    assert result.evaluate_metrics_serverapp[3] == {"r": 3.0}
 
 
 def told(result):

@@ -42,3 +42,17 @@ def test_a_value_of_another_type_is_refused_by_its_name() -> None:
 def test_a_preset_that_is_no_name_of_one_is_refused(given: object) -> None:
     with pytest.raises(ValueError, match=r"is no preset \(a100-80, "):
         read(Cluster, CLUSTERS, {"preset": given}, what="cluster")
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        ("inside=1e-300", "inside: must be a number >= 1, got 1e-300"),
+        ("memory=nan", "memory: must be a number >= 1, got nan"),
+        ("latency_inside=1e308", r"latency_inside: must be a number > 0 and <= 3600, got 1e\+308"),
+        ("efficiency=2", "efficiency: must be a number > 0 and <= 1, got 2"),
+    ],
+)
+def test_a_number_that_no_machine_has_is_refused_with_what_is_allowed(number: str, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"^cluster\.{told}"):
+        parse(Cluster, CLUSTERS, f"h100-80,{number}", what="cluster")

@@ -33,7 +33,12 @@ def plain(grid, context):
         started(grid)
     elif saved(1):
         rate = ConfigRecord({"lr": 0.5})
-        started(grid, train_config=rate, evaluate_fn=lambda number, arrays: MetricRecord({"r": len(arrays) + number}))
+        started(
+            grid,
+            train_config=rate,
+            evaluate_fn=lambda number, arrays: MetricRecord({"r": number} if number < 9 else after),
+        )
+        after = {"number": len(results)}
 
 
 @server_app
@@ -148,6 +153,17 @@ def both(grid):
 @server_app
 def two_elsewhere(grid, context):
     both(grid)
+
+
+def all_of_it(grid):
+    started(grid)
+    with suppress(BaseException):
+        grid.get_node_ids()
+
+
+@server_app
+def asks_elsewhere(grid, context):
+    all_of_it(grid)
 
 
 @only_trains.train()
