@@ -96,7 +96,7 @@ def watched(found, it):
     asked = found.statistics(TASK)
     assert asked["answered"] == sorted(line_task.SITES)
     assert found.statistics() == found.statistics(number=asked["number"]) == asked
-    with pytest.raises(atoll.AtollError, match="deadline 0 s; allowed"):
+    with pytest.raises(atoll.AtollError, match="deadline: got 0; allowed"):
         found.statistics(TASK, deadline=0)
     another_run(found, it)
 

@@ -113,7 +113,8 @@ def test_each_cell_is_tried_with_its_task_before_the_first_one_runs(tmp_path: Pa
         "lr -1, cohort_size 3 and 1 more cell: local.lr: must be positive and finite, got -1",
     ]
     path.write_text(f'task = "{task[:-4]}tusk"\n[grid]\nseed = [1, 2]\n')
-    assert refused("sweep", path, word, "--out", out)[0].endswith("(tasks there: task, no_test_data, awaits_test_data)")
+    (fault,) = refused("sweep", path, word, "--out", out)
+    assert fault.endswith("(tasks there: task, no_test_data, awaits_test_data, undefined)")
     assert not out.exists()
 
 
