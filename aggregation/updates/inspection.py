@@ -20,11 +20,14 @@ from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Piece
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, read_into
-from atoll.aggregation.updates.tensor_stats import Tally
+from atoll.aggregation.updates.tensor_stats import BYTES_MAX, Tally
 
 TILE_ELEMENTS = 1 << 16
 """Number of elements of a tile. Squares are summed within tiles of a piece, then over the tiles; an encoded chunk is a
 tile."""
+
+ALIGNED_BYTES = 8
+"""The alignment of the elements of every dtype."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -157,12 +160,12 @@ class Inspector:
             tally.add(raw.view(NUMPY_DTYPES[piece.dtype]), piece.dtype)
 
     def _read(self, source: int | bytes, num_bytes: int) -> NDArray[np.uint8]:
-        raw = np.empty(num_bytes, np.uint8)
         begin = self._position - self._last_begin
         if begin >= 0 and begin + num_bytes <= len(self._last):
-            raw[:] = np.frombuffer(self._last, np.uint8, num_bytes, begin)
-        else:
-            read_into(raw, source, self._position, path=self._path)
+            there = np.frombuffer(self._last, np.uint8, num_bytes, begin)
+            return there if there.ctypes.data % ALIGNED_BYTES == 0 else there.copy()
+        raw = np.empty(num_bytes, np.uint8)
+        read_into(raw, source, self._position, path=self._path)
         return raw
 
 
@@ -199,6 +202,8 @@ def _tiles(piece: Piece) -> Iterator[tuple[int, int]]:
         for start, stop in chunk_bounds(piece.num_elements):
             yield stop - start, codec.num_bytes(stop - start)
         return
-    for begin in range(0, piece.num_elements, TILE_ELEMENTS):
-        num_elements = min(TILE_ELEMENTS, piece.num_elements - begin)
+    # squares of integers of one byte have an exact sum, however they are divided: larger tiles take less time
+    tile_elements = TILE_ELEMENTS if ITEM_BYTES[piece.dtype] > 1 else BYTES_MAX
+    for begin in range(0, piece.num_elements, tile_elements):
+        num_elements = min(tile_elements, piece.num_elements - begin)
         yield num_elements, num_elements * ITEM_BYTES[piece.dtype]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted
 from atoll.aggregation.updates import inspection
 from atoll.aggregation.updates.inspection import TILE_ELEMENTS, Inspector, inspect
+from atoll.aggregation.updates.tensor_stats import BYTES_MAX
 from tests.aggregation.encoded_by_hand import store_encoded
 from tests.aggregation.models import random_cuts, store, widened
 
@@ -125,6 +126,21 @@ def test_an_inspection_beside_the_bytes_finds_what_one_at_the_end_finds(tmp_path
         assert inspector.next_end > min(end, len(data))
     grows.write_bytes(data)
     assert inspector.finish() == inspected(update)
+
+
+@pytest.mark.parametrize("middle", [1, 100_001, 2 * BYTES_MAX + 3])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
+def test_integers_have_exact_norms_wherever_their_bytes_are_cut(tmp_path, middle, dtype):
+    values = np.random.default_rng(middle).integers(0, 255, 2 * BYTES_MAX + 5, dtype, endpoint=True)
+    update = store(tmp_path / "u", {"w": values})
+    data, inspector = update.path.read_bytes(), inspect_from(update)
+    middle += update.data_start
+    inspector.advance(middle, memoryview(data)[:middle])
+    inspector.advance(len(data), memoryview(data)[middle:])
+    result = inspector.finish()
+    assert result.is_sound
+    assert result.squared_norms["w"] == sum(int(value) ** 2 for value in values)
+    assert result.magnitudes["w"] == values.max()
 
 
 @pytest.mark.usefixtures("compiled")
