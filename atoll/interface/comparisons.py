@@ -77,11 +77,10 @@ def compare(a: Any, /, *more: Any, **options: Any) -> "Comparison":
         a: a run or its folder; or a task, its reference, or a run's TOML.
         more: the other runs, or their folders.
         options: for runs and a task: `metric`, such as "server/accuracy" (by default the first that is no loss), and
-            `target`, a value of the metric to reach. For runs: their `names`, by default
-            the ids of deployed ones. For a task: `rounds`, `clients`, `set`
-            and `progress`, as of `simulate`, where `train.*` and `plan.*` in `set` are of the centralized training,
-            `local.*` of both, and `train.epochs` is by default the federation's passes over the data; and `out`, a
-            folder in which interrupted trainings go on.
+            `target`, a value of the metric to reach. For runs: their `names`, by default the ids of deployed ones. For
+            a task: `rounds`, `clients`, `set` and `progress`, as of `simulate`, where `train.*` and `plan.*` in `set`
+            are of the centralized training, `local.*` of both, and `train.epochs` is by default the federation's
+            passes over the data; and `out`, a folder in which interrupted trainings go on.
 
     Raises:
         AtollError: settings, task or metric have faults, with all of them before anything runs; or a run fails.
@@ -128,9 +127,9 @@ def _of_a_task(
     from atoll.cli.printing import notes_to
 
     of_call = None if isinstance(task, str) else named(task)
-    overrides = overrides_of({} if set is None else set)
+    overrides = overrides_of(set)
     if of_call is not None and of_call.is_of_a_cell:
-        overrides = [*in_this_process({} if set is None else set), *overrides]
+        overrides = [*in_this_process(set), *overrides]
     folder = Path(tempfile.mkdtemp(prefix="atoll-")) if out is None else folder_of("out", out)
 
     def federated(file: "SimulationFile", task: Task, folder: Path) -> "Json":

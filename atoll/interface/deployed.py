@@ -102,7 +102,7 @@ class Federation:
 
         with one_error():
             what = str(what) if isinstance(what, Path | str) else reference_of(what)
-            overrides = overrides_of({} if set is None else set)
+            overrides = overrides_of(set)
         return DeployedRun(self, self._answer(lambda: start_run(what, self._state, overrides)).run_id)
 
     def statistics(
@@ -127,7 +127,7 @@ class Federation:
         check_whole("number", number, 0)
         if what:
             with one_error():
-                overrides = overrides_of({} if set is None else set)
+                overrides = overrides_of(set)
             _, number = self._answer(lambda: collect(str(what), self._state, overrides, deadline))
         found: Mapping[str, Any] = self._view("statistics", number=number)
         return found
@@ -331,7 +331,7 @@ class DeployedRun:
         if rounds is not None:
             check_whole("rounds", rounds, 1)
         with one_error():
-            overrides = overrides_of({} if set is None else set)
+            overrides = overrides_of(set)
         federation = self._federation
         federation._answer(lambda: resume_run(self.run_id, federation._state, overrides, rounds=plain_of(rounds)))
 

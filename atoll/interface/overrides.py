@@ -8,21 +8,21 @@ from typing import Any
 from atoll.protocol.settings import ConfigError, is_bare, quoted
 
 
-def overrides_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings by their dotted keys as `key=value`.
+def overrides_of(settings: Mapping[str, Any] | None) -> list[str]:
+    """Return settings by their dotted keys as `key=value`; None: there are none.
 
     Raises:
         ConfigError: they are no table, or a value is none that TOML has; with all faults.
     """
-    settings = plain_table(settings)
+    plain = plain_table(settings)
     faults = [
         f"set: {key}: got {value!r}; allowed: a number, a text, true, false, a list, a table of them"
-        for key, value in settings.items()
+        for key, value in plain.items()
         if not is_plain(value)
     ]
     if faults:
         raise ConfigError(faults)
-    return [f"{key}={_toml(value)}" for key, value in settings.items()]
+    return [f"{key}={_toml(value)}" for key, value in plain.items()]
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
@@ -46,12 +46,14 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def plain_table(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by their dotted keys, with plain values.
+def plain_table(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return settings by their dotted keys, with plain values; None: there are none.
 
     Raises:
         ConfigError: they are no table, or name a setting twice.
     """
+    if settings is None:
+        return {}
     if not isinstance(settings, Mapping):
         raise ConfigError([f'set: got {settings!r}; allowed: a dictionary, such as {{"local.lr": 0.1}}'])
     found: dict[str, Any] = {}

@@ -60,7 +60,7 @@ def simulate(
     notes: list[str] = []
     folder = None if out is None else folder_of("out", out)
     with notes_to(notes.append):
-        file, of_call = _settings(task, plain_of(rounds), plain_of(clients), {} if set is None else set)
+        file, of_call = _settings(task, plain_of(rounds), plain_of(clients), set)
         run = SimulatedRun(
             folder or tempfile.mkdtemp(prefix="atoll-"), notes, is_temporary=folder is None, task=of_call.task
         )
@@ -70,7 +70,7 @@ def simulate(
 
 
 def _settings(
-    task: Task | ArrayTask | str, rounds: int | None, clients: int | None, settings: Mapping[str, Any]
+    task: Task | ArrayTask | str, rounds: int | None, clients: int | None, settings: Mapping[str, Any] | None
 ) -> "tuple[SimulationFile, Named]":
     """Return the settings of a call, and its task with its reference."""
     from atoll.cli.experiments.simulate import with_task
@@ -87,7 +87,7 @@ def _settings(
     return file, of_call
 
 
-def in_this_process(settings: Mapping[str, Any]) -> list[str]:
+def in_this_process(settings: Mapping[str, Any] | None) -> list[str]:
     """Return the settings for a task that no other process can import.
 
     Raises:

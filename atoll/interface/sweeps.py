@@ -69,7 +69,7 @@ def sweep(
     refuse_within_a_load()
     notes: list[str] = []
     with notes_to(notes.append):
-        cells, of_call = _grid(grid, task, {} if set is None else set)
+        cells, of_call = _grid(grid, task, set)
         at_once = jobs or cells.sweep.jobs
         is_here = of_call is not None and at_once == 1
         _check_processes(cells, of_call, at_once)
@@ -108,7 +108,7 @@ def _run(order: _Order, task: Task | ArrayTask | None, bar: Show) -> "Progress":
 
 
 def _grid(
-    grid: Path | str | Mapping[str, Any], task: Task | ArrayTask | str | None, settings: Mapping[str, Any]
+    grid: Path | str | Mapping[str, Any], task: Task | ArrayTask | str | None, settings: Mapping[str, Any] | None
 ) -> "tuple[Grid, Named | None]":
     """Return the cells, and the task with its reference, where it is an object."""
     import tomli_w

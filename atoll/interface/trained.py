@@ -63,7 +63,7 @@ def train(
 
     length = {"train.epochs": epochs, "train.steps": steps}
     by_argument = {key: value for key, value in length.items() if value is not None}
-    settings = plain_table({} if set is None else set)
+    settings = plain_table(set)
     if twice := [f"{key}: got {by_argument[key]} and {settings[key]} in set" for key in by_argument if key in settings]:
         raise AtollError(*(f"{fault}; allowed: one of them" for fault in twice))
     overrides = words_of(settings | by_argument)
