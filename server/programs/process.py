@@ -125,8 +125,11 @@ class ProgramProcess:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the process: that of this one, without the telemetry of Flower."""
-    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
+    """Return the environment of the process: that of this one, without the telemetry of Flower.
+
+    The hashes of texts are the same in each process, so that a program that goes through a set repeats itself.
+    """
+    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONHASHSEED": "0"}
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
