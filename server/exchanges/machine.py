@@ -221,7 +221,7 @@ class ExchangeMachine(Deliveries):
         found = ((number, self.ledger.sent(number)) for number in numbers if number in left)
         return tuple(number for number, sent in found if sent is None or not sent.is_waiting)
 
-    def has_pull_for(self, numbers: Iterable[RoundId]) -> bool:
+    def has_pull_for(self, numbers: tuple[RoundId, ...]) -> bool:
         """Return whether a pull may return anything; one that returns nothing need not be an event."""
         process, pulls = self.process, self.ledger.pulls
         if process.num_pulls < len(pulls):

@@ -35,9 +35,17 @@ REASONS = {
     "a_method_that_measures": "evaluate_fn refers to the strategy",
     "asks_between": "evaluate_fn refers to the grid",
     "no_timeout": "timeout is None: natively a round has a deadline",
+    "a_rate_that_an_object_lets_fall": "evaluate_fn refers to train_config",
+    "a_rate_of_the_module_that_falls": "evaluate_fn refers to train_config",
+    "a_stop_by_an_exception": "evaluate_fn raises an exception, which main() catches",
+    "an_exit_as_a_stop": "evaluate_fn exits",
+    "two_by_a_method": "main() uses its grid beside one call of strategy.start",
+    "two_by_a_function": "main() uses its grid beside one call of strategy.start",
+    "two_by_a_function_of_its_own": "main() uses its grid beside one call of strategy.start",
 }
 """The reason for which an app runs hosted, found before it runs."""
-OF_THE_GRID = ("asks_first", "asks_first_and_goes_on")
+OF_THE_GRID = ("asks_first", "asks_first_and_goes_on", "a_signal_handler")
+NATIVE = ("plain", "one_elsewhere", "one_by_a_function_of_its_own", "ends_in_order")
 
 
 @pytest.fixture
@@ -63,13 +71,14 @@ def test_what_a_native_run_would_leave_out_is_found_before_it_begins(app, case):
     assert REASONS[case] in plan_of(app, case).reasons
 
 
-def test_branches_and_names_of_their_own_keep_an_app_native(app):
-    assert plan_of(app, "plain").reasons == ()
+@pytest.mark.parametrize("case", NATIVE)
+def test_branches_functions_and_names_of_their_own_keep_an_app_native(app, case):
+    assert plan_of(app, case).reasons == ()
 
 
 @pytest.mark.parametrize("case", OF_THE_GRID)
 def test_a_use_of_the_grid_is_found_whatever_the_app_catches(app, case):
-    with pytest.raises(NotNative, match=r"main\(\) uses the grid itself"):
+    with pytest.raises(NotNative, match=r"main\(\) (uses the grid itself|sets a signal handler)"):
         ServerHost(of(app, case), app.config).started()
 
 
@@ -86,6 +95,20 @@ def test_what_another_function_hides_is_told_after_the_rounds_whatever_the_app_c
 def test_a_main_that_exits_is_a_fault_of_the_app_and_not_the_end_of_the_worker(app):
     with pytest.raises(TaskBroken, match=r"main\(\) ended with SystemExit: no data today"):
         ServerHost(of(app, "ends_the_process"), app.config).started()
+
+
+def test_a_main_that_exits_in_order_has_ended(app):
+    host = ServerHost(of(app, "ends_in_order"), app.config)
+    host.started()
+    host.finish(Result(ArrayRecord()))
+
+
+def test_an_evaluation_after_the_end_of_main_is_a_fault_and_no_wait(app):
+    host = ServerHost(of(app, "an_exit_as_a_stop"), app.config)
+    first = host.started().arrays
+    host.evaluate(2, first)
+    with pytest.raises(TaskBroken, match=r"main\(\) has ended within its strategy\.start"):
+        host.evaluate(3, first)
 
 
 @pytest.mark.parametrize("case", [*REASONS, *OF_THE_GRID])
