@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import TERMINAL, RunState
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.machine import ExchangeMachine
@@ -10,7 +11,7 @@ from atoll.server.journal.exchanges import read_exchanges, recover_exchanges, re
 from atoll.server.journal.journal import RunRow
 from atoll.server.views.exchange_sentences import exchange_document, summary
 from atoll.server.views.history import History
-from atoll.server.views.message_lines import sentence
+from atoll.server.views.message_lines import NODES_MAX, nodes_in_words, sentence
 
 Document = dict[str, Any]
 
@@ -54,7 +55,7 @@ def details(history: History, row: RunRow) -> Document:
         "best": None,
         "undecided": [],
         "pausing": machine.ledger.pausing,
-        "waiting": _wait(history, machine),
+        "waiting": _wait(history, machine, row.config.round.min_available),
         "name_conflicts": [],
         "exchanges": machine.ledger.num_exchanges,
         "sentences": [sentence(exchange) for exchange in [*found.values()][-NEWEST:]],
@@ -118,11 +119,18 @@ def clients(history: History, row: RunRow) -> list[Document]:
     return rows
 
 
-def _wait(history: History, machine: ExchangeMachine) -> str:
+def _wait(history: History, machine: ExchangeMachine, min_available: int) -> str:
     ledger = machine.ledger
     if ledger.state in TERMINAL or ledger.state is RunState.PAUSED:
         return ""
     if history.coordinator() is None:
         return "no coordinator holds the state directory: start it, and the run goes on"
-    waiting = sorted({one.message.client_id for each in ledger.open.values() for one in each.waiting})
-    return f"it waits for replies of {', '.join(waiting[:10])}" if waiting else "its server program works"
+    if waiting := sorted({one.message.client_id for each in ledger.open.values() for one in each.waiting}):
+        return f"it waits for replies of {', '.join(waiting[:NODES_MAX])}"
+    connected = nodes_in_words(ledger.membership.present)
+    if not ledger.looks and len(ledger.membership.present) < min_available:
+        fewest = count_of(min_available, "node")
+        return f"its server program gets no nodes before {fewest} are here (round.min_available); {connected}"
+    if ledger.looks and ledger.looks[-1].num_exchanges == ledger.num_exchanges:
+        return f"its server program works, or waits for more nodes; {connected}; its output is in program.log"
+    return "its server program works"

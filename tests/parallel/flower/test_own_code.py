@@ -13,10 +13,13 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from atoll.parallel.flower.server_host import NotNative, ServerHost
 from atoll.parallel.flower.strategies import native
+from atoll.parallel.programs.flower_fitting import only_fitting
 from atoll.parallel.programs.flower_grid import as_program
 from atoll.parallel.programs.grid import Grid
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import read_app, with_app
+from atoll.parallel.worker.bench import Received
+from atoll.parallel.worker.flower_bench import MainBench
 from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
@@ -51,7 +54,8 @@ NATIVE = ("plain", "one_elsewhere", "one_by_a_function_of_its_own", "ends_in_ord
 @pytest.fixture
 def app(monkeypatch):
     app = read_app(APP)
-    monkeypatch.setattr(FedAvg, "aggregate_evaluate", FedAvg.aggregate_evaluate)  # a case changes it
+    with only_fitting():  # replaces the method below once in a process
+        monkeypatch.setattr(FedAvg, "aggregate_evaluate", FedAvg.aggregate_evaluate)  # a case changes it
     app.load(app.serverapp)
     yield app
     sys.path.remove(str(app.folder))
@@ -121,6 +125,22 @@ def test_hosted_it_does_what_it_does_at_home(app, case, tmp_path):
     assert [told(result) for result in results] == theirs
 
 
+def test_a_measuring_that_returns_nothing_for_one_version_is_asked_for_the_next(app, tmp_path):
+    """The coordinator asks a worker that names a reason no more."""
+    bench = MainBench(of(app, "measures_every_second"), {"folder": tmp_path / "app"})
+    arrays = Received(bench.initial(0))
+    found = [bench.evaluate(arrays, {"split": "server", "version": version}) for version in (1, 2, 3)]
+    assert found == [{}, {"r": (2.0, 1.0)}, {}]
+    rounds = {"1": {}, "2": {}, "3": {}}
+    bench.conclude(bench.initial(0), {"train": rounds, "clients": {}, "server": {"1": {}, "2": {"r": 2.0}, "3": {}}})
+    (result,) = sys.modules["own_code_app"].results
+    measured = {number: dict(record) for number, record in result.evaluate_metrics_serverapp.items()}
+    assert repr(measured) == "{0: {'r': 0}, 2: {'r': 2}}"
+    bench = MainBench(of(app, "asks_after"), {})
+    bench.initial(0)
+    assert bench.evaluate(arrays, {"split": "server", "version": 1}) == "the app has no evaluate_fn"
+
+
 def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp_path):
     """As in Flower, whose strategy asks for evaluations by default and gets errors."""
     app = replace(of(app, "plain"), clientapp="own_code_app:only_trains")
@@ -131,7 +151,7 @@ def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp
     (result,) = sys.modules["own_code_app"].results
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     assert not result.evaluate_metrics_clientapp
-    assert result.evaluate_metrics_serverapp[3] == {"r": 3.0}
+    assert repr(dict(result.evaluate_metrics_serverapp[3])) == "{'r': 3}", "an integer, as in Flower"
 
 
 def told(result):

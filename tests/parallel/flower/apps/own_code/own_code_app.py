@@ -137,6 +137,11 @@ def asks_between(grid, context):
 
 
 @server_app
+def measures_every_second(grid, context):
+    started(grid, evaluate_fn=lambda number, arrays: None if number % 2 else MetricRecord({"r": number}))
+
+
+@server_app
 def no_timeout(grid, context):
     started(grid, timeout=None)
 
