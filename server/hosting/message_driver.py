@@ -284,9 +284,8 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         """Tell the nodes to the calls that ask for them; the first look of a run waits for `round.min_available`."""
         ledger, fewest = self.machine.ledger, self.config.round.min_available
         if self._looking and not ledger.looks and len(ledger.membership.present) < fewest:
-            self._tell_of_nodes(
-                f"main() gets no nodes before {count_of(fewest, 'is', 'are')} here (round.min_available)", 0.0
-            )
+            few = f"main() gets no nodes before {count_of(fewest, 'is', 'are')} here (round.min_available)"
+            self._tell_of_nodes(few, 0.0)
             return
         looking, self._looking = self._looking, []
         for number in looking:
@@ -294,21 +293,20 @@ class MessageDriver(JournaledDriver[Event, Effect]):
                 self.program.answer(number, nodes=ledger.membership.present)
                 self._num_left_out += 1
                 if not ledger.open:
-                    self._tell_of_nodes(
-                        f"main() asks for the nodes again and again; its output is in {self.program.log}"
-                    )
+                    self._tell_of_nodes("main() asks for the nodes again and again", LOOKING_S)
             else:
                 self.post(NodesAsked(number, self._num_left_out))
                 self._num_left_out, self._tell_at = 0, None
 
-    def _tell_of_nodes(self, what: str, after: float = LOOKING_S) -> None:
+    def _tell_of_nodes(self, what: str, after: float) -> None:
         """Log once in a row of calls for the nodes, `after` seconds from the first, that the program may wait."""
         now = self._clock.now()
         if self._tell_at is None:
             self._tell_at = now + after
         if now >= self._tell_at:
             self._tell_at = math.inf
-            logger.info("%s: %s: %s", self.run_id, what, nodes_in_words(self.machine.ledger.membership.present))
+            connected = nodes_in_words(self.machine.ledger.membership.present)
+            logger.info("%s: %s; %s; its output is in %s", self.run_id, what, connected, self.program.log)
 
     def _asked(self, number: int, call: Json) -> ExchangeAsked:
         listed = []

@@ -6,6 +6,7 @@ from typing import Any
 from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import TERMINAL, RunState
 from atoll.server.exchanges.exchange import Exchange
+from atoll.server.exchanges.ledger import Ledger
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal.exchanges import read_exchanges, recover_exchanges, replay_exchanges
 from atoll.server.journal.journal import RunRow
@@ -120,17 +121,26 @@ def clients(history: History, row: RunRow) -> list[Document]:
 
 
 def _wait(history: History, machine: ExchangeMachine, min_available: int) -> str:
-    ledger = machine.ledger
-    if ledger.state in TERMINAL or ledger.state is RunState.PAUSED:
+    if machine.ledger.state in TERMINAL or machine.ledger.state is RunState.PAUSED:
         return ""
     if history.coordinator() is None:
         return "no coordinator holds the state directory: start it, and the run goes on"
+    return what_a_program_waits_for(machine.ledger, min_available)
+
+
+def what_a_program_waits_for(ledger: Ledger, min_available: int) -> str:
+    """Return what the server program of a run waits for, or does.
+
+    Args:
+        ledger: the state of the run.
+        min_available: the nodes for which its first look at them waits.
+    """
     if waiting := sorted({one.message.client_id for each in ledger.open.values() for one in each.waiting}):
         return f"it waits for replies of {', '.join(waiting[:NODES_MAX])}"
     connected = nodes_in_words(ledger.membership.present)
     if not ledger.looks and len(ledger.membership.present) < min_available:
-        fewest = count_of(min_available, "node")
-        return f"its server program gets no nodes before {fewest} are here (round.min_available); {connected}"
+        few = count_of(min_available, "is", "are")
+        return f"its server program gets no nodes before {few} here (round.min_available); {connected}"
     if ledger.looks and ledger.looks[-1].num_exchanges == ledger.num_exchanges:
         return f"its server program works, or waits for more nodes; {connected}; its output is in program.log"
     return "its server program works"
