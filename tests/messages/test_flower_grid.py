@@ -18,7 +18,8 @@ def run(folder, *sites, strategy="fedavg", kill_at=""):
     with federation(folder, task=TASK) as it:
 
         def start():
-            it.coordinator(name="flower", program__main=APP, task__strategy=strategy)
+            of_all = {"round__min_available": len(sites)}  # a majority of the replies needs all of them
+            it.coordinator(name="flower", program__main=APP, task__strategy=strategy, **of_all)
 
         start()
         for site in sites:
