@@ -23,7 +23,8 @@ from atoll.parallel.flower.own_code import is_caught
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp
 
-TOO_LATE = "after the rounds; it can run hosted: --set program.main=DIR/pyproject.toml:app"
+HOSTED = "it can run hosted: --set program.main=DIR/pyproject.toml:app"
+TOO_LATE = f"after the rounds; {HOSTED}"
 NO_SIGNALS = "signal only works in main thread"
 """The beginning of Python's error for a signal handler on another thread, which that of a native `main()` is."""
 
