@@ -113,7 +113,7 @@ class _Judge:
     """
 
     def __init__(self, *, of_model: set[str], arrays: bool, shapes: bool, metrics: bool) -> None:
-        self._of_model, self._arrays, self._shapes, self._metrics = weight, arrays, shapes, metrics
+        self._of_model, self._arrays, self._shapes, self._metrics = of_model, arrays, shapes, metrics
 
     def faults(self, found: Mapping[int, RecordDict]) -> dict[int, str]:
         """Return the faults of replies by their place.
