@@ -55,8 +55,8 @@ def _next(each: Any, names: set[str], folder: Path) -> Iterator[Any]:
         yield from (each.__func__, each.__self__)
     elif isinstance(each, property):
         yield from filter(None, (each.fget, each.fset))
-    elif isinstance(each, Mapping):
-        yield from each.values() if len(each) <= ITEMS_MAX else ()
+    elif isinstance(each, dict):  # no other mapping: an archive of arrays reads its values anew each time
+        yield from dict.values(each) if len(each) <= ITEMS_MAX else ()
     elif isinstance(each, list | tuple | set | frozenset):
         yield from each if len(each) <= ITEMS_MAX else ()
     elif inspect.isfunction(each):

@@ -1,6 +1,8 @@
 """Code of an app's own around `strategy.start`: what a native run would leave out is found before it begins."""
 
+import functools
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg, Result
 
+from atoll.parallel.flower.own_code import ITEMS_MAX, reached_by
 from atoll.parallel.flower.server_host import NotNative, ServerHost
 from atoll.parallel.flower.strategies import native
 from atoll.parallel.programs.flower_fitting import only_fitting
@@ -99,6 +102,28 @@ def test_what_another_function_hides_is_told_after_the_rounds_whatever_the_app_c
 def test_a_main_that_exits_is_a_fault_of_the_app_and_not_the_end_of_the_worker(app):
     with pytest.raises(TaskBroken, match=r"main\(\) ended with SystemExit: no data today"):
         ServerHost(of(app, "ends_the_process"), app.config).started()
+
+
+class Archive(Mapping):
+    """Has new values each time, as an archive of arrays."""
+
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        return iter("a")
+
+    def __getitem__(self, name):
+        return [object()]
+
+
+def test_what_a_function_reaches_ends_where_its_data_begin():
+    archive, data, held = Archive(), [[object()] for _ in range(ITEMS_MAX + 1)], object()
+    few = {"one": (held, [archive])}
+    reached = reached_by(functools.partial(lambda *_: few, data), Path(__file__).parent)
+    assert any(each is held for each in reached)
+    assert any(each is data for each in reached)
+    assert not any(each is data[0] for each in reached)
 
 
 def test_a_main_that_exits_in_order_has_ended(app):
