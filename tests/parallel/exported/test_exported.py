@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 from flwr.serverapp.strategy import Strategy, fedavg
 from safetensors.numpy import load_file
 
@@ -147,6 +147,10 @@ def node(config, name="plain", run_config=()):
     return Context(1, 1, config, RecordDict(), dict(flattened(values.config))), f"{TASKS}:{name}"
 
 
+def train_message(content):
+    return Message(metadata=Metadata(1, "1", 1, 2, "", "1", 0.0, 1e12, "train"), content=content)
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -169,9 +173,7 @@ def test_a_nodes_settings_are_over_those_of_the_task():
     version["config"] = ConfigRecord({"server-round": 1})
     for config, rate in (({"site": "west"}, 0.5), ({"site": "west", "noise": 0.25}, 0.75)):
         context, reference = node(config, "arrays", {"rate": 0.5})
-        message = Message(content=version, dst_node_id=1, message_type="train")
-        message.metadata.__dict__["_message_id"] = "1"
-        reply = Client(reference, context).train(message).content
+        reply = Client(reference, context).train(train_message(version)).content
         draws = np.random.RandomState(training_seed(5, "run", 1, "west") % 2**32)
         expected = np.float32(rate) * np.float32(len("west") + draws.rand())
         np.testing.assert_array_equal(reply["arrays"]["w"].numpy(), np.full((3, 2), expected, np.float32))
@@ -183,5 +185,5 @@ def test_a_message_of_another_model_is_refused_with_every_difference():
     version["config"] = ConfigRecord({"server-round": 1})
     context, reference = node({"site": "west"}, "arrays", {"rate": 0.5})
     with pytest.raises(TaskMismatch) as refused:
-        Client(reference, context).train(Message(content=version, dst_node_id=1, message_type="train"))
+        Client(reference, context).train(train_message(version))
     assert all(what in str(refused.value) for what in ("steps is missing", "b is unknown", "w is F32 (2, 2)"))
