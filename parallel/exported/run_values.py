@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.parallel.task.given import FROZEN, OPTION, Plain
+from atoll.parallel.task.round_schedule import BOUNDED
 
 ROUNDS = "num-server-rounds"
 LOCAL, JSON = "local.", "json."
@@ -64,7 +65,7 @@ class RunValues:
             if key.startswith(LOCAL):
                 given[key.removeprefix(LOCAL)] = value
             elif key.startswith(JSON):
-                given[key.removeprefix(JSON)] = json.loads(value)
+                given[key.removeprefix(JSON)] = _with_rounds(json.loads(value), config[ROUNDS])
             elif key.startswith(OPTION):
                 given[key] = value
         if config.get("frozen"):
@@ -77,3 +78,9 @@ class RunValues:
             start=config.get("start", ""),
             is_strict=config.get("strict", True),
         )
+
+
+def _with_rounds(value: Any, rounds: int) -> Any:
+    """Return a schedule that ends with the run's rounds, where it has none of its own; any other value as it is."""
+    ends = isinstance(value, Mapping) and value.get("kind") in BOUNDED
+    return {"rounds": rounds, **value} if ends else value

@@ -46,7 +46,7 @@ def export(
     The app trains with Atoll as a library, in Flower's own processes. What no strategy of Flower has is refused; what
     changes only when a round ends is left out, and told.
     """
-    from atoll.cli.files import load_run, load_user_task
+    from atoll.cli.files import load_run, load_user_task, note_unused_settings
     from atoll.cli.flower.counterparts import counterpart
     from atoll.cli.flower.sources import sources_of
 
@@ -58,6 +58,7 @@ def export(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CommandError(f"{folder} exists, and is not overwritten: name another folder")
     found = counterpart(file)
+    note_unused_settings(file, what, why="an app has no coordinator")
     task = load_user_task(file.task)
     values, found = _values_of(file, task, found)
     sources = sources_of(file.task)
@@ -71,12 +72,15 @@ def export(
                 "strategy": found.strategy,
                 "arguments": dict(found.arguments),
                 "left_out": found.left_out,
+                "data": sources.data,
             }
         )
         return
     say(f"wrote {file.task} as a Flower app to {folder}: {found.strategy}, {count_of(file.rounds, 'round')}")
     if found.left_out:
         note(f"left out, as Flower has no counterpart: {', '.join(found.left_out)}")
+    if sources.data:
+        note(f"data files are not copied: {', '.join(sources.data)}")
     if not sources.files:
         note(f"the code is not copied: install {', '.join(sources.packages)} at each node")
     say(f"\nnext: cd {folder}, and read README.md")
@@ -113,7 +117,7 @@ def _values_of(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") 
         raise CommandError(*(f"model.start: {fault}" for fault in error.faults)) from error
     if frozen:
         given.setdefault(FROZEN, frozen)
-    given = _plain_of(task, file) | given
+    given = _plain_of(task, file) | given | _without_rounds(file)
     values = RunValues(file.name, file.rounds, file.seed, given, file.model.start, file.model.is_strict)
     return values, _fitting(found, initial, buffers)
 
@@ -137,6 +141,15 @@ def _fitting(found: "Counterpart", initial: "Arrays", buffers: Sequence[str]) ->
     if found.strategy in ("FedAvg", "FedAvgM") or not whole:
         return found
     return replace(found, left_out=(*found.left_out, f"the mean of the integers {listed(whole)}"))
+
+
+def _without_rounds(file: "RunFile") -> dict[str, Any]:
+    """Return the schedules that end with the run, without its rounds: a run config may set others."""
+    return {
+        key: {name: value for name, value in file.given[key].items() if name != "rounds"}
+        for key, schedule in file.schedule.local.items()
+        if schedule.rounds is None
+    }
 
 
 def _plain_of(task: "Task | ArrayTask", file: "RunFile") -> dict[str, Any]:
@@ -188,6 +201,7 @@ def _texts(
         templates.README.substitute(
             names,
             code=code,
+            data=f" ({', '.join(sources.data)})" if sources.data else "",
             sites=f" ({', '.join(sites)})" if sites else "",
             left_out=f"\nLeft out, as Flower has no counterpart: {', '.join(found.left_out)}.\n"
             if found.left_out

@@ -20,6 +20,8 @@ class Sources:
     """Relative to the folder; none: the task is in an installed package."""
     packages: tuple[str, ...]
     """The installed distributions that they import."""
+    data: tuple[str, ...] = ()
+    """The files beside them that they name in a text, and that are no code."""
 
 
 def sources_of(reference: str) -> Sources:
@@ -31,10 +33,10 @@ def sources_of(reference: str) -> Sources:
     if is_file(place):
         file = Path(place).resolve()
         files = _reached(file.parent, [file])
-        return Sources(file.parent, _relative(file.parent, files), _distributions(file.parent, files))
+        return _sources(file.parent, files)
     folder, top = Path.cwd(), place.partition(".")[0]
     if files := _reached(folder, _at(folder, top)):
-        return Sources(folder, _relative(folder, files), _distributions(folder, files))
+        return _sources(folder, files)
     return Sources(folder, (), tuple(packages_distributions().get(top, (top,))))
 
 
@@ -61,15 +63,34 @@ def _at(folder: Path, name: str) -> list[Path]:
 
 def _imported(file: Path) -> Iterator[str]:
     """Yield the top-level names that a file imports anywhere, but for those relative to its package."""
-    for node in ast.walk(ast.parse(file.read_bytes(), str(file))):
+    for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.partition(".")[0]
 
 
-def _relative(folder: Path, files: list[Path]) -> tuple[Path, ...]:
-    return tuple(file.relative_to(folder) for file in files)
+def _sources(folder: Path, files: list[Path]) -> Sources:
+    relative = tuple(file.relative_to(folder) for file in files)
+    return Sources(folder, relative, _distributions(folder, files), _named(files))
+
+
+def _named(files: list[Path]) -> tuple[str, ...]:
+    """Return the texts in files that name a file beside one of them."""
+    found = set()
+    for file in files:
+        texts = {node.value for node in ast.walk(_parsed(file)) if isinstance(node, ast.Constant)}
+        found |= {text for text in texts if isinstance(text, str) and _is_data(file.parent, text)}
+    return tuple(sorted(found))
+
+
+def _is_data(folder: Path, text: str) -> bool:
+    is_name = 0 < len(text) < 200 and text.isprintable() and not text.endswith(".py")
+    return is_name and (folder / text).is_file()
+
+
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_bytes(), str(file))
 
 
 def _distributions(folder: Path, files: list[Path]) -> tuple[str, ...]:

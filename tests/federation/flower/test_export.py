@@ -10,6 +10,8 @@ from safetensors.numpy import load_file
 
 import atoll
 from atoll.cli.flower.sources import sources_of
+from atoll.parallel.exported.run_values import RunValues
+from atoll.parallel.task.flower_app import read_app, with_app
 from tests.cli.invoking import invoke, refused
 from tests.federation.flower.stock import run_by_flower
 from tests.federation.flower.test_flower_apps import EXAMPLES
@@ -41,7 +43,8 @@ def test_imports_within_functions_and_packages_are_found(tmp_path, monkeypatch):
     for place, text in {
         "study/__init__.py": "",
         "study/task.py": "from study import data\nfrom .parts import more\nimport json\n",
-        "study/data.py": "def load():\n    import beside\n",
+        "study/data.py": "def load():\n    import beside\n    return open(__file__ + 'parts/table.csv' + 'task.py')\n",
+        "study/parts/table.csv": "1,2\n",
         "study/parts/more.py": "import numpy\n",
         "beside.py": "import study.task\n",
         "other.py": "",
@@ -52,7 +55,7 @@ def test_imports_within_functions_and_packages_are_found(tmp_path, monkeypatch):
     assert [str(file) for file in found.files] == [
         *("beside.py", "study/__init__.py", "study/data.py", "study/parts/more.py", "study/task.py")
     ]
-    assert found.packages == ("numpy",)
+    assert (found.packages, found.data) == (("numpy",), ("parts/table.csv",))
     assert sources_of("sklearn.task:task").files == ()
     assert sources_of("sklearn.task:task").packages == ("scikit-learn",)
 
@@ -124,6 +127,16 @@ def test_what_is_left_out_is_told(tmp_path):
     }
     assert told["files"] == files_of(tmp_path / "app")
     assert all(text in (tmp_path / "app" / "README.md").read_text() for text in told["left_out"])
+
+
+def test_a_schedule_ends_with_the_rounds_of_the_app(tmp_path):
+    given = ["--set", "schedule.local.lr.kind=cosine", "--set", "schedule.local.momentum.kind=linear"]
+    given += ["--set", "schedule.local.momentum.rounds=4"]
+    assert invoke("flower", "export", f"{TASKS}:plain", tmp_path / "app", *OF_ALL, *given).exit_code == 0
+    app = read_app(with_app(str(tmp_path / "app")))
+    for rounds in (10, 20):
+        found = RunValues.read(app.run_config({"num-server-rounds": rounds})).given
+        assert (found["lr"]["rounds"], found["momentum"]["rounds"]) == (rounds, 4)
 
 
 def test_integers_under_a_rule_are_told(tmp_path):
