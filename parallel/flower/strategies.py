@@ -179,7 +179,7 @@ def _is_not_finite(value: Any) -> bool:
 def _round_of(strategy: Any, started: Started, nodes: int, cohort: int) -> tuple[Settings, dict[str, str]]:
     available = max(strategy.min_available_nodes, cohort)
     deadline = float(started.timeout_s or 0.0)
-    round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": deadline}
+    round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": deadline, "failure_rest": 0.0}
     if available > cohort:
         round_["min_available"] = available
     evaluation: Settings = {"server_every": 1 if started.evaluate_fn is not None else 0, "clients_every": 0}
@@ -189,6 +189,7 @@ def _round_of(strategy: Any, started: Started, nodes: int, cohort: int) -> tuple
         f"{trained}, min_train_nodes = {strategy.min_train_nodes}": f"round.cohort_size = {cohort}",
         f"min_available_nodes = {strategy.min_available_nodes}": f"round.min_available = {available}",
         f"timeout = {started.timeout_s:g}": f"round.deadline = {started.timeout_s:g}",
+        "an error of a node": "round.failure_rest = 0: the next round asks it again",
     }
     asked = max(int(nodes * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
     if strategy.fraction_evaluate > 0 and asked > 0:

@@ -60,7 +60,6 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 
-
 ANOTHER = "the server program is another one than before, or sends a clock reading or a random number without a seed"
 
 
