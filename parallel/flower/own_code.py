@@ -139,8 +139,18 @@ def is_caught(frame: FrameType | None, folder: Path) -> bool:
 
 def _is_in_try(frame: FrameType) -> bool:
     tree, line = _parsed(frame.f_code), frame.f_lineno - frame.f_code.co_firstlineno + 1
-    tried = (node for node in ast.walk(tree or ast.Pass()) if isinstance(node, ast.Try) and node.handlers)
-    return any(node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0) for node in tried)
+    bodies = (body for node in ast.walk(tree or ast.Pass()) if (body := _tried(node)))
+    return any(body[0].lineno <= line <= (body[-1].end_lineno or 0) for body in bodies)
+
+
+def _tried(node: ast.AST) -> list[ast.stmt]:
+    """Return the statements whose exceptions a node catches."""
+    if isinstance(node, ast.Try | ast.TryStar):
+        return node.body if node.handlers else []
+    if isinstance(node, ast.With | ast.AsyncWith):
+        entered = (item.context_expr for item in node.items)
+        return node.body if any(isinstance(e, ast.Call) and _called(e) == "suppress" for e in entered) else []
+    return []
 
 
 def _parsed(source_of: Callable[..., Any] | CodeType) -> ast.AST | None:

@@ -44,6 +44,7 @@ REASONS = {
     "a_rate_that_an_object_lets_fall": "evaluate_fn refers to train_config",
     "a_rate_of_the_module_that_falls": "evaluate_fn refers to train_config",
     "a_stop_by_an_exception": "evaluate_fn raises an exception, which main() catches",
+    "a_stop_that_is_suppressed": "evaluate_fn raises an exception, which main() catches",
     "an_exit_as_a_stop": "evaluate_fn exits",
     "two_by_a_method": "main() uses its grid beside one call of strategy.start",
     "two_by_a_function": "main() uses its grid beside one call of strategy.start",

@@ -211,6 +211,14 @@ def a_stop_by_an_exception(grid, context):
 
 
 @server_app
+def a_stop_that_is_suppressed(grid, context):
+    patience = Patience()
+    with suppress(NoProgress):
+        started(grid, evaluate_fn=patience.measure)
+    results.append(Result(arrays=patience.arrays[2]))
+
+
+@server_app
 def an_exit_as_a_stop(grid, context):
     patience = Patience()
 
