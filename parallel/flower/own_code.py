@@ -4,6 +4,7 @@ It is looked for before a run begins: natively it would be left out, or fail aft
 """
 
 import ast
+import dis
 import functools
 import inspect
 import sys
@@ -103,6 +104,18 @@ def _is_of(folder: Path, module: str) -> bool:
 
 def _is_below(folder: Path, file: str) -> bool:
     return Path(file).is_relative_to(folder)
+
+
+def keeps_something(reached: list[Any], folder: Path) -> bool:
+    """Return whether functions of an app set a variable beyond their own, or an attribute."""
+    functions = filter(inspect.isfunction, reached)
+    own = (each.__code__ for each in functions if _is_below(folder, each.__code__.co_filename))
+    return any(_is_kept(step, code) for code in own for step in dis.get_instructions(code))
+
+
+def _is_kept(step: dis.Instruction, code: CodeType) -> bool:
+    is_of_outer = step.opname == "STORE_DEREF" and step.argval in code.co_freevars
+    return is_of_outer or step.opname in ("STORE_GLOBAL", "STORE_ATTR")
 
 
 # ------------------------------------------------------------ the end of Flower's loop

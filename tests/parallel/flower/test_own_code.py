@@ -127,6 +127,20 @@ def test_what_a_function_reaches_ends_where_its_data_begin():
     assert not any(each is data[0] for each in reached)
 
 
+def test_an_evaluate_fn_that_keeps_something_is_told(app):
+    def told(case):
+        return any(note.startswith("what evaluate_fn keeps in memory") for note in plan_of(app, case).notes)
+
+    assert [
+        told(case) for case in ("keeps_the_best", "counts_its_calls", "one_elsewhere", "one_by_a_function_of_its_own")
+    ] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
 def test_a_main_that_exits_in_order_has_ended(app):
     host = ServerHost(of(app, "ends_in_order"), app.config)
     host.started()

@@ -136,6 +136,30 @@ def asks_between(grid, context):
     started(grid, evaluate_fn=functools.partial(evaluate_fn, grid))
 
 
+class Best:
+    def __init__(self):
+        self.loss = 9.0
+
+    def measure(self, server_round, arrays):
+        self.loss = min(self.loss, server_round)
+
+
+@server_app
+def keeps_the_best(grid, context):
+    started(grid, evaluate_fn=Best().measure)
+
+
+@server_app
+def counts_its_calls(grid, context):
+    calls = 0
+
+    def measure(server_round, arrays):
+        nonlocal calls
+        calls += 1
+
+    started(grid, evaluate_fn=measure)
+
+
 @server_app
 def measures_every_second(grid, context):
     started(grid, evaluate_fn=lambda number, arrays: None if number % 2 else MetricRecord({"r": number}))
