@@ -181,6 +181,15 @@ def test_a_measuring_that_returns_nothing_for_one_version_is_asked_for_the_next(
     assert bench.evaluate(arrays, {"split": "server", "version": 1}) == "the app has no evaluate_fn"
 
 
+def test_a_main_that_changes_its_folder_stays_there(app, tmp_path):
+    bench, before = MainBench(of(app, "goes_elsewhere"), {"folder": tmp_path / "app"}), Path.cwd()
+    arrays = bench.initial(0)
+    bench.evaluate(Received(arrays), {"split": "server", "version": 1})
+    bench.conclude(arrays, {"train": {"1": {}}, "clients": {}, "server": {}})
+    assert {path.name for path in (tmp_path / "app" / "outputs").iterdir()} == {"version-0", "version-1", "end"}
+    assert Path.cwd() == before
+
+
 def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp_path):
     """As in Flower, whose strategy asks for evaluations by default and gets errors."""
     app = replace(of(app, "plain"), clientapp="own_code_app:only_trains")

@@ -1,6 +1,7 @@
 """ServerApps that do something of their own around one `strategy.start`: some of them need Flower's own loop."""
 
 import functools
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -158,6 +159,14 @@ def counts_its_calls(grid, context):
         calls += 1
 
     started(grid, evaluate_fn=measure)
+
+
+@server_app
+def goes_elsewhere(grid, context):
+    os.mkdir("outputs")
+    os.chdir("outputs")
+    started(grid, evaluate_fn=lambda number, arrays: os.mkdir(f"version-{number}"))
+    os.mkdir("end")
 
 
 @server_app
