@@ -19,11 +19,12 @@ from atoll.parallel.flower.records import to_content
 from atoll.parallel.programs.flower_fitting import FAILED, only_fitting
 from atoll.parallel.programs.flower_replies import records_of
 from atoll.parallel.programs.grid import TTL_S, Grid, Outgoing, Reply
+from atoll.parallel.programs.link import LATE
 from atoll.parallel.task.content import Content
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, node_id
 
-UNAVAILABLE = 5
-"""Flower's code of a node that is away."""
+NO_MESSAGE, UNAVAILABLE = 3, 5
+"""Flower's codes of a message whose time to live is over, and of a node that is away."""
 
 
 def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
@@ -84,12 +85,20 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages, and return the replies that are in by the last one or the timeout, in their order."""
+        """Send messages, and return the replies that are in by the last one or the timeout, in their order.
+
+        As in Flower, the end of a message's own time to live is an error of its node, that of the timeout is none.
+        """
         sent = list(messages)
         for message in sent:
             _name(message, f"sent-{next(self._names)}")
         replies = self._grid.send(self._outgoing(sent), timeout)
-        return _messages([sent[reply.place] for reply in replies], replies)
+        places = [reply.place for reply in replies]
+        found = dict(zip(places, _messages([sent[place] for place in places], replies), strict=True))
+        for place, message in enumerate(sent):
+            if place not in found and (timeout is None or message.metadata.ttl < timeout):
+                found[place] = _reply(message, f"late-{place}", LATE)
+        return [found[place] for place in sorted(found)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, and return their ids at once."""
@@ -101,8 +110,8 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to pushed messages that are in and were not pulled before."""
-        replies = self._grid.pull([int(number) for number in message_ids])
+        """Return the replies to pushed messages that are in and were not pulled before; other ids have none."""
+        replies = self._grid.pull([int(number) for number in message_ids if number in self._pushed])
         return _messages([self._pushed.pop(str(reply.number)) for reply in replies], replies)
 
     def _outgoing(self, messages: list[Message]) -> list[Outgoing]:
@@ -129,15 +138,15 @@ def _name(message: Message, text: str) -> None:
 
 def _messages(sent: list[Message], replies: list[Reply]) -> list[Message]:
     """Return the replies as Flower's, each to its message."""
-    numbers, found = [reply.number for reply in replies], records_of(replies)
+    numbers, found = [f"reply-{reply.number}" for reply in replies], records_of(replies)
     return [_reply(*each) for each in zip(sent, numbers, found, strict=True)]
 
 
-def _reply(message: Message, number: int, found: RecordDict | str) -> Message:
+def _reply(message: Message, name: str, found: RecordDict | str) -> Message:
     of = message.metadata
     metadata = Metadata(
         run_id=of.run_id,
-        message_id=f"reply-{number}",
+        message_id=name,
         src_node_id=of.dst_node_id,
         dst_node_id=of.src_node_id,
         reply_to_message_id=of.message_id,
@@ -148,6 +157,7 @@ def _reply(message: Message, number: int, found: RecordDict | str) -> Message:
     )
     if isinstance(found, str):
         code = UNAVAILABLE if found.startswith(("lease_expired", "left", "revoked")) else FAILED
+        code = NO_MESSAGE if found == LATE else code
         return _made(metadata=metadata, error=Error(code_of(found) or code, found))
     return _made(metadata=metadata, content=found)
 

@@ -14,6 +14,9 @@ from typing import Any
 
 Json = dict[str, Any]
 
+LATE = "it did not answer in time"
+"""The error of a message without a reply whose time is over."""
+
 EXIT_ALONE = 70
 """The exit code of a program whose coordinator has gone."""
 

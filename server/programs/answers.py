@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll.parallel.programs.link import LATE
 from atoll.server.exchanges.exchange import ANSWERED, Sent
 
 Json = dict[str, Any]
-
-LATE = "it did not answer in time"
 
 
 def reply_row(sent: Sent, place: int, path: Path | None = None, tensors: Sequence[tuple[str, int]] = ()) -> Json:

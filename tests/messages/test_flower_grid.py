@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.parallel.programs.link import LATE
+from atoll.parallel.task.content import Content
 from tests.federation.processes import federation
 
 pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs it once it is in constraints.txt")
@@ -124,3 +126,50 @@ def test_an_array_without_elements_is_sound():
 
     found = records_of([reply(n, {"loss": 0.5}, shape=shape) for n, shape in enumerate([(0,), (0, 3), ()])])
     assert not any(isinstance(one, str) for one in found)
+
+
+class Nowhere:
+    """A grid whose nodes answer nothing in time, but to the second message of each call."""
+
+    def send(self, messages, timeout=None):
+        from atoll.parallel.programs.grid import Reply
+
+        return [Reply(7, each.node, each.kind, "", Content([], {}), "", place) for place, each in enumerate(messages)][
+            1:2
+        ]
+
+    def push(self, messages):
+        return [*range(1, len(messages) + 1)]
+
+    def pull(self, numbers):
+        from atoll.parallel.programs.grid import Reply
+
+        return [Reply(number, "node 5", "train", "", None, LATE) for number in numbers]
+
+
+@pytest.mark.parametrize(("timeout", "replied"), [(None, [True, False, True]), (9.0, [False, True]), (3.0, [False])])
+def test_the_end_of_a_messages_own_time_is_an_error_and_that_of_the_timeout_is_none(timeout, replied):
+    """As in stock Flower: code 3 for a time to live that is over."""
+    from flwr.app import Message, RecordDict
+
+    from atoll.parallel.programs.flower_grid import FlowerGrid, _identify
+
+    _identify()
+    sent = [Message(RecordDict(), 5, "train", ttl=ttl) for ttl in (9.0, 9.0, 4.0)]
+    replies = list(FlowerGrid(Nowhere()).send_and_receive(sent, timeout=timeout))
+    assert [reply.has_error() for reply in replies] == replied
+    assert {reply.error.code for reply in replies if reply.has_error()} <= {3}
+    assert replies[-1].metadata.reply_to_message_id == sent[1 if timeout == 3.0 else 2].metadata.message_id
+
+
+def test_a_pull_of_other_ids_than_those_that_were_pushed_has_no_replies():
+    from flwr.app import Message, RecordDict
+
+    from atoll.parallel.programs.flower_grid import FlowerGrid, _identify
+
+    _identify()
+    grid = FlowerGrid(Nowhere())
+    (number,) = grid.push_messages([Message(RecordDict(), 5, "train")])
+    (late,) = grid.pull_messages([number, "99", "nonsense"])
+    assert (late.error.code, late.metadata.reply_to_message_id) == (3, number)
+    assert list(grid.pull_messages([number])) == [], "it was pulled before"
