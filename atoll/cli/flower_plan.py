@@ -2,10 +2,11 @@
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
@@ -16,6 +17,9 @@ from atoll.parallel.task.flower_app import FlowerApp, read_app
 from atoll.parallel.task.given import OPTION
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.run import RunFile
+
+if TYPE_CHECKING:
+    from atoll.parallel.worker.process import Worker
 
 PLAN_TIMEOUT_S = 600.0
 
@@ -67,17 +71,14 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     Raises:
         CommandError: its description is wrong, a value is, or its code raises before the strategy starts.
     """
-    from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
+    from atoll.parallel.worker.process import WorkerCrashed, WorkerError, WorkerHung
 
     app = app_of(reference)
     try:
         app.run_config(options)
     except ValueError as error:
         raise CommandError(*str(error).split("; ")) from error
-    with tempfile.TemporaryDirectory(prefix="atoll-flower-") as scratch:
-        log = Path(scratch) / "worker.log"
-        terms = RunTerms({f"{OPTION}{key}": value for key, value in options.items()})
-        worker = Worker(reference, log_path=log, run=terms, environment=Environment(folder=Path(scratch) / "app"))
+    with _worker(reference, options) as worker:
         try:
             with waiting_for(f"main() of {app.task}", "it runs up to the start of its strategy"):
                 answer = worker.call("plan", PLAN_TIMEOUT_S, nodes=nodes or app.num_supernodes)
@@ -85,12 +86,45 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
             raise CommandError(*(f"{reference}: {line}" for line in without_frames(error.detail))) from error
         except (WorkerCrashed, WorkerHung) as error:
             raise CommandError(f"{reference}: main() does not reach its strategy: {error}") from error
-        finally:
-            worker.close()
     reasons = answer["reasons"] or _no_place_for(answer["settings"], reference)
     if reasons:
         return AppPlan(app, answer["strategy"], {}, {}, (), tuple(reasons))
     return AppPlan(app, answer["strategy"], answer["settings"], answer["became"], tuple(answer["notes"]), ())
+
+
+def check_client(reference: str, options: Mapping[str, Any]) -> None:
+    """Load the ClientApp of an app, as the worker of an agent does.
+
+    Raises:
+        CommandError: it cannot be loaded in this environment.
+    """
+    from atoll.parallel.worker.process import WorkerCrashed, WorkerError, WorkerHung
+
+    with _worker(reference, options, site="check") as worker:
+        try:
+            with waiting_for(f"the ClientApp of {reference}", "its libraries are imported"):
+                worker.start()
+        except WorkerError as error:
+            raise CommandError(
+                *(f"{reference}: the ClientApp cannot be loaded here: {line}" for line in without_frames(error.detail))
+            ) from error
+        except (WorkerCrashed, WorkerHung) as error:
+            raise CommandError(f"{reference}: the ClientApp cannot be loaded here: {error}") from error
+
+
+@contextmanager
+def _worker(reference: str, options: Mapping[str, Any], site: str | None = None) -> "Iterator[Worker]":
+    """Give a worker process with an app's `main()`, or with its ClientApp at a site; nothing of it stays."""
+    from atoll.parallel.worker.process import Environment, RunTerms, Worker
+
+    with tempfile.TemporaryDirectory(prefix="atoll-flower-") as scratch:
+        log, surroundings = Path(scratch) / "worker.log", Environment(folder=Path(scratch) / "app")
+        terms = RunTerms({f"{OPTION}{key}": value for key, value in options.items()})
+        worker = Worker(reference, log_path=log, site=site, run=terms, environment=surroundings)
+        try:
+            yield worker
+        finally:
+            worker.close()
 
 
 def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
