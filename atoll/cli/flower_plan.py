@@ -1,5 +1,6 @@
 """A Flower app as the settings of a run: a worker process runs its `main()` up to the start of the strategy."""
 
+import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.task.flower_app import FlowerApp, read_app
 from atoll.parallel.task.given import OPTION
+from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.run import RunFile
 
@@ -139,13 +141,31 @@ def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
 def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> str:
     """Return the TOML of an app's native run; or of the run of messages of an app that has none.
 
+    Its options are the run config of this copy of the app, so that it is that of each site, whatever its copy says.
+
     Raises:
         CommandError: as `plan_of`.
     """
     plan = plan_of(reference, options, nodes=nodes)
     for reason in plan.reasons:
         note(f"{plan.app.task} runs hosted, over messages: {reason}")
-    return tomli_w.dumps({"name": run_name(plan.app.name), "task": reference, **plan.settings_of(reference, nodes)})
+    config = {key: value for key, value in plan.app.config.items() if _travels(value)}
+    if own := plan.app.config.keys() - config.keys():
+        note(f"of the run config each site has its own {', '.join(sorted(own))}: only plain values travel")
+    run = {"name": run_name(plan.app.name), "task": reference, "options": config}
+    return tomli_w.dumps({**run, **plan.settings_of(reference, nodes)})
+
+
+def _travels(value: Any) -> bool:
+    """Return whether a value of the run config is one of `protocol.settings.Plain`, and its text no secret."""
+    match value:
+        case str():
+            return without_password(value) == value
+        case float():
+            return math.isfinite(value)
+        case int():
+            return -(2**63) <= value < 2**63
+    return False
 
 
 def run_name(name: str) -> str:
