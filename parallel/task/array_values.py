@@ -37,14 +37,15 @@ class Valued:
         if faults := [fault for name, values in defaults.items() for fault in value_faults(name, values)]:
             raise ValueError("; ".join(faults))
         self.options, self.settings = dict(defaults["options"]), dict(defaults["settings"])
-        self.site_settings: dict[str, dict[str, Any]] = {}
+        own = getattr(task, "site_settings", {})
+        self.site_settings = {site: dict(values) for site, values in own.items()}
         check_all(
             lambda: self.options.update(with_values(self.options, options or {}, where="task", declared_by="options")),
             lambda: self.settings.update(
                 with_values(self.settings, settings or {}, where="task", declared_by="settings")
             ),
             lambda: self.site_settings.update(
-                with_tables(self.settings, {}, site_settings or {}, getattr(task, "sites", ()))
+                with_tables(self.settings, own, site_settings or {}, getattr(task, "sites", ()))
             ),
         )
 
@@ -84,5 +85,6 @@ def valued(
 ) -> ArrayTask:
     """Return a task with values of a run and of a site; errors as in `Valued`."""
     if isinstance(task, Valued):
-        return Valued(task.task, {**task.options, **(options or {})}, {**task.settings, **(settings or {})})
+        both = {**task.options, **(options or {})}, {**task.settings, **(settings or {})}
+        return Valued(task.task, *both, site_settings=task.site_settings)
     return Valued(task, options, settings)

@@ -5,12 +5,14 @@ what a task draws depends on the run's seed alone, and not on the process, on it
 A training leaves the generators where it ends: its process belongs to it.
 """
 
+import hashlib
 import os
 import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,17 @@ if TYPE_CHECKING:
 DATA_SEED = 0
 """The seed with which every data set is read: a random split of common data is then the same for all sites, splits,
 processes and runs, so that no example is in two parts."""
+
+
+def training_seed(seed: int, run_name: str, round_id: int, site: str) -> int:
+    """Return the 63-bit seed of one client's training in one round.
+
+    It depends on (run, round, client) alone, so that a client that trains again gets the same bits.
+
+        (first 8 bytes of SHA-256(JSON of [seed, run_name, round_id, site]), little-endian) >> 1
+    """
+    text = f"[{seed}, {quoted(run_name)}, {round_id}, {quoted(site)}]"  # takes a third of the time of `json.dumps`
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 def seed_everything(seed: int) -> None:

@@ -9,6 +9,7 @@ import logging
 from functools import partial
 
 from atoll.aggregation.tensors.layout import Piece
+from atoll.parallel.task.randomness import training_seed
 from atoll.parallel.task.task import task_name
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import Invite, ServerMessage
@@ -180,7 +181,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
     def _invitation(self, effect: Deliver) -> ServerMessage:
         message, config = effect.message, self.config
         content = self.contents.keep(message.content)
-        seed = messages.training_seed(config.seed, config.name, effect.number, message.client_id)
+        seed = training_seed(config.seed, config.name, effect.number, message.client_id)
         invite = Invite(
             run_id=self.run_id,
             round_id=effect.number,

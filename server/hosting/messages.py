@@ -1,13 +1,11 @@
 """The messages of the control stream, made from the effects of a run's machine."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from json.encoder import encode_basestring_ascii as quoted
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
+from atoll.protocol.vocabulary import Digest, RunId, RunState
 from atoll.protocol.wire.channel import METRICS_MAX, STATISTICS_MAX
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
@@ -17,17 +15,6 @@ NAME_MAX = 200
 
 INLINE_MANIFEST_BYTES_MAX = 64 * 1024
 """The largest manifest that is inlined in an invitation, which saves the client a round trip."""
-
-
-def training_seed(seed: int, run_name: str, round_id: RoundId, client_id: ClientId) -> int:
-    """Return the 63-bit seed of one client's training in one round.
-
-    It depends on (run, round, client) alone, so that a client that trains again gets the same bits.
-
-        (first 8 bytes of SHA-256(JSON of [seed, run_name, round_id, client_id]), little-endian) >> 1
-    """
-    text = f"[{seed}, {quoted(run_name)}, {round_id}, {quoted(client_id)}]"  # takes a third of the time of `json.dumps`
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from atoll.parallel.task.metrics import finite, why_refused
+from atoll.parallel.task.randomness import training_seed
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.durable import DiskFull
@@ -200,7 +201,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
     def _invitation(self, effect: Invite) -> ServerMessage:
         version = self.reducer.version(effect.base_version)
         model = messages.OfferedModel(version.digest, version.manifest_bytes, version.small_data)
-        seed = messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
+        seed = training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
         rank = self._shared.assign_rank()
         codec = self._offered.of(self.config.aggregation.codec_name, effect.client_id, rank)
         spreads = self._offered.may_spread(codec) and self._shared.hub.spreads_parts(effect.client_id)

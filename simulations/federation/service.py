@@ -8,10 +8,10 @@ import json
 
 from atoll.client.session import events as client
 from atoll.parallel.task.metrics import finite, values, why_refused
+from atoll.parallel.task.randomness import training_seed
 from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.hosting.messages import training_seed
 from atoll.server.rounds.events import (
     Abandon,
     Accept,

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
+from atoll.parallel.task.randomness import training_seed
 from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
@@ -19,7 +20,6 @@ from atoll.server.exchanges.events import (
     StartProgram,
 )
 from atoll.server.exchanges.machine import ExchangeMachine
-from atoll.server.hosting.messages import training_seed
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import (
     Accept,

@@ -74,7 +74,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("statistics",),
         ("data", "programs", "worker"),
         ("data/public", "engine"),
-        ("exchange",),
+        ("exchange", "exported"),
         ("launch", "models", "trainer"),
         ("crew/supervisor", "planner"),
         ("crew",),

@@ -9,6 +9,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
+from atoll.cli.flower.export import export
 from atoll.cli.printing import as_json, note, say
 from atoll.cli.stopping import if_stopped
 from atoll.parallel.task.flower_app import with_app
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.cli.flower_plan import AppPlan
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run Flower apps as they are, and check how they will run.")
+app.command()(export)
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="The app's folder, with `\\[tool.flwr.app]` in its pyproject.toml.")

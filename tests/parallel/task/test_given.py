@@ -3,12 +3,15 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from atoll import Local, Task
+from atoll import Deadline, Local, Task, Trained
 from atoll.parallel.task.array_values import tuned
 from atoll.parallel.task.given import Given, with_values
 from atoll.parallel.task.overrides import OverridesRefused
+from atoll.parallel.worker.array_bench import ArrayBench
+from atoll.parallel.worker.bench import Received
 
 TABLE = {
     "epochs": 2,
@@ -104,6 +107,29 @@ def test_values_of_the_run_and_of_the_sites_are_refused_together(is_torch):
         "sites.a.file: expected str, got 3",
         "sites.q: no site of the task (its sites: a, b)",
     )
+
+
+def test_an_array_task_has_the_settings_of_its_sites_at_each_of_them_and_the_runs_options():
+    """A worker takes the run's values over those of the simulated sites, which it must keep."""
+    seen = {}
+
+    def train(parameters, instructions):
+        seen[instructions.site] = (instructions.context.settings["file"], instructions.context.options["l2"])
+        return Trained({"w": np.zeros(1, np.float32)}, 1)
+
+    task = SimpleNamespace(
+        initial=lambda seed: {"w": np.zeros(1, np.float32)},
+        train=train,
+        sites=("a", "b"),
+        options={"l2": 0.0},
+        settings={"file": ""},
+        site_settings={"b": {"file": "own.csv"}},
+    )
+    given = tuned(tuned(task, {}, {"a": {"file": "a.csv"}}), {"l2": 0.5})
+    for site in task.sites:
+        bench = ArrayBench(given, {"site": site, "local": {"task.l2": 0.25}})
+        bench.train(Received(bench.initial(0)), {"seed": 0, "local": {"task.l2": 0.125}}, Deadline.never())
+    assert seen == {"a": ("a.csv", 0.125), "b": ("own.csv", 0.125)}
 
 
 def test_a_whole_number_that_no_float_holds_is_no_float():

@@ -1,5 +1,7 @@
 """The seed decides whatever a task draws, with any library's global generator, in a deployed run as in a simulation."""
 
+import hashlib
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
 from atoll import Deadline, Instructions, Task, Trained
 from atoll.parallel.local_training.parameters import initial_parameters
 from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.randomness import data_of, seed_everything, seeded
+from atoll.parallel.task.randomness import data_of, seed_everything, seeded, training_seed
 from atoll.parallel.worker.array_bench import ArrayBench
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.model_bench import ModelBench
@@ -203,3 +207,16 @@ def test_a_training_finds_no_state_that_an_earlier_one_has_left(in_place: bool) 
         for result in engine.train(version, [Job(site, seed=3) for site in task.sites]):
             assert isinstance(result, Simulated)
             check_same(fresh[result.client_id], {name: array.copy() for name, array in result.update.items()})
+
+
+def test_training_seed_depends_on_run_round_and_client_alone():
+    seeds = {training_seed(s, r, n, c) for s in (1, 2) for r in ("x", "y") for n in (1, 2) for c in ("a", "b")}
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert training_seed(1, "x", 1, "a") == 6466808287774292255, "a client that trains again must get the same bits"
+
+
+@given(st.integers(), st.text(), st.integers(1), st.text())
+def test_training_seed_is_a_hash_of_json(seed: int, run: str, round_id: int, client: str):
+    digest = hashlib.sha256(json.dumps([seed, run, round_id, client]).encode()).digest()
+    assert training_seed(seed, run, round_id, client) == int.from_bytes(digest[:8], "little") >> 1

@@ -1,10 +1,6 @@
-import hashlib
 import json
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from atoll.protocol.vocabulary import ClientId, RoundId, RunId
+from atoll.protocol.vocabulary import RunId
 from atoll.server.config.run import RunConfig
 from atoll.server.hosting.messages import (
     INLINE_MANIFEST_BYTES_MAX,
@@ -12,7 +8,6 @@ from atoll.server.hosting.messages import (
     OfferedModel,
     RunTerms,
     invitation,
-    training_seed,
 )
 from atoll.server.rounds.events import Invite
 
@@ -50,16 +45,3 @@ def test_what_the_algorithm_needs_travels():
     invite = message()
     assert (invite.algorithm, invite.counted_round, invite.model_seed) == ("scaffold", 1, 11)
     assert (invite.run_id, invite.task, invite.model_digest, invite.grace_s) == ("r-1", "t", "d", 1.0)
-
-
-def test_training_seed_depends_on_run_round_and_client_alone():
-    seeds = {training_seed(s, r, n, c) for s in (1, 2) for r in ("x", "y") for n in (1, 2) for c in ("a", "b")}
-    assert len(seeds) == 16
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert training_seed(1, "x", 1, "a") == 6466808287774292255, "a client that trains again must get the same bits"
-
-
-@given(st.integers(), st.text(), st.integers(1), st.text())
-def test_training_seed_is_a_hash_of_json(seed: int, run: str, round_id: int, client: str):
-    digest = hashlib.sha256(json.dumps([seed, run, round_id, client]).encode()).digest()
-    assert training_seed(seed, run, RoundId(round_id), ClientId(client)) == int.from_bytes(digest[:8], "little") >> 1

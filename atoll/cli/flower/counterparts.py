@@ -1,0 +1,183 @@
+"""The settings of a run as a strategy of Flower, for exactly those that give the same versions of the model. Pure.
+
+    aggregation.rule mean             FedAvg; weighting "uniform" weighs every reply alike
+    optimizer fedavg, fedavgm         FedAvg, FedAvgM
+    Flower's own steps (optimizers)   FedAdagrad, FedAdam, FedYogi
+    rule median, trimmed_mean         FedMedian, FedTrimmedAvg
+    Flower's own rules (rules)        MultiKrum, Bulyan
+
+It is the inverse of `parallel.flower.strategies`. A setting that changes when a round ends, and not what it computes,
+is left out: Flower waits for all replies, or for the timeout.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from atoll.protocol.settings import ConfigError
+from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.config.model import run_and_version
+from atoll.server.config.run import RunConfig
+
+A_NUMBER = 1e-9
+"""A fraction of the nodes that is none: with it the least number of nodes is the number of a round."""
+
+OPTIMIZERS, RULES = "atoll.parallel.flower.optimizers:", "atoll.parallel.flower.rules:"
+ADAPTIVE = ("FedAdagrad", "FedAdam", "FedYogi")
+
+Arguments = dict[str, Any]
+
+_KEPT = {
+    *("name", "task", "options", "rounds", "seed", "local", "schedule.local", "model.start", "model.strict"),
+    *("model.frozen", "round.cohort_size", "round.min_available", "round.deadline", "evaluation.clients_every"),
+    *("evaluation.clients_max", "evaluation.server_every", "aggregation.rule", "aggregation.malicious"),
+    *("aggregation.weighting", "aggregation.device"),
+}
+"""Settings with a place in the app, and the device of a sum, which has the same bits anywhere."""
+
+_OF_THE_VALUES = ("aggregation.", "cohort.", "optimizer.", "program.", "schedule.", "round.mode")
+"""Beginnings of settings that change the versions of the model; any other can be left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """A run as a strategy of Flower."""
+
+    strategy: str
+    """The name of the class."""
+    arguments: Mapping[str, Any]
+    """The arguments of the class."""
+    timeout: float
+    """Seconds that a round waits for replies."""
+    left_out: tuple[str, ...]
+    """The settings without a counterpart that do not change the versions."""
+
+    @property
+    def steps(self) -> bool:
+        """Return whether the strategy moves the model by more than the mean: buffers and integers, too."""
+        return self.strategy in ("FedAvgM", *ADAPTIVE)
+
+
+def counterpart(config: RunConfig) -> Counterpart:
+    """Return the strategy of a run.
+
+    Raises:
+        ConfigError: settings change the versions of the model, and no strategy has them; with all of them.
+    """
+    changed = dict(_changed(config))
+    strategy, arguments, faults = _strategy_of(config.aggregation, config.optimizer)
+    allowed = _KEPT | {f"optimizer.{name}" for name in OptimizerConfig.model_fields}
+    faults += [
+        f"{key}: got {value!r}, which no strategy of Flower has: leave it out, or export without it and write a "
+        "strategy of your own in server_app.py"
+        for key, value in changed.items()
+        if key not in allowed and key.startswith(_OF_THE_VALUES)
+    ]
+    if run_and_version(config.model.start) is not None:
+        faults.append(
+            f"model.start: got {config.model.start!r}; allowed: a file: atoll model export writes one of a version"
+        )
+    if faults:
+        raise ConfigError(faults)
+    left_out = [f"{key} = {value!r}" for key, value in changed.items() if key not in allowed]
+    if config.round.deadline == "adaptive":
+        left_out.append("round.deadline = 'adaptive'")
+    if config.evaluation.server_every > 1:
+        left_out.append(f"evaluation.server_every = {config.evaluation.server_every}")
+    if config.evaluation.clients_every > 1:
+        left_out.append(f"evaluation.clients_every = {config.evaluation.clients_every}")
+    return Counterpart(strategy, _of_the_round(config) | arguments, _timeout(config), tuple(left_out))
+
+
+def _changed(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the settings that are not their defaults, by `table.name`."""
+    for name in RunConfig.model_fields:
+        value, default = getattr(config, name), RunConfig.model_fields[name].default
+        if not isinstance(value, BaseModel):
+            if value != default:
+                yield name, value
+            continue
+        for field in type(value).model_fields:
+            found = getattr(value, field)
+            if found != getattr(default, field):
+                yield f"{name}.{field}", found
+
+
+def _timeout(config: RunConfig) -> float:
+    policy = config.round
+    return policy.deadline_max if policy.deadline == "adaptive" else policy.deadline
+
+
+def _of_the_round(config: RunConfig) -> Arguments:
+    policy, evaluation = config.round, config.evaluation
+    arguments: Arguments = {
+        "fraction_train": A_NUMBER,
+        "min_train_nodes": policy.cohort_size,
+        "fraction_evaluate": 0.0,
+        "min_available_nodes": max(policy.cohort_size, policy.min_available),
+        "weighted_by_key": "uniform" if config.aggregation.weighting == "uniform" else "num-examples",
+    }
+    if evaluation.clients_every:
+        asked = evaluation.clients_max
+        arguments |= {"fraction_evaluate": A_NUMBER if asked else 1.0, "min_evaluate_nodes": asked or 1}
+    return arguments
+
+
+_Found = tuple[str, Arguments, list[str]]
+
+
+def _strategy_of(aggregation: AggregationConfig, optimizer: OptimizerConfig) -> _Found:
+    """Return the class of a strategy, its arguments beyond those of FedAvg, and the reasons that there is none."""
+    of_rule, of_optimizer = _rule(aggregation), _optimizer(optimizer)
+    strategies = [found for found in (of_rule, of_optimizer) if found[0] != "FedAvg"]
+    faults = [fault for found in (of_rule, of_optimizer) for fault in found[2]]
+    if len(strategies) > 1 and not faults:
+        faults.append(
+            f"optimizer.name: got {optimizer.name!r} beside aggregation.rule {aggregation.rule!r}, and a strategy of "
+            "Flower has one of them: leave one out"
+        )
+    strategy, arguments, _ = strategies[0] if strategies else ("FedAvg", {}, [])
+    return strategy, arguments, faults
+
+
+def _rule(aggregation: AggregationConfig) -> _Found:
+    rule, malicious = aggregation.rule, aggregation.malicious
+    if rule in ("mean", "median"):
+        return {"mean": "FedAvg", "median": "FedMedian"}[rule], {}, []
+    if rule == "trimmed_mean":
+        if isinstance(malicious, float):
+            return "FedTrimmedAvg", {"beta": malicious}, []
+        fault = f"aggregation.malicious: got {malicious}, a number of updates; allowed: a share of them, such as 0.2"
+        return "FedTrimmedAvg", {}, [fault]
+    if found := re.fullmatch(re.escape(RULES) + r"krum_(\d+)_(\d+)", rule):
+        return "MultiKrum", {"num_malicious_nodes": int(found[1]), "num_nodes_to_select": int(found[2])}, []
+    if found := re.fullmatch(re.escape(RULES) + r"bulyan_(\d+)", rule):
+        return "Bulyan", {"num_malicious_nodes": int(found[1])}, []
+    allowed = f"mean, median, trimmed_mean, {RULES}krum_F_M, {RULES}bulyan_F"
+    return "FedAvg", {}, [f"aggregation.rule: got {rule!r}; Flower has a strategy for {allowed}"]
+
+
+def _optimizer(optimizer: OptimizerConfig) -> _Found:
+    name = optimizer.name
+    momentum = {"fedavg": 0.0, "fedavgm": 0.9 if optimizer.momentum is None else optimizer.momentum}.get(name)
+    if momentum is not None and not optimizer.nesterov:
+        lr = 1.0 if optimizer.lr is None else optimizer.lr
+        is_plain = lr == 1.0 and momentum == 0.0
+        arguments = {} if is_plain else {"server_learning_rate": lr, "server_momentum": momentum}
+        return "FedAvg" if is_plain else "FedAvgM", arguments, []
+    if name.removeprefix(OPTIMIZERS) in ADAPTIVE and name.startswith(OPTIMIZERS):
+        return name.removeprefix(OPTIMIZERS), _adaptive(name.removeprefix(OPTIMIZERS), optimizer.options), []
+    what = f"{name!r} with nesterov" if optimizer.nesterov else repr(name)
+    allowed = ", ".join(["fedavg", "fedavgm", *(OPTIMIZERS + each for each in ADAPTIVE)])
+    return "FedAvg", {}, [f"optimizer.name: got {what}; Flower has a strategy for {allowed}"]
+
+
+def _adaptive(name: str, options: Mapping[str, Any]) -> Arguments:
+    from atoll.parallel.flower import optimizers
+
+    made = getattr(optimizers, name)(**options)
+    betas = {} if name == "FedAdagrad" else {"beta_1": made.beta1, "beta_2": made.beta2}
+    return {"eta": made.lr, "tau": made.tau, **betas}

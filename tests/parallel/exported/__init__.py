@@ -1,0 +1,1 @@
+"""Native tasks as Flower apps."""
