@@ -2,26 +2,20 @@
 
 import math
 import re
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
+from atoll.cli.worker_check import worker_of
 from atoll.parallel.task.flower_app import FlowerApp, read_app
-from atoll.parallel.task.given import OPTION
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.run import RunFile
-
-if TYPE_CHECKING:
-    from atoll.parallel.worker.process import Worker
 
 PLAN_TIMEOUT_S = 600.0
 
@@ -80,7 +74,7 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
         app.run_config(options)
     except ValueError as error:
         raise CommandError(*str(error).split("; ")) from error
-    with _worker(reference, options) as worker:
+    with worker_of(reference, options=options) as worker:
         try:
             with waiting_for(f"main() of {app.task}", "it runs up to the start of its strategy"):
                 answer = worker.call("plan", PLAN_TIMEOUT_S, nodes=nodes or app.num_supernodes)
@@ -92,41 +86,6 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     if reasons:
         return AppPlan(app, answer["strategy"], {}, {}, (), tuple(reasons))
     return AppPlan(app, answer["strategy"], answer["settings"], answer["became"], tuple(answer["notes"]), ())
-
-
-def check_client(reference: str, options: Mapping[str, Any]) -> None:
-    """Load the ClientApp of an app, as the worker of an agent does.
-
-    Raises:
-        CommandError: it cannot be loaded in this environment.
-    """
-    from atoll.parallel.worker.process import WorkerCrashed, WorkerError, WorkerHung
-
-    with _worker(reference, options, site="check") as worker:
-        try:
-            with waiting_for(f"the ClientApp of {reference}", "its libraries are imported"):
-                worker.start()
-        except WorkerError as error:
-            raise CommandError(
-                *(f"{reference}: the ClientApp cannot be loaded here: {line}" for line in without_frames(error.detail))
-            ) from error
-        except (WorkerCrashed, WorkerHung) as error:
-            raise CommandError(f"{reference}: the ClientApp cannot be loaded here: {error}") from error
-
-
-@contextmanager
-def _worker(reference: str, options: Mapping[str, Any], site: str | None = None) -> "Iterator[Worker]":
-    """Give a worker process with an app's `main()`, or with its ClientApp at a site; nothing of it stays."""
-    from atoll.parallel.worker.process import Environment, RunTerms, Worker
-
-    with tempfile.TemporaryDirectory(prefix="atoll-flower-") as scratch:
-        log, surroundings = Path(scratch) / "worker.log", Environment(folder=Path(scratch) / "app")
-        terms = RunTerms({f"{OPTION}{key}": value for key, value in options.items()})
-        worker = Worker(reference, log_path=log, site=site, run=terms, environment=surroundings)
-        try:
-            yield worker
-        finally:
-            worker.close()
 
 
 def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:

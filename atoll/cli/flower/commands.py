@@ -53,7 +53,8 @@ def check(
     An app runs natively if its strategy has a counterpart here; any other runs hosted, over messages.
     """
     from atoll.cli.files import options_among
-    from atoll.cli.flower_plan import check_client, plan_of
+    from atoll.cli.flower_plan import plan_of
+    from atoll.cli.worker_check import check_in_worker
 
     reference = _reference(folder)
     given = options_among(reference, overrides)
@@ -63,7 +64,7 @@ def check(
         as_json({"app": plan.app.task, "version": plan.app.version, "native": not plan.reasons, **told})
     else:
         _say_plan(plan)
-    check_client(reference, given)
+    check_in_worker(reference, site="check", what="the ClientApp cannot be loaded here: ", options=given)
 
 
 @app.command()
