@@ -19,6 +19,9 @@ from atoll.server.config.run import RunFile
 
 PLAN_TIMEOUT_S = 600.0
 
+KEEP_SITES = 1_000_000
+"""Versions whose metrics of single sites stay: the `Result` of Flower's has the metrics of the training of each round."""
+
 
 @dataclass(frozen=True, slots=True)
 class AppPlan:
@@ -85,7 +88,8 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     reasons = answer["reasons"] or _no_place_for(answer["settings"], reference)
     if reasons:
         return AppPlan(app, answer["strategy"], {}, {}, (), tuple(reasons))
-    return AppPlan(app, answer["strategy"], answer["settings"], answer["became"], tuple(answer["notes"]), ())
+    settings = {**answer["settings"], "evaluation": {**answer["settings"]["evaluation"], "keep_sites": KEEP_SITES}}
+    return AppPlan(app, answer["strategy"], settings, answer["became"], tuple(answer["notes"]), ())
 
 
 def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:

@@ -63,7 +63,7 @@ class ClientHost:
             content: records that the app may change; no other call may have them.
             state: the state of the context, which then has what the app leaves in its own.
             run_config: the run config.
-            group: the round, as a text.
+            group: the group of the message; Flower's strategies leave it empty, those before 1.21 give the round.
 
         Raises:
             TaskBroken: the reply is an error, or no message.

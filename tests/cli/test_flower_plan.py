@@ -38,3 +38,8 @@ def test_the_run_config_of_the_coordinators_copy_travels(tmp_path: Path, capsys:
         "task.out": "",
         "task.model.layers": 5,
     }
+
+
+def test_the_result_of_a_long_run_has_the_metrics_of_the_training_of_each_round() -> None:
+    file = load_run(str(APP), ["rounds=100000"])
+    assert file.evaluation.keep_sites >= file.rounds
