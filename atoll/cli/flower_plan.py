@@ -20,7 +20,7 @@ from atoll.server.config.run import RunFile
 PLAN_TIMEOUT_S = 600.0
 
 KEEP_SITES = 1_000_000
-"""Versions whose metrics of single sites stay: the `Result` of Flower's has the metrics of the training of each round."""
+"""Versions whose metrics of single sites stay: the `Result` of Flower has the metrics of each training."""
 
 
 @dataclass(frozen=True, slots=True)
