@@ -3,7 +3,8 @@
 The string under a field is its documentation; `docs/configuration.md` is generated from these strings.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -19,6 +20,8 @@ class AgentConfig(BaseModel):
     """The settings of one agent: its site, its coordinator, the resources that it may use."""
 
     model_config = STRICT
+
+    dotted_names: ClassVar[Mapping[str, int]] = {"task": 0}
 
     site: str
     """Name of the data owner, one of the task's sites; also the name of the client at the coordinator."""

@@ -15,10 +15,11 @@ def plain(value: Any) -> Any:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a table and of the tables in it by their dotted names."""
+    """Return the values of a table and of the tables in it by their dotted names; an empty table in it is a value."""
     found: dict[str, Any] = {}
     for name, value in table.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        is_table = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{name}.") if is_table else {f"{prefix}{name}": value}
     return found
 
 

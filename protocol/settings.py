@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 from atoll.aggregation.folders import in_words
 from atoll.aggregation.text_files import NotText, text_of
 from atoll.protocol.attribute_docs import attribute_docs
+from atoll.protocol.json_values import flat
 from atoll.protocol.secrets import without_password
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -160,6 +161,8 @@ def load_text(
     if faults:
         raise ConfigError(faults)
     _in_full(document, short_tables)
+    for field, depth in getattr(model_type, "dotted_names", {}).items():
+        document |= {field: _dotted(document[field], depth)} if field in document else {}
     try:
         return model_type.model_validate(document, context=context)
     except ValidationError as error:
@@ -168,7 +171,7 @@ def load_text(
             errors.setdefault(_key(detail, document), []).append(detail)
     written = {others: table for table, (_, others) in short_tables.items()}
     for key, details in errors.items():
-        is_set = any(key[: len(start)] == start for start in overridden)
+        is_set = any(f"{'.'.join(key)}.".startswith(f"{'.'.join(start)}.") for start in overridden)
         shown = ".".join((written.get(key[0], key[0]), *key[1:]) if len(key) > 1 else key)
         found = _faults(model_type, key, details, document, shown)
         faults += [_line("--set" if is_set else name, what) for what in found]
@@ -198,6 +201,13 @@ def _in_full(document: dict[str, Any], short_tables: ShortTables) -> None:
                 document[name] = table[key]
 
 
+def _dotted(table: Any, depth: int) -> Any:
+    """Return a table of values, `depth` levels down, by dotted names: `{optimizer = {lr = 1}}` as `optimizer.lr`."""
+    if not isinstance(table, dict):
+        return table
+    return {name: _dotted(item, depth - 1) for name, item in table.items()} if depth else flat(table)
+
+
 def _apply(override: str, document: dict[str, Any], short_tables: ShortTables) -> tuple[str, ...]:
     """Put `a.b=value` into the document and return its key in the model; raises ValueError."""
     name, equals, text = override.partition("=")
@@ -206,7 +216,7 @@ def _apply(override: str, document: dict[str, Any], short_tables: ShortTables) -
         raise ValueError(f"got {without_password(override)!r}; allowed: key=value, with a key such as round.quorum")
     table = document
     value = value_of(".".join(key), text.strip())
-    is_within = len(key) == 2 or isinstance(value, dict)
+    is_within = len(key) > 1 or isinstance(value, dict)
     if is_within and isinstance(text_alone := document.get(key[0]), str) and key[0] in short_tables:
         document[key[0]] = {short_tables[key[0]][0]: text_alone}
     for part in key[:-1]:

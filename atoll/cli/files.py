@@ -15,6 +15,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.flower_plan import app_of, run_of_app
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
+from atoll.cli.stopping import Stopped
 from atoll.cli.waiting import waiting_for
 from atoll.parallel.loading import loading
 from atoll.parallel.task.flower_app import FlowerApp, is_app, with_app
@@ -355,7 +356,9 @@ def load_user_task(reference: str, *, nodes: int | None = None) -> "Task | Array
             return load_task(reference)
     except TaskNotFound as error:
         raise CommandError(str(error)) from error
-    except Exception as error:  # any: the user's code runs here
+    except Stopped:
+        raise
+    except (Exception, SystemExit) as error:  # any: the user's code runs here
         raise CommandError(f"{reference}: cannot be loaded: {type(error).__name__}: {error}") from error
 
 

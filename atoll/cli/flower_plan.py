@@ -1,10 +1,9 @@
 """A Flower app as the settings of a run: a worker process runs its `main()` up to the start of the strategy."""
 
+import math
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -12,12 +11,16 @@ import tomli_w
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note
 from atoll.cli.waiting import waiting_for
+from atoll.cli.worker_check import worker_of
 from atoll.parallel.task.flower_app import FlowerApp, read_app
-from atoll.parallel.task.given import OPTION
+from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.server.config.run import RunFile
 
 PLAN_TIMEOUT_S = 600.0
+
+KEEP_SITES = 1_000_000
+"""Versions whose metrics of single sites stay: the `Result` of Flower has the metrics of each training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +70,14 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     Raises:
         CommandError: its description is wrong, a value is, or its code raises before the strategy starts.
     """
-    from atoll.parallel.worker.process import Environment, RunTerms, Worker, WorkerCrashed, WorkerError, WorkerHung
+    from atoll.parallel.worker.process import WorkerCrashed, WorkerError, WorkerHung
 
     app = app_of(reference)
     try:
         app.run_config(options)
     except ValueError as error:
         raise CommandError(*str(error).split("; ")) from error
-    with tempfile.TemporaryDirectory(prefix="atoll-flower-") as scratch:
-        log = Path(scratch) / "worker.log"
-        terms = RunTerms({f"{OPTION}{key}": value for key, value in options.items()})
-        worker = Worker(reference, log_path=log, run=terms, environment=Environment(folder=Path(scratch) / "app"))
+    with worker_of(reference, options=options) as worker:
         try:
             with waiting_for(f"main() of {app.task}", "it runs up to the start of its strategy"):
                 answer = worker.call("plan", PLAN_TIMEOUT_S, nodes=nodes or app.num_supernodes)
@@ -85,12 +85,11 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
             raise CommandError(*(f"{reference}: {line}" for line in without_frames(error.detail))) from error
         except (WorkerCrashed, WorkerHung) as error:
             raise CommandError(f"{reference}: main() does not reach its strategy: {error}") from error
-        finally:
-            worker.close()
     reasons = answer["reasons"] or _no_place_for(answer["settings"], reference)
     if reasons:
         return AppPlan(app, answer["strategy"], {}, {}, (), tuple(reasons))
-    return AppPlan(app, answer["strategy"], answer["settings"], answer["became"], tuple(answer["notes"]), ())
+    settings = {**answer["settings"], "evaluation": {**answer["settings"]["evaluation"], "keep_sites": KEEP_SITES}}
+    return AppPlan(app, answer["strategy"], settings, answer["became"], tuple(answer["notes"]), ())
 
 
 def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
@@ -105,13 +104,31 @@ def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
 def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> str:
     """Return the TOML of an app's native run; or of the run of messages of an app that has none.
 
+    Its options are the run config of this copy of the app, so that it is that of each site, whatever its copy says.
+
     Raises:
         CommandError: as `plan_of`.
     """
     plan = plan_of(reference, options, nodes=nodes)
     for reason in plan.reasons:
         note(f"{plan.app.task} runs hosted, over messages: {reason}")
-    return tomli_w.dumps({"name": run_name(plan.app.name), "task": reference, **plan.settings_of(reference, nodes)})
+    config = {key: value for key, value in plan.app.config.items() if _travels(value)}
+    if own := plan.app.config.keys() - config.keys():
+        note(f"of the run config each site has its own {', '.join(sorted(own))}: only plain values travel")
+    run = {"name": run_name(plan.app.name), "task": reference, "options": config}
+    return tomli_w.dumps({**run, **plan.settings_of(reference, nodes)})
+
+
+def _travels(value: Any) -> bool:
+    """Return whether a value of the run config is one of `protocol.settings.Plain`, and its text no secret."""
+    match value:
+        case str():
+            return without_password(value) == value
+        case float():
+            return math.isfinite(value)
+        case int():
+            return -(2**63) <= value < 2**63
+    return False
 
 
 def run_name(name: str) -> str:

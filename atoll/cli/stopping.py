@@ -25,6 +25,9 @@ LAUNCHER = "TORCHELASTIC_RUN_ID"
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+TELL_S = 5.0
+"""Seconds from the end of a command until the person is told of threads for which its process waits."""
+
 END_S = 5.0
 """Seconds to close what is open, after which the process ends all the same."""
 
@@ -63,7 +66,8 @@ def one_line() -> Iterator[None]:
     """Handle the signals of this process for the duration of the block, unless its parent has it ignore them.
 
     Whatever exception leaves the block after a signal, the exit code is that of the signal. After the block the command
-    has ended, and its exit code stands: a signal while Python shuts down does not change it, but a second one does.
+    has ended, and its exit code stands: a signal while Python shuts down does not change it, but a second one does, and
+    the first does while Python waits for threads of the task's, of which the person is told.
     """
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     if LAUNCHER in os.environ:
@@ -78,6 +82,9 @@ def one_line() -> Iterator[None]:
         check()
         for number in handled:
             signal.signal(number, _ignore_one)
+        timer = threading.Timer(TELL_S, _tell_of_threads)
+        timer.daemon = True
+        timer.start()
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
@@ -116,6 +123,20 @@ def _unblock_in_child() -> None:
 def _ignore_one(_number: int, _frame: FrameType | None) -> None:
     for each in SIGNALS:
         signal.signal(each, signal.SIG_DFL)
+    if _threads():
+        os._exit(INTERRUPTED)
+
+
+def _tell_of_threads() -> None:
+    if names := _threads():
+        waits = "the command has ended, and waits for threads of the task's; Ctrl-C ends them"
+        os.write(2, f"atoll: {waits}: {', '.join(names)}\n".encode())
+
+
+def _threads() -> list[str]:
+    """Return the names of the threads for which Python waits at its end, but this one and the first."""
+    mine = (threading.main_thread(), threading.current_thread())
+    return [each.name for each in threading.enumerate() if each not in mine and not each.daemon]
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.cli.faults import CommandError, RunFailed, TaskFailed
+from atoll.cli.stopping import Stopped
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _FRAME_ANYWHERE = re.compile(r'^  File "([^"]*)", line \d+, in (?!__torch_(?:function|dispatch)__$)', re.MULTILINE)
@@ -38,23 +39,23 @@ def task_failures_in_one_line() -> Iterator[None]:
         raise RunFailed(one_line(str(error))) from error
     except (ClientFailed, TaskBroken) as error:
         raise TaskFailed(one_line(str(error))) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if (line := failure_of_the_task(error)) is None:
             raise
         raise TaskFailed(line) from error
 
 
-def failure_of_the_task(error: Exception) -> str | None:
-    """Return an error of the user's code in one line, with its place; None: another's error.
+def failure_of_the_task(error: Exception | SystemExit) -> str | None:
+    """Return an error of the user's code in one line, with its place; None: another's error, or a signal's.
 
     An OSError outside of the user's file is the machine's: its own text says more.
     """
-    if isinstance(error, CommandError) or not _is_of_the_task(error):
+    if isinstance(error, CommandError | Stopped) or not _is_of_the_task(error):
         return None
     return one_line("the task failed:\n" + "".join(traceback.format_exception(error)))
 
 
-def _is_of_the_task(error: Exception) -> bool:
+def _is_of_the_task(error: Exception | SystemExit) -> bool:
     """Return whether the error comes from the user's code, from a module of torch, or from a call of the user's code.
 
     A DataLoader's worker sends its traceback as text, so frames are read from the text. An error that Atoll's own code

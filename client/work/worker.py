@@ -8,6 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import indent
 from typing import Any
 
 from atoll.aggregation.printable import conclusion
@@ -261,7 +262,7 @@ class WorkerRunner:
         except WorkerHung as error:
             raise RunnerFailed(FailureReason.WORKER_HUNG, str(error)) from error
         except WorkerCrashed as error:
-            raise RunnerFailed(FailureReason.WORKER_CRASHED, str(error)) from error
+            raise RunnerFailed(FailureReason.WORKER_CRASHED, _detail_of(error)) from error
         except RuntimeError as error:
             if not self._is_closed:
                 raise
@@ -277,6 +278,15 @@ def _pieces(fields: Iterable[Sequence[Any]]) -> tuple[Piece, ...]:
 
 def _sums(statistics: Mapping[str, Any]) -> Sums:
     return {name: tuple(map(float, values)) for name, values in statistics.items()}
+
+
+def _detail_of(error: WorkerCrashed) -> str:
+    """Return the end of a worker's log and then, as after the frames of a traceback, the way in which it has ended.
+
+    A detail is cut at its beginning, and a line about it has its conclusion.
+    """
+    *_, last = "", *error.log_tail.splitlines()
+    return f"{indent(error.log_tail, '  ')}\n{error.ending}{last and f'; its log ends: {last}'}".strip("\n")
 
 
 def _faults_of(error: RunnerFailed) -> list[str]:

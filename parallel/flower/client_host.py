@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from flwr.app import ConfigRecord, Context, Message, Metadata, RecordDict
+from flwr.clientapp import ClientApp
 
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp, node_id
@@ -22,6 +23,13 @@ def code_of(failure: str) -> int | None:
     return int(found[1]) if (found := _ERROR.search(failure)) else None
 
 
+class NodeConfig(dict[str, Any]):
+    """The settings of a site, as an app reads them; a missing one is told with the way out."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise KeyError(f"{key}: this site has no such setting; its agent takes --set task.{key}=VALUE")
+
+
 class ClientHost:
     """The ClientApp of an app at one site.
 
@@ -29,11 +37,20 @@ class ClientHost:
         app: the app.
         site: the owner of the data.
         node_config: the site's settings, as `--node-config` of a SuperNode.
+
+    Raises:
+        TaskBroken: the app's reference to its ClientApp names another object.
+        Exception: any error that loading it raises.
     """
 
     def __init__(self, app: FlowerApp, site: str, node_config: Mapping[str, Any]) -> None:
-        self._app, self._site, self._node_config = app, site, dict(node_config)
+        self._site, self._node_config = site, dict(node_config)
         self._client_app = app.load(app.clientapp)
+        if not isinstance(self._client_app, ClientApp):
+            raise TaskBroken(
+                f"{app.clientapp} is a {type(self._client_app).__name__}: "
+                "tool.flwr.app.components.clientapp must name a ClientApp"
+            )
         self._num_messages = 0
 
     def call(
@@ -44,9 +61,9 @@ class ClientHost:
         Args:
             kind: `train`, `evaluate` or `query`, with an action as in `query.stats`; or one of the legacy kinds.
             content: records that the app may change; no other call may have them.
-            state: the state of the context, which the app changes in place.
+            state: the state of the context, which then has what the app leaves in its own.
             run_config: the run config.
-            group: the round, as a text.
+            group: the group of the message; Flower's strategies leave it empty, those before 1.21 give the round.
 
         Raises:
             TaskBroken: the reply is an error, or no message.
@@ -54,7 +71,7 @@ class ClientHost:
         """
         self._num_messages += 1
         node = node_id(self._site)
-        context = Context(RUN_ID, node, dict(self._node_config), state, dict(run_config))
+        context = Context(RUN_ID, node, NodeConfig(self._node_config), state, dict(run_config))
         metadata = Metadata(
             run_id=RUN_ID,
             message_id=f"{self._site}-{self._num_messages}",
@@ -69,8 +86,13 @@ class ClientHost:
         reply = self._client_app(Message(metadata=metadata, content=content), context)  # type: ignore[call-overload]
         if not isinstance(reply, Message):
             raise TaskBroken(f"the ClientApp must return a Message for {kind}, got {type(reply).__name__}")
+        if not isinstance(context.state, RecordDict):
+            raise TaskBroken(f"context.state must be a RecordDict after {kind}, got {type(context.state).__name__}")
         if reply.has_error():
             raise TaskBroken(f"{ANSWERED} {kind} with error {reply.error.code}: {reply.error.reason}")
+        if context.state is not state:
+            state.clear()
+            state.update(context.state)
         return reply.content
 
 

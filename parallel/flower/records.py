@@ -4,12 +4,13 @@ A content has the names, kinds and values of all records as plain, and each arra
 Flower's own (`Array.data`), of any dtype and `stype`, so that equal records come back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.arrays import ALLOWED, Arrays
 from atoll.parallel.task.content import Content
 from atoll.parallel.task.errors import TaskBroken
@@ -17,8 +18,8 @@ from atoll.parallel.task.errors import TaskBroken
 CAST = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.float16): np.dtype(np.float32)}
 """The dtypes that travel as others; the app gets them back as they were."""
 
-NAME_MAX = 1024
-"""Most characters of an array's name that travels: `protocol/manifest`."""
+NAME_MAX, DIMS_MAX = 1024, 8
+"""Most characters of an array's name that travels, and most of its dimensions: `protocol/manifest`."""
 
 AVERAGED = ALLOWED.keys() - {np.dtype(name) for name in ("int8", "int16", "uint8")}
 """The other dtypes of arrays that are averaged: in narrower integers a difference of two values may have no place."""
@@ -97,7 +98,7 @@ def arrays_of(record: ArrayRecord) -> Arrays:
     """Return the arrays of a record, as they travel: those in `CAST` as float32.
 
     Raises:
-        TaskBroken: an array has a dtype that no model of Atoll has; the message lists all of them.
+        TaskBroken: an array has a dtype, a name or a shape that no model of Atoll has; the message lists all of them.
     """
     return travelling({key: array.numpy() for key, array in record.items()})
 
@@ -106,25 +107,27 @@ def travelling(arrays: Arrays) -> Arrays:
     """Return an app's arrays as they travel: those in `CAST` as float32, the others themselves where contiguous.
 
     Raises:
-        TaskBroken: as `arrays_of`, or a name is none of a model's tensors.
+        TaskBroken: as `arrays_of`, or a name or a shape is none of a model's tensors.
     """
-    faults = [
-        f"{key} is {array.dtype}: only float16, float32, float64, int32 and int64 are averaged natively"
-        for key, array in arrays.items()
-        if array.dtype not in CAST and array.dtype not in AVERAGED
-    ]
-    faults += [
-        f"the array {name!r} has a name that no model's file has: natively it has 1 to {NAME_MAX} printable characters"
-        for name in arrays
-        if not 1 <= len(name) <= NAME_MAX or not name.isprintable() or name == "__metadata__"
-    ]
-    if not arrays:
-        faults.append("there is no array in the record")
+    faults = [*_faults_of(arrays)] if arrays else ["there is no array in the record"]
     if faults:
         raise TaskBroken("; ".join(faults))
     return {
         key: np.ascontiguousarray(a, dtype=CAST.get(a.dtype, a.dtype)).reshape(a.shape) for key, a in arrays.items()
     }
+
+
+def _faults_of(arrays: Arrays) -> Iterator[str]:
+    for name, array in arrays.items():
+        if array.dtype not in CAST and array.dtype not in AVERAGED:
+            yield f"{name} is {array.dtype}: only float16, float32, float64, int32 and int64 are averaged natively"
+        if array.ndim > DIMS_MAX:
+            yield f"{name} has {count_of(array.ndim, 'dimension')}: natively at most {DIMS_MAX}"
+        if not 1 <= len(name) <= NAME_MAX or not name.isprintable() or name == "__metadata__":
+            yield (
+                f"the array {name[:80]!r} has a name that no model's file has: natively it has 1 to {NAME_MAX} "
+                "printable characters"
+            )
 
 
 def casts_of(record: ArrayRecord) -> dict[str, str]:

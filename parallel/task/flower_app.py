@@ -9,6 +9,7 @@ A reference to an app is `path/to/pyproject.toml:app`; on a command line its fol
 
 import hashlib
 import importlib
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,13 @@ from atoll.parallel.task.errors import TaskNotFound
 PROJECT, ATTRIBUTE = "pyproject.toml", "app"
 PREFIX = "flower:"
 """The beginning of the name of a task that is a Flower app."""
+
+TABLES = ("project", "tool", "tool.flwr", "tool.flwr.app", "tool.flwr.app.components", "tool.flwr.app.config",
+          "tool.flwr.federations")  # fmt: skip
+"""The keys whose values are tables, where a project has them."""
+
+REFERENCE = re.compile(r"[^.:][^:]*:[^.:][^:]*")
+"""The form of a reference to an object of an app: a module from the app's folder, and an attribute."""
 
 RUN_ID, SERVER = 1, 1
 """Flower's ids of a run and of its server: a process has one of each."""
@@ -157,34 +165,40 @@ def read_app(reference: str) -> FlowerApp:
         raise TaskNotFound(in_words(error)) from error
     except ValueError as error:
         raise TaskNotFound(f"{folder / PROJECT}: not TOML: {error}") from error
-    flwr = document.get("tool", {}).get("flwr", {})
-    table, project = flwr.get("app", {}), document.get("project", {})
-    components = table.get("components", {})
-    wanted = {
-        "project.name": project.get("name"),
-        "project.version": project.get("version"),
-        "tool.flwr.app.publisher": table.get("publisher"),
-        "tool.flwr.app.components.serverapp": components.get("serverapp"),
-        "tool.flwr.app.components.clientapp": components.get("clientapp"),
-    }
-    faults = [f"{key} must be a text, got {value!r}" for key, value in wanted.items() if not _is_text(value)]
+    table, components = _at(document, "tool.flwr.app") or {}, "tool.flwr.app.components"
+    texts = ("project.name", "project.version", "tool.flwr.app.publisher")
+    references = (f"{components}.serverapp", f"{components}.clientapp")
+    given = {key: _at(document, key) for key in (*texts, *references)}
+    faults = [
+        f"{key} must be a table, got {value!r}"
+        for key in TABLES
+        if (value := _at(document, key)) is not None and not isinstance(value, Mapping)
+    ]
+    faults = faults or [f"{key} must be a text, got {value!r}" for key, value in given.items() if not _is_text(value)]
     faults += [
-        f"tool.flwr.app.components.{name} must be module:attribute, got {components[name]!r}"
-        for name in ("serverapp", "clientapp")
-        if _is_text(components.get(name)) and ":" not in components[name]
+        f"{key} must be module:attribute, got {given[key]!r}"
+        for key in references
+        if _is_text(given[key]) and not REFERENCE.fullmatch(given[key])
     ]
     if faults:
         raise TaskNotFound(f"{folder / PROJECT}: " + "; ".join(faults))
     return FlowerApp(
         folder=folder,
-        publisher=table["publisher"],
-        name=project["name"],
-        version=project["version"],
-        serverapp=components["serverapp"],
-        clientapp=components["clientapp"],
+        publisher=given["tool.flwr.app.publisher"],
+        name=given["project.name"],
+        version=given["project.version"],
+        serverapp=given[references[0]],
+        clientapp=given[references[1]],
         config=dict(flattened(table.get("config", {}))),
-        num_supernodes=_num_supernodes(flwr.get("federations", {})),
+        num_supernodes=_num_supernodes(_at(document, "tool.flwr.federations") or {}),
     )
+
+
+def _at(table: Any, path: str) -> Any:
+    """Return the value of nested tables at keys joined by dots; None: there is none."""
+    for key in path.split("."):
+        table = table.get(key) if isinstance(table, Mapping) else None
+    return table
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -202,8 +216,8 @@ def _num_supernodes(federations: Mapping[str, Any]) -> int:
     if isinstance(default := federations.get(str(federations.get("default"))), Mapping):
         tables.insert(0, default)
     for table in tables:
-        number = table.get("options", {}).get("num-supernodes")
-        if isinstance(number, int) and number > 0:
+        number = _at(table, "options.num-supernodes")
+        if type(number) is int and number > 0:
             return number
     return 0
 

@@ -147,7 +147,7 @@ class ClientBench(_AppBench):
         content = RecordDict(
             {self._terms.arrays: self._record(arrays), self._terms.config: config_record(config, server_round)}
         )
-        return self._client.call(kind, content, state=state, run_config=self._run_config, group=str(server_round))
+        return self._client.call(kind, content, state=state, run_config=self._run_config, group="")
 
     def _update(self, record: ArrayRecord, version: Arrays) -> Arrays:
         """Return local - global, in the dtype in which each array travels."""

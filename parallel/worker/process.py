@@ -44,9 +44,9 @@ class WorkerCrashed(RuntimeError):
         """The exit code as in subprocess: negative for a signal."""
         self.log_tail = log_tail
         """The last lines that this process wrote to its log."""
-        super().__init__(
-            f"the worker {_ending(exit_code)}" + (f"; the end of its log:\n{log_tail}" if log_tail else "")
-        )
+        self.ending = f"the worker {_ending(exit_code)}"
+        """The exit code or the signal, in words."""
+        super().__init__(self.ending + (f"; the end of its log:\n{log_tail}" if log_tail else ""))
 
 
 class WorkerHung(RuntimeError):

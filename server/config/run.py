@@ -168,6 +168,9 @@ class RunConfig(BaseModel):
     short_tables: ClassVar[Mapping[str, tuple[str, str]]] = {"task": ("reference", "options")}
     """Texts that may be written as a table: the key of the text in it, and the field of its other keys."""
 
+    dotted_names: ClassVar[Mapping[str, int]] = {"options": 0}
+    """The fields of values by name, where a name may be of tables: the level of the names."""
+
     name: str = "run"
     """Name of the run: 1 to 64 of the characters a-z, 0-9, - and _."""
 

@@ -162,7 +162,7 @@ class naming:
         """Enter the task's code."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) or kind is SystemExit:  # a subclass is the end of this process by a signal
             detail = "".join(traceback.format_exception(error))
             raise ClientFailed(f"the training of client {self._clients} failed:\n{detail}") from error
 

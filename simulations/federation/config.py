@@ -1,6 +1,7 @@
 """The settings of a simulated run: those of a deployed run, and those of its clients."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -59,6 +60,8 @@ class SimulationFile(RunFile):
 
     attack: AttackConfig = AttackConfig()
     """Attack of malicious clients."""
+
+    dotted_names: ClassVar[Mapping[str, int]] = {**RunFile.dotted_names, "sites": 1}
 
     sites: dict[str, dict[str, Plain]] = Field(default={})
     """Settings of the task's sites by name, as the `[task]` table of each one's `agent.toml` has them:

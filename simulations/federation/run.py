@@ -5,7 +5,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 
 from atoll.aggregation.printable import count_of
@@ -57,6 +57,7 @@ def opened(
         StoreCorrupted: the files of an earlier process are damaged.
         Exception: any error that the rest of `main()` raises.
     """
+    folder = folder.absolute()  # the task's code may change the current folder
     check_folder(file, folder, is_fresh=is_fresh)
     setting = setting_of(file, with_folder(task, folder))
     for line in setting.notes:
@@ -68,7 +69,7 @@ def opened(
         write_atomically(folder / SETTINGS, effective(file).encode())
         if setting.population_report is not None and not is_reported:
             write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
-        with Federation(setting, folder, on_round=on_round, tell=tell) as federation:
+        with chdir(os.curdir), Federation(setting, folder, on_round=on_round, tell=tell) as federation:
             yield federation
             conclude(federation, folder)
     finally:

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 from atoll.parallel.task.array_task import ArrayTask
@@ -50,6 +50,7 @@ def opened(
         ConfigError: all faults of the settings, the task or the folder.
         WorkerDied: a process of the engine could not start.
     """
+    folder = folder.absolute()  # the task's code may change the current folder
     setting = setting_of(file, task)
     _check_folder(folder, is_fresh=is_fresh)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def opened(
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / f"{OF_THE_PROGRAM}.log").unlink(missing_ok=True)
         write_atomically(folder / SETTINGS, effective(file).encode())
-        with MessageFederation(setting, folder, on_exchange=on_exchange) as federation:
+        with chdir(os.curdir), MessageFederation(setting, folder, on_exchange=on_exchange) as federation:
             yield federation
     finally:
         os.close(lock)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def _bad_label(site: str, split: str) -> TensorDataset:
 
 def _own_mistake(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("no loss\ntoday")
+
+
+def _ends_the_process(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    sys.exit(0)
+
+
+def _moves_away(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    os.chdir("/")
+    return torch.nn.functional.cross_entropy(outputs, targets)
 
 
 def _loss_of_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -69,6 +79,9 @@ def _no_model() -> torch.nn.Module:
 
 bad_label = replace(task, data=_bad_label)
 own_mistake = replace(task, loss=_own_mistake)
+ends_the_process = replace(task, loss=_ends_the_process)
+moves_away = replace(task, loss=_moves_away)
+no_test_data = replace(task, test_data=lambda: sys.exit(0))
 loss_of_each = replace(task, loss=_loss_of_each)
 loss_and_weight = replace(task, loss=lambda outputs, targets: (_loss_of_each(outputs, targets).sum(), len(targets)))
 loss_number = replace(task, loss=lambda outputs, targets: _loss_of_each(outputs, targets).mean().item())

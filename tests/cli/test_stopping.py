@@ -265,6 +265,27 @@ os.kill(os.getpid(), signal.SIGTERM)
     assert done.stdout.splitlines() == ["still here", "the exit code stands"]
 
 
+@pytest.mark.real
+def test_a_thread_of_the_task_that_does_not_end_is_told_and_ends_with_the_first_signal() -> None:
+    program = """
+import threading, time
+from atoll.cli import stopping
+stopping.TELL_S = 0.0
+with stopping.one_line():
+    threading.Thread(target=time.sleep, args=(600,), name="prefetch").start()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            told = process.stderr.readline()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(BOUND_S) == 130
+        finally:
+            process.kill()
+    assert told.startswith("atoll: the command has ended, and waits for threads of the task's")
+    assert told.endswith(": prefetch\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -147,7 +147,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "exports",
         ),
         ("cli/completion.py", "cli/faults.py", "cli/waiting.py"),
-        ("cli/flower_plan.py", "cli/options.py"),
+        ("cli/options.py", "cli/worker_check.py"),
+        ("cli/flower_plan.py",),
         (
             "cli/files.py",
             "cli/local_audit.py",

@@ -2,14 +2,14 @@
 
 import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.protocol.settings import STRICT, ConfigError, Folder, describe, effective, load, load_text
+from atoll.protocol.settings import STRICT, ConfigError, Folder, Plain, describe, effective, load, load_text
 
 
 class Tides(BaseModel):
@@ -112,6 +112,37 @@ def test_faults_of_overrides_say_that_they_come_from_there() -> None:
 def test_a_table_as_an_override_keeps_the_other_settings_of_the_file() -> None:
     found = load_text(Lagoon, "name = 'a'\n[tides]\nlow = 3\nhigh = 7\n", ["tides={high=5}"], name="")
     assert (found.tides.low, found.tides.high) == (3, 5)
+
+
+class Reef(BaseModel):
+    """Settings with values by dotted names, one table of them short for a text and the rest."""
+
+    model_config = STRICT
+
+    short_tables: ClassVar = {"task": ("reference", "options")}
+    dotted_names: ClassVar = {"options": 0, "sites": 1}
+
+    task: str = "t"
+    """Text."""
+
+    options: dict[str, Plain] = {}
+    """Values by name."""
+
+    sites: dict[str, dict[str, Plain]] = {}
+    """Values by site and name."""
+
+
+def test_names_of_values_may_be_dotted_as_tables_or_in_overrides() -> None:
+    text = 'task = "a"\n[options]\n"optimizer.lr" = 0.1\nseed = 3\n[sites."x.y".db]\nhost = "h"\n'
+    found = load_text(Reef, text, ["task.optimizer={name='sgd'}", "task.optimizer.lr=0.5"], name="")
+    assert found.task == "a"
+    assert found.options == {"optimizer.lr": 0.5, "seed": 3, "optimizer.name": "sgd"}
+    assert found.sites == {"x.y": {"db.host": "h"}}
+    assert load_text(Reef, effective(found), name="") == found
+    with pytest.raises(ConfigError) as refused:
+        load_text(Reef, text, ["task.optimizer.rates=[1]"], name="run.toml")
+    plain = "true | false | integer | number | string"
+    assert refused.value.faults == (f"--set: task.optimizer.rates: got [1]; allowed: {plain}",)
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def simulate_as_asked(what: str, overrides: list[str], request: Request) -> NoRe
         raise typer.Exit
     folder = request.folder(file)
     if_stopped("before a round began; the same command goes on")
-    exports = live_export(request.exports, SimulatedFolder(folder), folder)
+    exports = live_export(request.exports, SimulatedFolder(folder.absolute()), folder.absolute())  # the task may change
     keep_freed_blocks()
     with RoundProgress(sys.stderr, note, rounds=file.rounds) as progress, exports:
         report = to_all(progress.round, exports.take)

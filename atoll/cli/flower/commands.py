@@ -48,20 +48,23 @@ def check(
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     json: options.Json = False,
 ) -> None:
-    """Tell how each part of an app will run, and why; its main() runs up to the start of the strategy.
+    """Tell how each part of an app will run, and why: it runs main() up to its strategy, and loads the ClientApp.
 
     An app runs natively if its strategy has a counterpart here; any other runs hosted, over messages.
     """
     from atoll.cli.files import options_among
     from atoll.cli.flower_plan import plan_of
+    from atoll.cli.worker_check import check_in_worker
 
     reference = _reference(folder)
-    plan = plan_of(reference, options_among(reference, overrides), nodes=nodes)
+    given = options_among(reference, overrides)
+    plan = plan_of(reference, given, nodes=nodes)
     if json:
         told = {name: value for name, value in asdict(plan).items() if name != "app"}
         as_json({"app": plan.app.task, "version": plan.app.version, "native": not plan.reasons, **told})
     else:
         _say_plan(plan)
+    check_in_worker(reference, site="check", what="the ClientApp cannot be loaded here: ", options=given)
 
 
 @app.command()

@@ -11,6 +11,7 @@ from atoll.aggregation.printable import count_of
 from atoll.cli.faults import CommandError, TaskFailed, raised
 from atoll.cli.files import load_app
 from atoll.cli.printing import note, say
+from atoll.cli.stopping import if_stopped
 from atoll.protocol.settings import effective
 from atoll.server.config.run import RunFile
 
@@ -45,6 +46,7 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
         )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.toml").write_text(effective(file), encoding="utf-8")
+    if_stopped("before the run had ended; the same command goes on")
     processes: list[subprocess.Popen[bytes]] = []
     try:
         state = folder / "coordinator"
@@ -52,7 +54,8 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
         processes.append(coordinator)
         address = _address(coordinator, state)
         processes += (_agent(reference, folder, address, place, number) for place in range(number))
-        note(f"{count_of(number, 'client')}, each an agent; their logs are in {folder}")
+        their = f"their logs are in {folder}, what their apps print in node-N/worker.*.log there"
+        note(f"{count_of(number, 'client')}, each an agent; {their}")
         code = _waited(coordinator, processes[1:], folder)
     finally:
         _end(processes)

@@ -142,15 +142,16 @@ def _checked(
         settings = load(AgentConfig, path, overrides)
     except ConfigError as error:
         faults += error.faults
+    of_python = [] if settings is None else _faults_of_python(settings.python)
     if settings is not None:
-        faults += [*_faults_of_policy(settings.policy), *_faults_of_python(settings.python)]
+        faults += [*_faults_of_policy(settings.policy), *of_python]
     try:
         named = tasks_by_name(references)
     except ConfigError as error:
         faults += error.faults
     if settings is not None and "state" not in settings.model_fields_set:  # several agents often start in one folder
         settings = settings.model_copy(update={"state": Path(f"atoll-agent-{settings.site}")})
-    if settings is not None and named and is_check:
+    if settings is not None and named and is_check and not of_python:
         faults += faults_at_the_site(settings, references)
     if faults or settings is None:
         raise ConfigError(faults)
@@ -168,20 +169,20 @@ def _faults_of_policy(path: Path | None) -> Sequence[str]:
     return ()
 
 
-def _faults_of_python(python: Path | None) -> Sequence[str]:
+def _faults_of_python(python: Path | None) -> list[str]:
     from atoll.parallel.worker.interpreter import fault_of_interpreter
 
-    return [f"python: {fault}"] if python is not None and (fault := fault_of_interpreter(python)) else ()
+    return [f"python: {fault}"] if python is not None and (fault := fault_of_interpreter(python)) else []
 
 
 def _print_effective(settings: "AgentConfig", references: Sequence[str], json: bool) -> None:
     from atoll.cli.files import load_user_task
     from atoll.protocol.settings import effective
 
-    tasks = {reference: load_user_task(reference) for reference in references}
     if not settings.crew.mesh:
         say_settings(effective(settings), json=json)
         return
+    tasks = {reference: load_user_task(reference) for reference in references}
     from atoll.cli.serving.crew_check import check_crew, document, note_crew
 
     needs = check_crew(settings.crew, tasks, settings.device)

@@ -14,10 +14,13 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
 
     Args:
         settings: of the agent.
-        references: of its tasks, which are loaded in this process.
+        references: of its tasks, which are loaded in this process; those with an interpreter of the site's, and
+            Flower apps, in a worker.
     """
     from atoll.cli.faults import CommandError
     from atoll.cli.files import check_folder, load_user_task
+    from atoll.cli.worker_check import check_in_worker
+    from atoll.parallel.task.flower_app import is_app
     from atoll.protocol.settings import ConfigError
 
     faults = _faults_of_join_code(settings.join)
@@ -28,7 +31,10 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
     tasks: dict[str, Any] = {}
     for reference in references:
         try:
-            tasks[reference] = load_user_task(reference)
+            if settings.python is not None or is_app(reference):
+                check_in_worker(reference, site=settings.site, settings=settings.task, python=settings.python)
+            else:
+                tasks[reference] = load_user_task(reference)
         except CommandError as error:
             faults += error.args
     if len(tasks) == len(references):
@@ -49,16 +55,10 @@ def _faults_of_join_code(text: str) -> list[str]:
 
 
 def _faults_of_settings(given: Mapping[str, Any], tasks: Mapping[str, Any]) -> list[str]:
-    """List the faults of the site's values: names that no task declares, and values of another type.
-
-    A Flower app declares no names: all values are its `node_config`.
-    """
+    """List the faults of the site's values: names that no task declares, and values of another type."""
     from atoll.parallel.task.given import with_values
     from atoll.parallel.task.overrides import OverridesRefused
-    from atoll.parallel.worker.flower_task import FlowerTask
 
-    if any(isinstance(task, FlowerTask) for task in tasks.values()):
-        return []
     declared = [getattr(task, "settings", {}) for task in tasks.values()]
     every = {name: value for settings in declared for name, value in settings.items()}
     unknown = {name: value for name, value in given.items() if name not in every}
@@ -77,6 +77,6 @@ def _note_unknown_site(site: str, tasks: Mapping[str, Any]) -> None:
     """Note the tasks whose own list of sites, which simulations and trainings use, lacks this one."""
     for reference, task in tasks.items():
         names = tuple(getattr(task, "sites", ()))
-        if names and site not in names and not hasattr(task, "app"):
+        if names and site not in names:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             note(f"site {site} is none of the sites of {reference} ({shown}): its data must know it all the same")

@@ -43,6 +43,26 @@ def test_an_exception_of_the_user_s_code_is_reported_with_its_line() -> None:
     assert f"({failing_tasks.__file__}, line " in told
 
 
+@pytest.mark.parametrize("engine", ["sequential", "batched", pytest.param("processes", marks=pytest.mark.real)])
+def test_task_code_that_ends_the_process_is_a_failure_of_the_run(engine: str) -> None:
+    told = failed(f"{TASKS}:ends_the_process", *ALL, "--engine", engine)
+    assert told.startswith("the training of client a failed: SystemExit: 0")
+
+
+def test_task_code_outside_of_a_training_that_ends_the_process_is_one_too(folder: Path) -> None:
+    told = failed(f"{TASKS}:no_test_data", *ALL, "--engine", "sequential")
+    assert told.startswith("the task failed: SystemExit: 0")
+    (folder / "ends.py").write_text("import sys\nsys.exit()\n")
+    assert failed(f"{folder}/ends.py:task") == f"{folder}/ends.py:task: cannot be loaded: SystemExit: "
+
+
+def test_a_task_that_changes_the_current_folder_leaves_the_run_in_its_own(folder: Path) -> None:
+    result = invoke("simulate", f"{TASKS}:moves_away", *ALL, "--engine", "sequential", "--out", "run")
+    assert result.exit_code == 0, result.output
+    assert Path.cwd() == folder
+    assert json.loads((folder / "run" / "result.json").read_text())["state"] == "finished"
+
+
 @pytest.mark.parametrize("engine", ["sequential", "batched", "auto"])
 @pytest.mark.parametrize(("name", "words"), failing_tasks.LOSSES.items())
 def test_a_loss_that_is_no_single_number_is_one_sentence_in_every_engine(name: str, words: str, engine: str) -> None:

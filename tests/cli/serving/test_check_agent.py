@@ -1,5 +1,7 @@
 """`atoll agent --check`: everything that the site's agent could not use, at once."""
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,32 @@ def test_the_settings_of_all_tasks_are_known_and_a_site_of_another_name_is_noted
     assert f"site z is none of the sites of {task_file}:task (a, b, c, d)" in " ".join(result.stderr.split())
     quiet = invoke("agent", f"{task_file}:task", "--site", "a", "--check", *given[:2], *given[4:])
     assert "none of the sites" not in quiet.stderr
+
+
+@pytest.mark.real
+def test_a_task_is_loaded_by_the_interpreter_of_its_site(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "of_the_site.py").write_text("task = 1\n")
+    own = tmp_path / "own.py"
+    own.write_text(f"import of_the_site\n{OWN}")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{tmp_path}/library" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    given = ("--site", "a", "--check", "--state", tmp_path / "state")
+    (fault,) = refused("agent", f"{own}:task", *given)
+    assert "ModuleNotFoundError: No module named 'of_the_site'" in fault
+    assert invoke("agent", f"{own}:task", *given, "--set", f'python="{python}"').exit_code == 0
+    wrong = ("--set", f'python="{python}"', "--set", "task.rows=many")
+    (fault,) = refused("agent", f"{own}:task", *given, *wrong)
+    assert fault.startswith(f"{own}:task: task.rows: expected"), fault
+
+
+@pytest.mark.real
+def test_a_client_app_is_loaded_as_the_agent_loads_it(tmp_path: Path) -> None:
+    app = shutil.copytree(Path(__file__).parents[2] / "parallel" / "flower" / "apps" / "own_code", tmp_path / "app")
+    given = ("--site", "a", "--check", "--state", tmp_path / "state", "--set", "task.partition-id=0")
+    assert invoke("agent", app, *given).exit_code == 0
+    project = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(project.replace("own_code_app:client", "own_code_app:train"))
+    (fault,) = refused("agent", app, *given)
+    assert fault.endswith("own_code_app:train is a function: tool.flwr.app.components.clientapp must name a ClientApp")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.aggregation.printable import conclusion
 from atoll.aggregation.tensors.safetensors_file import read, write
 from atoll.cli.faults import EXIT_AWAY, code_of
 from atoll.client.disk.state_directory import StateDirectory
@@ -68,8 +69,8 @@ async def test_worker_describes_trains_and_evaluates(tmp_path):
 async def test_trouble_becomes_a_reason_and_the_next_job_runs(tmp_path):
     async with runner(tmp_path) as (_, train):
         for deed, reason, words in (
-            ("exit", "worker_crashed", "farewell"),
-            ("segfault", "worker_crashed", "SIGSEGV"),
+            ("exit", "worker_crashed", "the worker exited with code 3; its log ends: farewell"),
+            ("segfault", "worker_crashed", "the worker was ended by SIGSEGV"),
             ("raise", "training_failed", "KeyError"),
             ("nan", "not_finite", "w"),
             ("shape", "task_mismatch", "w"),
@@ -78,7 +79,7 @@ async def test_trouble_becomes_a_reason_and_the_next_job_runs(tmp_path):
             with pytest.raises(RunnerFailed) as caught:
                 await train(deed)
             assert caught.value.reason == reason, deed
-            assert words in caught.value.detail
+            assert words in conclusion(caught.value.detail)
         await train("work")
 
 

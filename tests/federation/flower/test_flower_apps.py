@@ -149,6 +149,9 @@ def test_a_run_on_this_machine_tells_the_fault_of_an_app_and_ends(tmp_path, part
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=BOUND_S)
     assert done.returncode == 2
     assert told.format(app=app) in done.stderr.replace("node-1", "node-0"), "either may be the first"
+    checked = subprocess.run([ATOLL, "flower", "check", app], capture_output=True, text=True, timeout=BOUND_S)
+    assert checked.returncode == (2 if part == "clientapp" else 0)
+    assert ("the ClientApp cannot be loaded here" in checked.stderr) == (part == "clientapp")
 
 
 @pytest.mark.real

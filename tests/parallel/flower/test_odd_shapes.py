@@ -42,6 +42,7 @@ NOT_NATIVE = {
     "big endian": "a0 is >f4: only",
     "long double": "a0 is float128: only",
     "no array": "there is no array in the record",
+    "many dimensions": "a0 has 13 dimensions: natively at most 8",
     "no number": "train_config: rate is not finite; train_config: rates is not finite",
     "bytes": "train_config: key has bytes",
     "list of bytes": "train_config: keys has bytes",
@@ -49,7 +50,6 @@ NOT_NATIVE = {
 """The reason for which an app runs hosted."""
 
 REFUSED = {
-    "many dimensions": "the model cannot travel: tensors[0].shape: 13 items; allowed: at most 8",
     "weight of a fraction": "'num-examples' in the metrics of a reply must be a whole number, got 0.5",
     "NaN weight": "'num-examples' in the metrics of a reply must be a whole number, got nan",
     "infinite weight": "'num-examples' in the metrics of a reply must be a whole number, got inf",

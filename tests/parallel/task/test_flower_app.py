@@ -69,12 +69,28 @@ def test_values_of_a_run_have_the_types_of_the_defaults(tmp_path):
         ("x =", ["not TOML"]),
         (GOOD.replace("quick.server:app", "quick.server"), ["must be module:attribute, got 'quick.server'"]),
         (GOOD.replace('publisher = "bench"', ""), ["tool.flwr.app.publisher must be a text, got None"]),
+        ("tool = 3\nproject = 'x'", ["project must be a table, got 'x'; tool must be a table, got 3"]),
+        ("tool.flwr = [1]", ["tool.flwr must be a table, got [1]"]),
+        ("tool.flwr.app = true", ["tool.flwr.app must be a table, got True"]),
+        ("tool.flwr.app.components = 'a:b'", ["tool.flwr.app.components must be a table, got 'a:b'"]),
+        (
+            "tool.flwr.federations = 2\ntool.flwr.app.config = 5",
+            ["tool.flwr.app.config must be a table, got 5; tool.flwr.federations must be a table, got 2"],
+        ),
+        (GOOD.replace("quick.server:app", "quick.server:"), ["must be module:attribute, got 'quick.server:'"]),
+        (GOOD.replace("quick.client:app", ".client:app"), ["must be module:attribute, got '.client:app'"]),
     ],
 )
 def test_all_faults_are_told_at_once(tmp_path, text, faults):
     with pytest.raises(TaskNotFound) as found:
         read_app(reference(tmp_path, text))
     assert all(fault in str(found.value) for fault in faults)
+
+
+@pytest.mark.parametrize("options", ["5", "[5]", "{ num-supernodes = true }", "{ num-supernodes = '5' }"])
+def test_a_federation_that_states_no_number_of_clients_has_none(tmp_path, options):
+    federations = GOOD.replace("options.num-supernodes = 3", "").replace("options.num-supernodes = 5", "")
+    assert read_app(reference(tmp_path, f"{federations}options = {options}\n")).num_supernodes == 0
 
 
 def test_missing_modules_and_attributes_are_named(tmp_path):

@@ -31,7 +31,8 @@ def test_the_table_of_the_task_has_its_reference_and_its_options():
 
 
 def test_an_option_is_a_plain_value():
-    assert faults(TASK, "task.table={a = 1}")[0].startswith("--set: task.table: got {'a': 1}; allowed: ")
+    assert faults(TASK, "task.table={}")[0].startswith("--set: task.table: got {}; allowed: ")
+    assert faults(TASK, "task.table={a = [1]}")[0].startswith("--set: task.table.a: got [1]; allowed: ")
     assert faults("[task]\nsmoothing = 0.1\n")[0].startswith("run.toml: task: missing")
 
 
