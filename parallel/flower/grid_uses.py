@@ -24,7 +24,7 @@ def uses_grid_again(main: Callable[..., Any], folder: Path) -> bool:
         folder: of the app.
     """
     main = inspect.unwrap(main)
-    with suppress(OSError, TypeError, ValueError, SyntaxError, StopIteration):
+    with suppress(OSError, TypeError, ValueError, SyntaxError, StopIteration, RecursionError):
         grid = next(iter(inspect.signature(main).parameters))
         return _Uses(folder).by(main, grid) > 1
     return False

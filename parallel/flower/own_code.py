@@ -42,9 +42,10 @@ def reached_by(function: Any, folder: Path) -> list[Any]:
     while num_seen != len(found) + len(names):
         num_seen = len(found) + len(names)
         for each in [*found.values()]:
-            if inspect.isfunction(each):
+            if type(each) is FunctionType:  # not `isinstance`, which asks a proxy for what it stands for
                 names |= _names(each.__code__)
-            found |= {id(other): other for other in _next(each, names, folder)}
+            with suppress(Exception):  # such as of a proxy that stands for nothing yet
+                found |= {id(other): other for other in _next(each, names, folder)}
     return [*found.values()]
 
 
@@ -60,7 +61,7 @@ def _next(each: Any, names: set[str], folder: Path) -> Iterator[Any]:
         yield from dict.values(each) if len(each) <= ITEMS_MAX else ()
     elif isinstance(each, list | tuple | set | frozenset):
         yield from each if len(each) <= ITEMS_MAX else ()
-    elif inspect.isfunction(each):
+    elif type(each) is FunctionType:
         if _is_below(folder, each.__code__.co_filename):
             yield from _of_function(each)
     else:
@@ -106,10 +107,13 @@ def _is_below(folder: Path, file: str) -> bool:
     return Path(file).is_relative_to(folder)
 
 
+def _functions(reached: list[Any]) -> Iterator[FunctionType]:
+    return (each for each in reached if type(each) is FunctionType)
+
+
 def keeps_something(reached: list[Any], folder: Path) -> bool:
     """Return whether functions of an app set a variable beyond their own, or an attribute."""
-    functions = filter(inspect.isfunction, reached)
-    own = (each.__code__ for each in functions if _is_below(folder, each.__code__.co_filename))
+    own = (each.__code__ for each in _functions(reached) if _is_below(folder, each.__code__.co_filename))
     return any(_is_kept(step, code) for code in own for step in dis.get_instructions(code))
 
 
@@ -128,7 +132,7 @@ def ends_the_rounds(reached: list[Any], *, is_caught: bool) -> str:
         reached: the functions, among other objects.
         is_caught: `strategy.start` is called where the app catches exceptions.
     """
-    for each in filter(inspect.isfunction, reached):
+    for each in _functions(reached):
         for node in ast.walk(_parsed(each) or ast.Pass()):
             if isinstance(node, ast.Call) and _called(node) in EXITS:
                 return "exits"

@@ -17,7 +17,7 @@ def what_a_pause_waits_for(machine: RunMachine) -> str:
     if machine.ledger.pause_reason is None:
         return ""
     if machine.round is None:
-        return "it pauses when its clients' evaluation is over"
+        return "it pauses when an evaluation is over"
     return f"it pauses when round {machine.round.record.round_id} is over"
 
 
@@ -44,6 +44,8 @@ def _between_rounds(machine: RunMachine) -> str:
     if (evaluation := ledger.evaluation) is not None:
         asked = [c for c in evaluation.asked if evaluation.is_waiting_for(c)]
         return f"version {evaluation.version} is being evaluated by {named(asked)}"
+    if ledger.unevaluated and not ledger.is_round_due:
+        return f"version {ledger.unevaluated[0]} is being evaluated by the server"
     if not ledger.retry_at or not ledger.past:
         return ""
     record = ledger.past[max(ledger.past)]

@@ -118,9 +118,17 @@ class Archive(Mapping):
         return [object()]
 
 
+class Proxy:
+    """Stands for an object that is not there yet."""
+
+    @property
+    def __class__(self):
+        raise RuntimeError("outside of its context")
+
+
 def test_what_a_function_reaches_ends_where_its_data_begin():
     archive, data, held = Archive(), [[object()] for _ in range(ITEMS_MAX + 1)], object()
-    few = {"one": (held, [archive])}
+    few = {"one": (Proxy(), held, [archive])}
     reached = reached_by(functools.partial(lambda *_: few, data), Path(__file__).parent)
     assert any(each is held for each in reached)
     assert any(each is data for each in reached)

@@ -24,6 +24,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import EarlyStop, MeasuredVersion, WatchedMetric
+from atoll.server.rounds.waiting import what_a_run_waits_for
 from tests.server.rounds.test_cohort_round import Drive, kinds
 
 ACCURACY = WatchedMetric("accuracy", "server", "max")
@@ -92,7 +93,9 @@ def test_rounds_wait_for_the_server_where_it_is_to_measure_every_version() -> No
     drive = ready(rounds=4, unevaluated_max=2)
     assert "OpenNextRound" in kinds(committed(drive))
     assert "OpenNextRound" not in kinds(committed(drive))
+    assert what_a_run_waits_for(drive.machine) == "version 1 is being evaluated by the server"
     assert "OpenNextRound" in kinds(drive.do(ModelEvaluated(Version(1), {})))
+    assert not what_a_run_waits_for(drive.machine)
     assert "OpenNextRound" not in kinds(committed(drive))
     assert "OpenNextRound" in kinds(drive.do(ModelEvaluated(Version(2), None, "it failed")))
     committed(drive)
