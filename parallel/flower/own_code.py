@@ -4,7 +4,6 @@ It is looked for before a run begins: natively it would be left out, or fail aft
 """
 
 import ast
-import dis
 import functools
 import inspect
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 OURS = ("flwr.", "atoll.")
 EXITS = ("exit", "_exit", "quit")
+GROWS = ("append", "extend", "add", "update")
 ITEMS_MAX = 1000
 """Most items of a list or table that are looked at: a larger one is data."""
 
@@ -112,14 +112,21 @@ def _functions(reached: list[Any]) -> Iterator[FunctionType]:
 
 
 def keeps_something(reached: list[Any], folder: Path) -> bool:
-    """Return whether functions of an app set a variable beyond their own, or an attribute."""
-    own = (each.__code__ for each in _functions(reached) if _is_below(folder, each.__code__.co_filename))
-    return any(_is_kept(step, code) for code in own for step in dis.get_instructions(code))
+    """Return whether functions of an app set an attribute, or change what is beyond their own variables."""
+    own = [each for each in _functions(reached) if _is_below(folder, each.__code__.co_filename)]
+    return any(_is_kept(node, each.__code__) for each in own for node in ast.walk(_parsed(each) or ast.Pass()))
 
 
-def _is_kept(step: dis.Instruction, code: CodeType) -> bool:
-    is_of_outer = step.opname == "STORE_DEREF" and step.argval in code.co_freevars
-    return is_of_outer or step.opname in ("STORE_GLOBAL", "STORE_ATTR")
+def _is_kept(node: ast.AST, code: CodeType) -> bool:
+    """Return whether syntax of a function changes an attribute, an outer variable, or an outer list or table."""
+    outer = {*code.co_freevars, *code.co_names}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in GROWS:
+        return getattr(node.func.value, "id", None) in outer
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return getattr(node.value, "id", None) in outer
+    return isinstance(node, ast.Global | ast.Nonlocal) or (
+        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    )
 
 
 # ------------------------------------------------------------ the end of Flower's loop
