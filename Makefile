@@ -62,7 +62,7 @@ pages: setup # every command of every page, also the long ones: five minutes
 odd-tasks: setup # every odd task in every way to run one, as a table; about an hour
 	$(BIN)/python -m tests.odd_tasks $(ODD)
 
-OF_FLOWER := tests/parallel/flower tests/messages/strategies tests/messages/test_flower_grid.py \
+OF_FLOWER := tests/parallel/flower tests/parallel/exported tests/messages/strategies tests/messages/test_flower_grid.py \
   tests/messages/test_flower_fitting.py tests/messages/test_deaths.py tests/federation/flower/test_flower_apps.py \
   --deselect tests/messages/test_deaths.py::test_no_death_at_any_place_changes_a_digest \
   --deselect tests/federation/flower/test_flower_apps.py::test_an_app_runs_in_the_sites_own_environment_without_torch

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from atoll.aggregation.folders import no_file
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.text_files import text_of
 from atoll.cli.faults import CommandError
 from atoll.cli.flower_plan import app_of, run_of_app
@@ -115,7 +116,13 @@ def load_app(
     number = nodes or app.num_supernodes or (NODES if is_simulated else None)
     options = options_among(reference, overrides)
     text = run_of_app(reference, options, nodes=number)
-    return load_text(kind, text, overrides, name=""), app
+    file = load_text(kind, text, overrides, name="")
+    is_sized = number is not None or any(override.lstrip().startswith("round.cohort_size") for override in overrides)
+    if isinstance(file, RunFile) and not file.program.main and not is_sized:
+        trained = count_of(file.round.cohort_size, "client")
+        of = "counted from the strategy's min_available_nodes"
+        note(f"{app.task}: a round trains {trained}, {of}; in a larger fleet: --set round.cohort_size=N")
+    return file, app
 
 
 def options_among(reference: str, overrides: Sequence[str]) -> Mapping[str, Any]:

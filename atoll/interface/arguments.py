@@ -1,6 +1,10 @@
 """The arguments of the calls, checked before anything runs."""
 
 import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from os import PathLike, fspath
 from pathlib import Path
@@ -17,6 +21,24 @@ def folder_of(what: str, value: object) -> Path:
     if isinstance(value, str | PathLike) and (text := fspath(value)) and isinstance(text, str) and "\0" not in text:
         return Path(text)
     raise AtollError(f"{what}: got {value!r}; allowed: the path of a folder")
+
+
+@contextmanager
+def folder_for(out: object) -> Iterator[Path]:
+    """Give the folder that a call names, or a temporary one, which goes with the call if it fails.
+
+    Raises:
+        AtollError: as `folder_of`.
+    """
+    if out is not None:
+        yield folder_of("out", out)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="atoll-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def check_whole(what: str, value: object, least: int, most: int = 2**31) -> None:

@@ -1,14 +1,13 @@
 """`atoll.compare`, and the comparison that it returns."""
 
 import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from atoll.interface.arguments import check_target, folder_of
+from atoll.interface.arguments import check_target, folder_for
 from atoll.interface.deployed import DeployedRun
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.figures import main_of, metric_of
@@ -130,7 +129,6 @@ def _of_a_task(
     overrides = overrides_of(set)
     if of_call is not None and of_call.is_of_a_cell:
         overrides = [*in_this_process(set), *overrides]
-    folder = Path(tempfile.mkdtemp(prefix="atoll-")) if out is None else folder_of("out", out)
 
     def federated(file: "SimulationFile", task: Task, folder: Path) -> "Json":
         with bar_of("rounds", is_shown=progress) as bar, threads_kept():
@@ -143,7 +141,7 @@ def _of_a_task(
     given = None if of_call is None else of_call.task
     what = str(task) if of_call is None else of_call.reference
     notes: list[str] = []
-    with notes_to(notes.append):
+    with notes_to(notes.append), folder_for(out) as folder:
         asked = Asked(plain_of(rounds), plain_of(clients), None, metric, target, folder, overrides)
         found = compare_trainings(what, asked, federated=federated, centralized=centralized, task=given)
     comparison = Comparison(found.sides, target, (), notes)

@@ -1,7 +1,6 @@
 """`atoll.sweep`, and the runs that it returns."""
 
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from atoll.aggregation.printable import count_of
-from atoll.interface.arguments import check_target, check_whole, folder_of
+from atoll.interface.arguments import check_target, check_whole, folder_for
 from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import is_plain, overrides_of, plain_of
 from atoll.interface.progress import Show, bar_of
@@ -73,15 +72,15 @@ def sweep(
         at_once = jobs or cells.sweep.jobs
         is_here = of_call is not None and at_once == 1
         _check_processes(cells, of_call, at_once)
-        folder = Path(tempfile.mkdtemp(prefix="atoll-")) if out is None else folder_of("out", out)
-        asked = command.asked_of(cells, metric, target, None)
-        loaded = None if of_call is None else of_call.task
-        command.check_grid(cells, command.unfinished(cells, folder), asked.metric, loaded)
-        with bar_of("cells", is_shown=progress) as bar:
-            done = _run(_Order(cells, folder, at_once, asked), loaded if is_here else None, bar)
-        return Sweep(
-            command.swept(cells, folder, asked, done.states), folder, notes, is_temporary=out is None, task=loaded
-        )
+        with folder_for(out) as folder:
+            asked = command.asked_of(cells, metric, target, None)
+            loaded = None if of_call is None else of_call.task
+            command.check_grid(cells, command.unfinished(cells, folder), asked.metric, loaded)
+            with bar_of("cells", is_shown=progress) as bar:
+                done = _run(_Order(cells, folder, at_once, asked), loaded if is_here else None, bar)
+            return Sweep(
+                command.swept(cells, folder, asked, done.states), folder, notes, is_temporary=out is None, task=loaded
+            )
 
 
 @dataclass(frozen=True, slots=True)

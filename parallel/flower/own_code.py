@@ -6,16 +6,18 @@ It is looked for before a run begins: natively it would be left out, or fail aft
 import ast
 import functools
 import inspect
+import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from atoll.parallel.flower.server_host import Started
-
-LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 OURS = ("flwr.", "atoll.")
+EXITS = ("exit", "_exit", "quit")
+ITEMS_MAX = 1000
+"""Most items of a list or table that are looked at: a larger one is data."""
 
 
 def changed_methods(strategy: Any) -> Iterator[str]:
@@ -28,53 +30,122 @@ def changed_methods(strategy: Any) -> Iterator[str]:
             yield name
 
 
-def uses_grid_again(main: Callable[..., Any]) -> bool:
-    """Return whether a `main()` names its grid more than once on one way through it, or in a loop.
+def reached_by(function: Any, folder: Path) -> list[Any]:
+    """Return the objects that a function may use: those to which it refers, and to which these refer in turn.
 
-    The first time is that of its `strategy.start`. Without its source the answer is no.
+    Only code below `folder`, and objects of classes defined there, are followed. Of an object those attributes count
+    that some function among these names.
     """
-    main = inspect.unwrap(main)
-    try:
-        (function,) = ast.parse(textwrap.dedent(inspect.getsource(main))).body
-        grid = next(iter(inspect.signature(main).parameters))
-    except (OSError, TypeError, ValueError, SyntaxError, StopIteration):
-        return False
-    return sum(_uses(statement, grid) for statement in getattr(function, "body", ())) > 1
+    found, num_seen = {id(function): function}, -1
+    names = {"__call__"}
+    while num_seen != len(found) + len(names):
+        num_seen = len(found) + len(names)
+        for each in [*found.values()]:
+            if inspect.isfunction(each):
+                names |= _names(each.__code__)
+            found |= {id(other): other for other in _next(each, names, folder)}
+    return [*found.values()]
 
 
-def _uses(node: ast.AST, name: str) -> int:
-    """Return how often a name is used on the way through a node with the most uses; in a loop, twice each."""
-    if isinstance(node, ast.Name):
-        return int(node.id == name)
-    if isinstance(node, FUNCTIONS) and name in {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}:
-        return 0  # a name of its own
-    if isinstance(node, ast.If):
-        return _uses(node.test, name) + max(sum(_uses(each, name) for each in way) for way in (node.body, node.orelse))
-    if isinstance(node, ast.Match):
-        return _uses(node.subject, name) + max(_uses(case, name) for case in node.cases)
-    number = sum(_uses(child, name) for child in ast.iter_child_nodes(node))
-    return 2 * number if isinstance(node, LOOPS) else number
+def _next(each: Any, names: set[str], folder: Path) -> Iterator[Any]:
+    """Yield the objects to which one refers."""
+    if isinstance(each, functools.partial):
+        yield from (each.func, *each.args, *each.keywords.values())
+    elif inspect.ismethod(each):
+        yield from (each.__func__, each.__self__)
+    elif isinstance(each, property):
+        yield from filter(None, (each.fget, each.fset))
+    elif isinstance(each, Mapping):
+        yield from each.values() if len(each) <= ITEMS_MAX else ()
+    elif isinstance(each, list | tuple | set | frozenset):
+        yield from each if len(each) <= ITEMS_MAX else ()
+    elif inspect.isfunction(each):
+        if _is_below(folder, each.__code__.co_filename):
+            yield from _of_function(each)
+    else:
+        tables = [*_attributes(each, folder)]
+        yield from (value for table in tables for name, value in [*table.items()] if name in names)
 
 
-def reached_by_evaluate_fn(started: Started) -> Iterator[str]:
-    """Yield the names of what `evaluate_fn` refers to and may use, or change for the rounds that follow."""
-    reached = {id(each) for each in _reached(started.evaluate_fn)}
-    yield from (name for name, each in started.given.items() if each is not None and id(each) in reached)
-
-
-def _reached(function: Any) -> Iterator[Any]:
-    """Yield the objects to which a function refers: its closure, globals, defaults, bound arguments and attributes."""
-    if isinstance(function, functools.partial):
-        yield from (*function.args, *function.keywords.values())
-        yield from _reached(function.func)
+def _attributes(each: Any, folder: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the attributes of a module of an app, of a class defined in it, or of an object of such a class."""
+    if inspect.ismodule(each):
+        yield from [vars(each)] if _is_of(folder, each.__name__) else ()
         return
-    owner = getattr(function, "__self__", None if inspect.isfunction(function) else function)
-    yield from getattr(owner, "__dict__", {}).values()
-    plain = getattr(function, "__func__", function)
-    plain = plain if inspect.isfunction(plain) else inspect.getattr_static(type(function), "__call__", None)
-    if inspect.isfunction(plain):
-        for cell in plain.__closure__ or ():
-            with suppress(ValueError):  # a name without a value as yet
-                yield cell.cell_contents
-        yield from (plain.__globals__[name] for name in plain.__code__.co_names if name in plain.__globals__)
-        yield from (*(plain.__defaults__ or ()), *(plain.__kwdefaults__ or {}).values())
+    of_class = [
+        vars(base)
+        for base in (each if inspect.isclass(each) else type(each)).__mro__
+        if _is_of(folder, base.__module__)
+    ]
+    yield from of_class
+    yield from [getattr(each, "__dict__", {})] if of_class else ()
+
+
+def _of_function(function: FunctionType) -> Iterator[Any]:
+    """Yield what a function refers to: in its closure, its globals, its defaults."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # a name without a value as yet
+            yield cell.cell_contents
+    known = function.__globals__
+    yield from (known[name] for name in _names(function.__code__) if name in known)
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function and in those that it defines."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _is_of(folder: Path, module: str) -> bool:
+    return _is_below(folder, getattr(sys.modules.get(module), "__file__", None) or "")
+
+
+def _is_below(folder: Path, file: str) -> bool:
+    return Path(file).is_relative_to(folder)
+
+
+# ------------------------------------------------------------ the end of Flower's loop
+
+
+def ends_the_rounds(reached: list[Any], *, is_caught: bool) -> str:
+    """Return how functions may end the rounds: by an exit, or an exception that is caught; empty: they do not.
+
+    Args:
+        reached: the functions, among other objects.
+        is_caught: `strategy.start` is called where the app catches exceptions.
+    """
+    for each in filter(inspect.isfunction, reached):
+        for node in ast.walk(_parsed(each) or ast.Pass()):
+            if isinstance(node, ast.Call) and _called(node) in EXITS:
+                return "exits"
+            if isinstance(node, ast.Raise) and is_caught:
+                return "raises an exception, which main() catches"
+    return ""
+
+
+def _called(call: ast.Call) -> str:
+    return getattr(call.func, "attr", "") or getattr(call.func, "id", "")
+
+
+def is_caught(frame: FrameType | None, folder: Path) -> bool:
+    """Return whether a frame, or one that it returns to, is of an app and in a `try` that catches exceptions."""
+    while frame is not None:
+        if _is_below(folder, frame.f_code.co_filename) and _is_in_try(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_in_try(frame: FrameType) -> bool:
+    tree, line = _parsed(frame.f_code), frame.f_lineno - frame.f_code.co_firstlineno + 1
+    tried = (node for node in ast.walk(tree or ast.Pass()) if isinstance(node, ast.Try) and node.handlers)
+    return any(node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0) for node in tried)
+
+
+def _parsed(source_of: Callable[..., Any] | CodeType) -> ast.AST | None:
+    """Return the syntax of a function; None: its source is not here, or is no whole statement."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(source_of)))
+    except (OSError, TypeError, SyntaxError):
+        return None

@@ -1,11 +1,14 @@
-"""Flower's Krum, MultiKrum and Bulyan, as objects of `aggregation.rule`, named with their numbers.
+"""Flower's Krum, MultiKrum, Bulyan and FedTrimmedAvg, as objects of `aggregation.rule`, named with their numbers.
 
-    krum_F_M       f = F malicious nodes, m = M selected: m = 1 is Krum
-    bulyan_F       f = F
+    krum_F_M             f = F malicious nodes, m = M selected: m = 1 is Krum
+    bulyan_F             f = F
+    trimmed_mean_0_25    b = 0.25: without the int(b K) least and greatest values
 
 They differ from Atoll's own multi-Krum: the selected updates are weighed by their examples, which are the clients' own
-claim, and fewer than 2f + 3 updates are taken. Source: flwr/serverapp/strategy/{multikrum,bulyan}.py, after Blanchard
-et al., NIPS 2017, and El Mhamdi et al., "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018.
+claim, and fewer than 2f + 3 updates are taken. Atoll's own trimmed mean takes a share as the decimal that is written,
+and so trims none of three values where b = 1/3; Flower takes the product of floats, which is 1. Source:
+flwr/serverapp/strategy/{multikrum,bulyan,fedtrimmedavg}.py, after Blanchard et al., NIPS 2017, El Mhamdi et al., "The
+Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018, and Yin et al., ICML 2018.
 """
 
 import re
@@ -19,17 +22,19 @@ from atoll.aggregation.printable import count_of
 
 Array = NDArray[np.float64]
 
-_NAME = re.compile(r"(krum_(?P<f>\d+)_(?P<m>\d+)|bulyan_(?P<of_bulyan>\d+))")
+_NAME = re.compile(r"(krum_(?P<f>\d+)_(?P<m>\d+)|bulyan_(?P<of_bulyan>\d+)|trimmed_mean_(?P<share>0(_\d+)?))")
 
 
-def __getattr__(name: str) -> "Krum | Bulyan":
+def __getattr__(name: str) -> "Krum | Bulyan | TrimmedMean":
     """Return the rule of a name.
 
     Raises:
         AttributeError: it names no rule.
     """
     if not (match := _NAME.fullmatch(name)):
-        raise AttributeError(f"{name} is none of krum_F_M and bulyan_F")
+        raise AttributeError(f"{name} is none of krum_F_M, bulyan_F and trimmed_mean_0_25")
+    if match["share"] is not None:
+        return TrimmedMean(float(match["share"].replace("_", ".")))
     if match["of_bulyan"] is not None:
         return Bulyan(int(match["of_bulyan"]))
     return Krum(int(match["f"]), int(match["m"]))
@@ -98,3 +103,17 @@ class Bulyan:
         nearest = np.argpartition(distances, number - 1, axis=0)[:number]
         mean: Array = np.take_along_axis(values, nearest, axis=0).mean(axis=0)
         return mean
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedMean:
+    """The mean of each element without its int(b K) least and greatest values."""
+
+    share: float
+
+    def reduce(self, rows: NDArray[np.float32]) -> Array:
+        """Return the trimmed mean of each element."""
+        first = int(self.share * len(rows))
+        last = len(rows) - first - 1
+        middle: Array = np.partition(rows, (first, last), axis=0)[first : last + 1].mean(axis=0, dtype=np.float64)
+        return middle

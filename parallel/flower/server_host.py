@@ -7,6 +7,7 @@ So what an app does before and after `start` is its own code in its own process,
 `start` is Atoll's: the rounds, the journal, the recovery. After a restart `main()` runs again up to `start`.
 """
 
+import inspect
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -18,10 +19,14 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from atoll.parallel.flower.own_code import is_caught
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp
 
-TOO_LATE = "after the rounds; it can run hosted: --set program.main=DIR/pyproject.toml:app"
+HOSTED = "it can run hosted: --set program.main=DIR/pyproject.toml:app"
+TOO_LATE = f"after the rounds; {HOSTED}"
+NO_SIGNALS = "signal only works in main thread"
+"""The beginning of Python's error for a signal handler on another thread, which that of a native `main()` is."""
 
 
 class NotNative(TaskBroken):
@@ -41,6 +46,8 @@ class Started:
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
     given: Mapping[str, object]
     """The objects that the app gave, by name: its `evaluate_fn` may change them."""
+    is_caught: bool = False
+    """The app catches exceptions of `strategy.start`."""
 
 
 class _Refused(BaseException):
@@ -62,6 +69,7 @@ class ServerHost:
         self._started: Started | None = None
         self._refusal: _Refused | None = None
         self._thread: threading.Thread | None = None
+        self._has_ended = False
 
     def started(self) -> Started:
         """Return what `main()` starts; the first call runs it up to there.
@@ -87,8 +95,7 @@ class ServerHost:
         evaluate_fn = self.started().evaluate_fn
         if evaluate_fn is None:
             return None
-        self._requests.put(lambda: evaluate_fn(version, arrays))
-        found: MetricRecord | None = self._answer()
+        found: MetricRecord | None = self._ask(lambda: evaluate_fn(version, arrays))
         return found
 
     def finish(self, result: Result) -> None:
@@ -99,8 +106,14 @@ class ServerHost:
             Exception: any error of `main()`.
         """
         self.started()
-        self._requests.put(result)
-        self._answer()
+        self._ask(result)
+
+    def _ask(self, request: Callable[[], Any] | Result) -> Any:
+        """Let the thread of `main()` meet a request, and return its answer."""
+        if self._has_ended:
+            raise TaskBroken("main() has ended within its strategy.start")
+        self._requests.put(request)
+        return self._answer()
 
     def _answer(self) -> Any:
         found = self._answers.get()
@@ -117,8 +130,14 @@ class ServerHost:
         raised: BaseException | None = None
         try:
             server_app(_NoGrid(self), context)
+        except SystemExit as error:
+            raised = error if error.code else None  # an exit with 0 is a return
+        except ValueError as error:
+            of_signals = self._started is None and str(error).startswith(NO_SIGNALS)
+            raised = NotNative("main() sets a signal handler") if of_signals else error
         except BaseException as error:
             raised = error
+        self._has_ended = True
         self._answers.put(raised if self._refusal is None else NotNative(*self._refusal.args))
 
     def start(
@@ -140,7 +159,8 @@ class ServerHost:
         configs = dict(train_config or {}), dict(evaluate_config or {})
         kept: dict[str, object] = {"the grid": grid, "the strategy": strategy}
         kept |= {"train_config": train_config, "evaluate_config": evaluate_config}
-        self._answers.put(Started(strategy, initial_arrays, num_rounds, timeout, *configs, evaluate_fn, kept))
+        tried = is_caught(inspect.currentframe(), self._app.folder)
+        self._answers.put(Started(strategy, initial_arrays, num_rounds, timeout, *configs, evaluate_fn, kept, tried))
         while True:
             request = self._requests.get()
             if isinstance(request, Result):

@@ -4,7 +4,7 @@
     FedAvgM                        optimizer fedavgm
     FedAdagrad, FedAdam, FedYogi   optimizers of `flower.optimizers`: Flower's moments begin at 0, Adam corrects bias
     FedMedian                      rule median
-    FedTrimmedAvg                  rule trimmed_mean
+    FedTrimmedAvg                  a rule of `flower.rules`: Flower's own number of values that are left out
     Krum, MultiKrum, Bulyan        rules of `flower.rules`: Flower weighs the selected updates by their examples
 
 A round has no part of the connected nodes here but a number: `fraction_train` becomes a cohort of `nodes` clients.
@@ -14,14 +14,18 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
+from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.flower.own_code import changed_methods, reached_by_evaluate_fn, uses_grid_again
+from atoll.parallel.flower.grid_uses import uses_grid_again
+from atoll.parallel.flower.own_code import changed_methods, ends_the_rounds, reached_by
 from atoll.parallel.flower.records import arrays_of, casts_of
 from atoll.parallel.flower.server_host import Started
 from atoll.parallel.flower.terms import Terms, order_to_send
@@ -59,14 +63,36 @@ def native(app: FlowerApp, started: Started, nodes: int) -> Native:
     """
     strategy: Any = started.strategy
     name = type(strategy).__name__
-    reasons = [*_reasons(app, started)]
-    if reasons:
+    if reasons := [*_reasons(app, started)]:
         return Native(name, {}, {}, reasons=tuple(reasons))
-    settings, became = _round_of(strategy, started, nodes or strategy.min_available_nodes)
+    nodes = nodes or int(strategy.min_available_nodes)
+    trained = int(max(int(nodes * strategy.fraction_train), strategy.min_train_nodes))
+    if reason := _why_not(strategy, trained, nodes):
+        return Native(name, {}, {}, reasons=(reason,))
+    settings, became = _round_of(strategy, started, nodes, trained)
     aggregation, optimizer, of_strategy = _TABLES[type(strategy)](strategy)
     settings |= {key: table for key, table in (("aggregation", aggregation), ("optimizer", optimizer)) if table}
     settings["local"] = _terms(strategy, started).table
-    return Native(name, settings, became | of_strategy, tuple(_notes(started)))
+    return Native(name, _of_python(settings), became | of_strategy, tuple(_notes(started)))
+
+
+def _why_not(strategy: Any, trained: int, nodes: int) -> str:
+    """Return why a round of `trained` of the nodes has no counterpart; empty: it has one."""
+    if trained < 1:
+        return f"fraction_train = {strategy.fraction_train:g} of {count_of(nodes, 'node')}: a round would train none"
+    if isinstance(strategy, flower.MultiKrum) and strategy.num_nodes_to_select < trained:
+        neighbours = trained - strategy.num_malicious_nodes - 2
+        if neighbours < 2:
+            few = f"num_malicious_nodes = {strategy.num_malicious_nodes} of {count_of(trained, 'node')}"
+            return f"{few}: each is compared with its nearest alone, and rounding in Flower decides the ties"
+    return ""
+
+
+def _of_python(value: Any) -> Any:
+    """Return settings with Python's own numbers in place of numpy's."""
+    if isinstance(value, dict):
+        return {key: _of_python(item) for key, item in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _reasons(app: FlowerApp, started: Started) -> Iterator[str]:
@@ -75,18 +101,13 @@ def _reasons(app: FlowerApp, started: Started) -> Iterator[str]:
         yield _why_not_listed(app, strategy)
         return
     yield from (f"{name} of {type(strategy).__name__} is replaced by the app" for name in changed_methods(strategy))
-    yield from (f"evaluate_fn refers to {name}" for name in reached_by_evaluate_fn(started))
-    if uses_grid_again(app.load(app.serverapp)._main):
+    yield from (f"{name} of {type(strategy).__name__} is set by the app" for name in _begun(strategy))
+    yield from (f"evaluate_fn {what}" for what in _of_evaluate_fn(app, started))
+    if uses_grid_again(app.load(app.serverapp)._main, app.folder):
         yield "main() uses its grid beside one call of strategy.start"
     if started.timeout_s is None:
         yield "timeout is None: natively a round has a deadline"
-    for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
-        if getattr(strategy, name) is not aggregate_metricrecords:
-            yield f"{name} is a function of the app's own"
-    if isinstance(strategy, flower.Bulyan) and strategy.selection_rule.__name__ != "select_multikrum":
-        yield "selection_rule is a function of the app's own"
-    if strategy.fraction_train == 0.0:
-        yield "fraction_train is 0: there is no training"
+    yield from _of_options(strategy)
     for what, config in (("train_config", started.train), ("evaluate_config", started.evaluate)):
         yield from (f"{what}: {key} has bytes" for key, value in config.items() if _has(_is_bytes, value))
         yield from (f"{what}: {key} is not finite" for key, value in config.items() if _has(_is_not_finite, value))
@@ -94,6 +115,37 @@ def _reasons(app: FlowerApp, started: Started) -> Iterator[str]:
         arrays_of(started.arrays)
     except TaskBroken as error:
         yield str(error)
+
+
+def _of_options(strategy: Any) -> Iterator[str]:
+    """Yield the options of a strategy that have no counterpart."""
+    for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
+        if getattr(strategy, name) is not aggregate_metricrecords:
+            yield f"{name} is a function of the app's own"
+    if isinstance(strategy, flower.Bulyan) and strategy.selection_rule.__name__ != "select_multikrum":
+        yield "selection_rule is a function of the app's own"
+    if isinstance(strategy, flower.MultiKrum) and strategy.num_nodes_to_select < 1:
+        yield f"num_nodes_to_select is {strategy.num_nodes_to_select}: there would be no model"
+    if getattr(strategy, "num_malicious_nodes", 0) < 0:
+        yield f"num_malicious_nodes is {strategy.num_malicious_nodes}, a number below 0"
+    if strategy.fraction_train == 0.0:
+        yield "fraction_train is 0: there is no training"
+
+
+def _begun(strategy: Any) -> Iterator[str]:
+    """Yield the names of what a strategy keeps from round to round and has before the first, such as its moments."""
+    yield from (name for name in _KEPT if getattr(strategy, name, None) is not None)
+
+
+def _of_evaluate_fn(app: FlowerApp, started: Started) -> Iterator[str]:
+    """Yield what an app's `evaluate_fn` does, or may do, that needs Flower's own loop."""
+    if started.evaluate_fn is None:
+        return
+    reached = reached_by(started.evaluate_fn, app.folder)
+    ids = set(map(id, reached))
+    yield from (f"refers to {name}" for name, each in started.given.items() if each is not None and id(each) in ids)
+    if what := ends_the_rounds(reached, is_caught=started.is_caught):
+        yield what
 
 
 def _why_not_listed(app: FlowerApp, strategy: Strategy) -> str:
@@ -124,8 +176,7 @@ def _is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _round_of(strategy: Any, started: Started, nodes: int) -> tuple[Settings, dict[str, str]]:
-    cohort = max(int(nodes * strategy.fraction_train), strategy.min_train_nodes, 1)
+def _round_of(strategy: Any, started: Started, nodes: int, cohort: int) -> tuple[Settings, dict[str, str]]:
     available = max(strategy.min_available_nodes, cohort)
     deadline = float(started.timeout_s or 0.0)
     round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": deadline}
@@ -139,8 +190,8 @@ def _round_of(strategy: Any, started: Started, nodes: int) -> tuple[Settings, di
         f"min_available_nodes = {strategy.min_available_nodes}": f"round.min_available = {available}",
         f"timeout = {started.timeout_s:g}": f"round.deadline = {started.timeout_s:g}",
     }
-    if strategy.fraction_evaluate > 0:
-        asked = max(int(nodes * strategy.fraction_evaluate), strategy.min_evaluate_nodes, 1)
+    asked = max(int(nodes * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
+    if strategy.fraction_evaluate > 0 and asked > 0:
         evaluation |= {"clients_every": 1, "clients_max": asked, "deadline": deadline}
         what = f"fraction_evaluate = {strategy.fraction_evaluate:g}, min_evaluate_nodes = {strategy.min_evaluate_nodes}"
         became[what] = f"evaluation.clients_every = 1, evaluation.clients_max = {asked}"
@@ -159,8 +210,8 @@ def _terms(strategy: Any, started: Started) -> Terms:
     if isinstance(strategy, flower.FedProx):
         train["proximal-mu"] = strategy.proximal_mu
     return Terms(
-        train,
-        started.evaluate,
+        ConfigRecord(train),  # raises for a value that Flower refuses, too
+        ConfigRecord(dict(started.evaluate)),
         order_to_send(list(started.arrays)),
         casts_of(started.arrays),
         strategy.arrayrecord_key,
@@ -170,6 +221,11 @@ def _terms(strategy: Any, started: Started) -> Terms:
 
 
 def _notes(started: Started) -> Iterator[str]:
+    if isinstance(started.strategy, flower.MultiKrum | flower.Bulyan):
+        yield "distances are those of updates, where Flower's are rounded ones of float32 models: near ties may differ"
+        yield "the metrics of a training are those of all nodes, where Flower's are those of the selected ones"
+    if isinstance(started.strategy, flower.FedAdam):
+        yield "the model keeps its dtypes, where Flower's becomes float64"
     if casts := casts_of(started.arrays):
         some = ", ".join(f"{name} ({dtype})" for name, dtype in list(casts.items())[:3])
         yield f"travel as float32, and the app gets them back as they were: {some}"
@@ -177,6 +233,8 @@ def _notes(started: Started) -> Iterator[str]:
         some = ", ".join(whole[:3])
         yield f"integers stay integers, their mean is rounded, where Flower makes floats of them: {some}"
 
+
+_KEPT = ("current_arrays", "momentum_vector", "m_t", "v_t")
 
 _Tables = tuple[Settings, Settings, dict[str, str]]
 
@@ -206,8 +264,9 @@ def _median(strategy: Any) -> _Tables:
 
 
 def _trimmed(strategy: Any) -> _Tables:
-    aggregation = {"rule": "trimmed_mean", "malicious": float(strategy.beta)}
-    return aggregation, {}, {f"beta = {strategy.beta:g}": f"aggregation.malicious = {strategy.beta:g}"}
+    share = f"{Decimal(repr(float(strategy.beta))):f}".replace(".", "_")
+    rule = f"{RULES}:trimmed_mean_{share}"
+    return {"rule": rule}, {}, {f"beta = {strategy.beta:g}": f"aggregation.rule = {rule!r}"}
 
 
 def _krum(strategy: Any) -> _Tables:

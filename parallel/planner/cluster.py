@@ -65,6 +65,9 @@ class Cluster:
         return steps * latency + num_bytes / bandwidth
 
 
+DEVICES_MAX = 2**20
+"""The most devices of a cluster: each mesh of them is predicted, which takes a quarter of a minute."""
+
 LIMITS = {
     **dict.fromkeys(("efficiency", "usable"), (0.0, 1.0)),
     **dict.fromkeys(("latency_inside", "latency_across"), (0.0, 3600.0)),
@@ -84,6 +87,9 @@ def _faults(cluster: Cluster) -> list[str]:
             is_right = type(value) in (int, float) and value > 0 and least <= value <= most
         if not is_right:
             faults.append(f"cluster.{field.name}: must be {allowed}, got {value!r}")
+    if not faults and cluster.world > DEVICES_MAX:
+        what = f"{cluster.nodes} x {cluster.per_node}"
+        faults.append(f"cluster.nodes: got {what} devices; allowed: at most {DEVICES_MAX} together")
     return faults
 
 

@@ -1,13 +1,13 @@
 """The replies that fit each other, for Flower's own aggregation: one that does not fit becomes an error of its node.
 
-A strategy of Flower's ends the run for one reply with another record or key than the others have, and averages a value
-that is not finite into the model. So on the thread of a hosted `main()` the aggregations of Flower's own classes get an
-error in place of such a reply. A loop or an aggregation of the app's own gets all replies as they are.
+A strategy of Flower's ends the run for one reply with another record or key than the others have, and averages an array
+that is not finite into the model. So in the process of a hosted `main()`, on each of its threads, the aggregations of
+Flower's own classes get an error in place of such a reply. A loop or an aggregation of the app's own gets all replies
+as they are. A metric that is not finite changes no model: Flower's mean of it is NaN, and so it is here.
 """
 
 import functools
 import inspect
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -28,23 +28,25 @@ from atoll.parallel.programs.flower_replies import UNREADABLE, values_of
 FAILED = 2
 """Flower's code of an app that raised."""
 
-_of_thread = threading.local()
+_judging = threading.Event()
+_inside = threading.local()
+"""The thread is in an aggregation whose replies were judged."""
 
 
 @contextmanager
 def only_fitting() -> Iterator[None]:
-    """Let Flower's aggregations on this thread get only replies that fit each other."""
+    """Let Flower's aggregations in this process get only replies that fit each other."""
     _stand_in()
-    _of_thread.is_judging = True
+    _judging.set()
     try:
         yield
     finally:
-        _of_thread.is_judging = False
+        _judging.clear()
 
 
 @functools.cache
 def _stand_in() -> None:
-    """Let the aggregations of Flower's own classes ask first; on other threads they stay as they are."""
+    """Let the aggregations of Flower's own classes ask first."""
     for module, names in ((flower, _OF_MESSAGES), (before_121, _OF_RESULTS)):
         for kind in filter(inspect.isclass, vars(module).values()):
             for name, fit in names.items():
@@ -57,14 +59,14 @@ def _fitted(original: Callable[..., Any], fit: Callable[..., tuple[Any, ...]]) -
 
     @functools.wraps(original)
     def aggregate(strategy: Any, server_round: int, *given: Any, **named: Any) -> Any:
-        if not getattr(_of_thread, "is_judging", False):
+        if not _judging.is_set() or getattr(_inside, "is_judged", False):
             return original(strategy, server_round, *given, **named)
         bound = inspect.signature(original).bind(strategy, server_round, *given, **named)
-        _of_thread.is_judging = False
+        _inside.is_judged = True
         try:
             return original(strategy, server_round, *fit(strategy, *bound.args[2:]))
         finally:
-            _of_thread.is_judging = True
+            _inside.is_judged = False
 
     return aggregate
 
@@ -88,7 +90,7 @@ def _fitting(strategy: Any, replies: list[Message], *, is_train: bool) -> list[M
         strategy = strategy.strategy
     of_metrics = getattr(strategy, f"{'train' if is_train else 'evaluate'}_metrics_aggr_fn", None)
     judge = _Judge(
-        weight=getattr(strategy, "weighted_by_key", ""),
+        of_model={getattr(strategy, name, "") for name in ("weighted_by_key", "train_loss_key")},
         arrays=is_train,
         shapes=not isinstance(strategy, flower.FedXgbBagging | flower.FedXgbCyclic),  # trees are of any length
         metrics=of_metrics is aggregate_metricrecords,
@@ -104,14 +106,14 @@ class _Judge:
     """The parts of replies that an aggregation of Flower's reads.
 
     Args:
-        weight: the name of the weight in the metrics.
+        of_model: the names of the metrics that the model depends on, such as the weight.
         arrays: the records of arrays are read.
         shapes: their arrays are added up.
         metrics: the values of all metrics are added up by Flower, not by a function of the app's own.
     """
 
-    def __init__(self, *, weight: str, arrays: bool, shapes: bool, metrics: bool) -> None:
-        self._weight, self._arrays, self._shapes, self._metrics = weight, arrays, shapes, metrics
+    def __init__(self, *, of_model: set[str], arrays: bool, shapes: bool, metrics: bool) -> None:
+        self._of_model, self._arrays, self._shapes, self._metrics = of_model, arrays, shapes, metrics
 
     def faults(self, found: Mapping[int, RecordDict]) -> dict[int, str]:
         """Return the faults of replies by their place.
@@ -135,12 +137,12 @@ class _Judge:
                     return f"its reply cannot be read: {error}"
         for name, numbers in records.metric_records.items():
             for key, value in numbers.items():
-                if self._counts(key) and not _is_finite(np.asarray(value)):
+                if key in self._of_model and not _is_finite(np.asarray(value)):
                     return f"its reply has a value that is not finite: {name}.{key}"
         return ""
 
     def _counts(self, metric: str) -> bool:
-        return self._metrics or metric == self._weight
+        return self._metrics or metric in self._of_model
 
     def _keys(self, records: RecordDict) -> Hashable:
         arrays = records.array_records if self._arrays else {}
@@ -208,11 +210,6 @@ def _form_of_parameters(parameters: Any) -> Hashable:
     return tuple(map(_form, arrays))
 
 
-def _evaluated(strategy: Any, results: list[Any], failures: list[Any]) -> tuple[list[Any], list[Any]]:
-    odd = (place for place, (_, result) in enumerate(results) if not math.isfinite(result.loss))
-    return _without(dict.fromkeys(odd, "its loss is not finite"), results, failures)
-
-
 def _without(faults: Mapping[int, str], results: list[Any], failures: list[Any]) -> tuple[list[Any], list[Any]]:
     for place, fault in faults.items():
         log(WARNING, "node %s: %s", results[place][0].cid, fault)
@@ -220,4 +217,4 @@ def _without(faults: Mapping[int, str], results: list[Any], failures: list[Any])
     return rest, [*failures, *map(ValueError, faults.values())]
 
 
-_OF_RESULTS = {"aggregate_fit": _fit, "aggregate_evaluate": _evaluated}
+_OF_RESULTS = {"aggregate_fit": _fit}

@@ -3,7 +3,7 @@
 The coordinator's first line names the program, `module:function`, `path/to/file.py:function` or a Flower app, and the
 seed of its generators. The process calls it with its grid, and tells how it has ended:
 
-    returned              the function has returned
+    returned              the function has returned, or has exited with 0
     raised  detail        it has raised, or cannot be loaded
 
 It has no credential and no address: all that it can do is to call over the socket. Prints go to the log.
@@ -38,8 +38,11 @@ def main() -> None:
         seed_everything(order["seed"])
         program(Grid(link))
     except BaseException as error:
-        traceback.print_exc()
-        link.tell("raised", detail=_conclusion(error))
+        if isinstance(error, SystemExit) and not error.code:
+            link.tell("returned")
+        else:
+            traceback.print_exc()
+            link.tell("raised", detail=_conclusion(error))
     else:
         link.tell("returned")
     sys.stdout.flush()

@@ -141,7 +141,7 @@ def _is_in(folder: Path, module: Any) -> bool:
 
 def is_app(reference: str) -> bool:
     """Return whether a reference has the form of one to a Flower app."""
-    return Path(reference).name == f"{PROJECT}:{ATTRIBUTE}"
+    return isinstance(reference, str) and Path(reference).name == f"{PROJECT}:{ATTRIBUTE}"
 
 
 def with_app(what: str) -> str:

@@ -55,7 +55,7 @@ def split(reference: str) -> tuple[str, str]:
     Raises:
         ReferenceNotFound: the text has not the form of a reference.
     """
-    place, colon, attribute = reference.rpartition(":")
+    place, colon, attribute = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
     if not (colon and place and attribute.isidentifier()):
         raise ReferenceNotFound(f"{reference!r} is neither module:attribute nor path/to/file.py:attribute")
     return place, attribute

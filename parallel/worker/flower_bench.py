@@ -1,6 +1,5 @@
 """The benches of a Flower app: that of a site, with its `ClientApp`, and that of the coordinator, with its `main()`."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, nullcontext
@@ -13,8 +12,9 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from atoll.parallel.flower.client_host import ClientHost, config_record
+from atoll.parallel.flower.measured import Measured
 from atoll.parallel.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
-from atoll.parallel.flower.server_host import NotNative, ServerHost
+from atoll.parallel.flower.server_host import HOSTED, NotNative, ServerHost
 from atoll.parallel.flower.strategies import Native, native
 from atoll.parallel.flower.terms import Terms
 from atoll.parallel.local_training.warm_start import Aliases
@@ -175,7 +175,7 @@ class MainBench(_AppBench):
         super().__init__(app, request)
         self._folder = Path(request["folder"]) if request.get("folder") else None
         self._host: ServerHost | None = None
-        self._of_version_0: dict[str, float] | None = None
+        self._measured = Measured(self._folder)
 
     def initial(self, seed: int) -> Arrays:
         """Return the arrays with which `main()` starts its strategy; measure them once, as Flower does."""
@@ -183,13 +183,9 @@ class MainBench(_AppBench):
             seed_everything(seed)
         with self._main() as main:
             started = main.started()
-            measured = None if self._first() is not None else main.evaluate(0, started.arrays)
+            measured = None if 0 in self._measured else main.evaluate(0, started.arrays)
         if measured is not None:
-            found = numbers_of(measured)
-            self._of_version_0 = found
-            if self._folder is not None:
-                as_text = {name: repr(number) for name, number in found.items()}  # JSON has no NaN
-                self._file_of_first(self._folder).write_text(json.dumps(as_text), encoding="utf-8")
+            self._measured.add(0, measured)
         return arrays_of(started.arrays)
 
     def settings(self) -> list[str]:
@@ -207,9 +203,12 @@ class MainBench(_AppBench):
         if self._host is None:  # after a restart, `main()` draws again what it drew in `initial`
             seed_everything(request.get("model_seed") or 0)
         with self._main() as main:
-            found = main.evaluate(request.get("version") or 0, self._record(arrays.version))
+            if main.started().evaluate_fn is None:
+                return "the app has no evaluate_fn"
+            found = main.evaluate(version := request.get("version") or 0, self._record(arrays.version))
         if found is None:
-            return "the app has no evaluate_fn, or it has returned None"
+            return {}  # no reason: it is asked for the next version, too
+        self._measured.add(version, found)
         return {name: (value, 1.0) for name, value in numbers_of(found).items()}
 
     def plan(self, nodes: int) -> dict[str, Any]:
@@ -222,12 +221,13 @@ class MainBench(_AppBench):
 
     def conclude(self, arrays: Arrays, history: dict[str, Any]) -> None:
         """Let `main()` go on with the result of the run."""
-        first = self._first()
-        server = ({} if first is None else {"0": first}) | history["server"]
         by_round = {
             kind: {int(number): metric_record(values) for number, values in rounds.items()}
-            for kind, rounds in {**history, "server": server}.items()
+            for kind, rounds in history.items()
         }
+        server = {number: record for number, record in by_round["server"].items() if record}
+        server |= self._measured.records(max(by_round["train"], default=0))
+        by_round["server"] = dict(sorted(server.items()))
         with self._main() as main:
             main.finish(Result(self._record(arrays), by_round["train"], by_round["clients"], by_round["server"]))
         self._host = None
@@ -241,17 +241,6 @@ class MainBench(_AppBench):
             if self._host is None:
                 self._host = ServerHost(self._app, self._run_config)
             yield self._host
-
-    def _first(self) -> dict[str, float] | None:
-        """Return the metrics of version 0, also after a restart; None: they were not measured."""
-        if self._of_version_0 is None and self._folder is not None and self._file_of_first(self._folder).exists():
-            as_text = json.loads(self._file_of_first(self._folder).read_text(encoding="utf-8"))
-            self._of_version_0 = {name: float(number) for name, number in as_text.items()}
-        return self._of_version_0
-
-    @staticmethod
-    def _file_of_first(folder: Path) -> Path:
-        return folder.with_name(f"{folder.name}.version0.json")
 
 
 def bench_of_app(app: FlowerApp, request: dict[str, Any]) -> ClientBench | MainBench:
@@ -292,7 +281,8 @@ def weighted(metrics: MetricRecord, weight: str) -> tuple[int, dict[str, tuple[f
     """
     number = metrics.get(weight)
     if not isinstance(number, int | float) or isinstance(number, bool) or not float(number).is_integer():
-        raise TaskBroken(f"{weight!r} in the metrics of a reply must be a whole number, got {number!r}")
+        fault = f"{weight!r} in the metrics of a reply must be a whole number, got {number!r}"
+        raise TaskBroken(f"{fault}; {HOSTED}" if isinstance(number, float) else fault)
     others = {name: value for name, value in numbers_of(metrics).items() if name != weight}
     return int(number), {name: (value * number, float(number)) for name, value in others.items()}
 

@@ -70,7 +70,7 @@ class ExchangeMachine(Deliveries):
         if self.ledger.state is not RunState.RUNNING:
             return None
         instants = [exchange.deadline for exchange in self.ledger.open.values()]
-        instants += [held.until for held in self.process.held]
+        instants += [self.process.pull_by, *(held.until for held in self.process.held)]
         return min((instant for instant in instants if instant is not None), default=None)
 
     def receive(self, event: Event, now: float) -> Effects:
@@ -103,9 +103,12 @@ class ExchangeMachine(Deliveries):
     # ------------------------------------------------------------ time
 
     def _time_passed(self, now: float) -> Effects:
-        """Apply every deadline that is here: of a held call, of a message, of a linger."""
-        if any(held.until <= now for held in self.process.held):
-            cause = f"exchange {self.process.left[0]} was not asked for again within {self.rules.hold:g} s"
+        """Apply every deadline that is here: of a held call, of a repeated pull, of a message, of a linger."""
+        process = self.process
+        missed = [f"exchange {process.left[0]}"] if any(held.until <= now for held in process.held) else []
+        missed += [f"pull {process.num_pulls + 1}"] if process.pull_by is not None and process.pull_by <= now else []
+        if missed:
+            cause = f"{missed[0]} was not asked for again within {self.rules.hold:g} s"
             return self._end(RunState.FAILED, f"{cause}: the server program is another one than before")
         effects: list[Effect] = []
         for exchange in [*self.ledger.open.values()]:
@@ -203,11 +206,12 @@ class ExchangeMachine(Deliveries):
     def _replies_pulled(self, event: RepliesPulled, now: float) -> Effects:
         if not self.ledger.is_open:
             return ()
-        before = self.process.pull(self.ledger.pulls, event.numbers)
+        process = self.process
+        before = process.pull(self.ledger.pulls, event.numbers, now + self.rules.hold)
         got = self.pullable(event.numbers) if before is None else before
         if before is None and got:
-            self.ledger.pulls.append(Pull.of(event.numbers, got))
-            self.process.num_pulls += 1
+            self.ledger.pulls.append(Pull.of(event.numbers, got, process.num_claimed))
+            process.num_pulls += 1
         self.ledger.unpulled.difference_update(got)
         return (AnswerMessages(event.call, got),)
 
@@ -217,9 +221,12 @@ class ExchangeMachine(Deliveries):
         found = ((number, self.ledger.sent(number)) for number in numbers if number in left)
         return tuple(number for number, sent in found if sent is None or not sent.is_waiting)
 
-    def has_pull_for(self, numbers: Iterable[RoundId]) -> bool:
+    def has_pull_for(self, numbers: tuple[RoundId, ...]) -> bool:
         """Return whether a pull may return anything; one that returns nothing need not be an event."""
-        return self.process.num_pulls < len(self.ledger.pulls) or bool(self.pullable(numbers))
+        process, pulls = self.process, self.ledger.pulls
+        if process.num_pulls < len(pulls):
+            return process.pull_by is None or process.is_next(pulls, numbers)
+        return bool(self.pullable(numbers))
 
     def _nodes_asked(self, event: NodesAsked, now: float) -> Effects:
         if not self.ledger.is_open:

@@ -3,7 +3,8 @@
 A program that is killed begins again at its first line. As long as each call is the one that the journal has in its
 place, it returns what it returned then, at once; after the last one the program goes on. A call from the main thread
 has one certain place. Calls from threads of the program may come in another order than before, so each takes the first
-exchange that sent the same; one that fits none is held until all exchanges of before are asked for again.
+exchange that sent the same; one that fits none is held until all exchanges of before are asked for again. A call for
+replies that got none is not in the journal, so one that is not the next there gets none again.
 """
 
 import hashlib
@@ -31,15 +32,17 @@ class Pull:
     """A call for replies that were pushed, and those that it got."""
 
     asked: str
-    """The SHA-256 of the numbers that it asked for."""
+    """The SHA-256 of the numbers that it asked for, sorted."""
     newest: RoundId
     """The largest of them."""
     got: tuple[RoundId, ...]
+    num_exchanges: int = 0
+    """The exchanges that the process had asked for before."""
 
     @classmethod
-    def of(cls, asked: tuple[RoundId, ...], got: tuple[RoundId, ...]) -> "Pull":
+    def of(cls, asked: tuple[RoundId, ...], got: tuple[RoundId, ...], num_exchanges: int) -> "Pull":
         """Return a call for these replies."""
-        return cls(_digest(asked), max(asked), got)
+        return cls(_digest(asked), max(asked), got, num_exchanges)
 
 
 @dataclass(slots=True)
@@ -75,6 +78,9 @@ class Repetition:
     num_times: int = 0
     """The calls that got the last of these looks."""
     num_pulls: int = 0
+    pull_by: float | None = None
+    """The time by which it must have asked for the next replies of before [s since the epoch]; None: it has asked for
+    no others meanwhile."""
 
     def claim(self, asked: ExchangeAsked, call_of: Callable[[int], Call]) -> int | None:
         """Return the exchange of before that a call repeats; None: there is none yet.
@@ -116,25 +122,29 @@ class Repetition:
             return looks[self.num_looks - 1].roster
         return None
 
-    def pull(self, pulls: list[Pull], numbers: tuple[RoundId, ...]) -> tuple[RoundId, ...] | None:
-        """Return the answer of before to the next call for replies; None: there is none.
+    def is_next(self, pulls: Sequence[Pull], numbers: tuple[RoundId, ...]) -> bool:
+        """Return whether a call for replies is the next one of before, among the same exchanges."""
+        if self.num_pulls >= len(pulls):
+            return False
+        before = pulls[self.num_pulls]
+        return before.num_exchanges <= self.num_claimed and before.asked == _digest(numbers)
 
-        Raises:
-            Diverged: the call is for other replies.
+    def pull(self, pulls: Sequence[Pull], numbers: tuple[RoundId, ...], until: float) -> tuple[RoundId, ...] | None:
+        """Return the answer of before to a call for replies; None: all answers of before are given.
+
+        Args:
+            pulls: those of before that got replies.
+            numbers: the messages whose replies are asked for.
+            until: the time by which the next of those must come, where this one is another [s since the epoch].
         """
         if self.num_pulls >= len(pulls):
             return None
-        before = pulls[self.num_pulls]
-        if before.asked != _digest(numbers):
-            raise Diverged(f"pull {self.num_pulls + 1}: it asked for other messages before, now for {_listed(numbers)}")
-        self.num_pulls += 1
-        return before.got
+        if not self.is_next(pulls, numbers):
+            self.pull_by = until if self.pull_by is None else self.pull_by
+            return ()
+        self.num_pulls, self.pull_by = self.num_pulls + 1, None
+        return pulls[self.num_pulls - 1].got
 
 
 def _digest(numbers: tuple[RoundId, ...]) -> str:
-    return hashlib.sha256(repr(numbers).encode()).hexdigest()
-
-
-def _listed(numbers: tuple[RoundId, ...]) -> str:
-    more = ", ..." if len(numbers) > 5 else ""
-    return ", ".join(map(str, numbers[:5])) + more if numbers else "none"
+    return hashlib.sha256(repr(tuple(sorted(numbers))).encode()).hexdigest()

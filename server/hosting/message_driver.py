@@ -6,8 +6,10 @@ in the journal.
 
 import json
 import logging
+import math
 from functools import partial
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.task.randomness import training_seed
 from atoll.parallel.task.task import task_name
@@ -47,7 +49,7 @@ from atoll.server.programs.answers import reply_row
 from atoll.server.programs.contents import Contents
 from atoll.server.programs.process import Json, ProgramProcess
 from atoll.server.rounds.events import Accept, EndRun, PauseRun, Release, ResumeRequested, RunStarted, Update
-from atoll.server.views.message_lines import lines_of
+from atoll.server.views.message_lines import lines_of, nodes_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,9 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_ENTRIES = 500
 """The entries after which a snapshot is taken, and one more for each value that grows with the run: so the snapshots
 cost no more than the entries, and a replay reads few of these."""
+
+LOOKING_S = 15.0
+"""Time in which a program asks for the nodes and for nothing else until the log says so [s]."""
 
 _STARTS = (RunStarted, ResumeRequested)
 
@@ -89,6 +94,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self._local = json.dumps(config.given, sort_keys=True)
         self._looking: list[int] = []
         self._num_left_out = 0  # calls for the nodes since the last that was an event
+        self._tell_at: float | None = None  # when the log says that the program asks for the nodes alone
         self._offered: dict[int, list[Digest]] = {}  # by the call that sends them, until it is on disk
         self._generation = 0  # of the process, raised by its start and by the end of the run
         self._snapshot_due = seq + SNAPSHOT_ENTRIES
@@ -277,16 +283,31 @@ class MessageDriver(JournaledDriver[Event, Effect]):
 
     def _look(self) -> None:
         """Tell the nodes to the calls that ask for them; the first look of a run waits for `round.min_available`."""
-        ledger = self.machine.ledger
-        if ledger.looks or len(ledger.membership.present) >= self.config.round.min_available:
-            looking, self._looking = self._looking, []
-            for number in looking:
-                if self.machine.has_looked():
-                    self.program.answer(number, nodes=ledger.membership.present)
-                    self._num_left_out += 1
-                else:
-                    self.post(NodesAsked(number, self._num_left_out))
-                    self._num_left_out = 0
+        ledger, fewest = self.machine.ledger, self.config.round.min_available
+        if self._looking and not ledger.looks and len(ledger.membership.present) < fewest:
+            few = f"main() gets no nodes before {count_of(fewest, 'is', 'are')} here (round.min_available)"
+            self._tell_of_nodes(few, 0.0)
+            return
+        looking, self._looking = self._looking, []
+        for number in looking:
+            if self.machine.has_looked():
+                self.program.answer(number, nodes=ledger.membership.present)
+                self._num_left_out += 1
+                if not ledger.open:
+                    self._tell_of_nodes("main() asks for the nodes again and again", LOOKING_S)
+            else:
+                self.post(NodesAsked(number, self._num_left_out))
+                self._num_left_out, self._tell_at = 0, None
+
+    def _tell_of_nodes(self, what: str, after: float) -> None:
+        """Log once in a row of calls for the nodes, `after` seconds from the first, that the program may wait."""
+        now = self._clock.now()
+        if self._tell_at is None:
+            self._tell_at = now + after
+        if now >= self._tell_at:
+            self._tell_at = math.inf
+            connected = nodes_in_words(self.machine.ledger.membership.present)
+            logger.info("%s: %s; %s; its output is in %s", self.run_id, what, connected, self.program.log)
 
     def _asked(self, number: int, call: Json) -> ExchangeAsked:
         listed = []

@@ -47,7 +47,7 @@ class ProgramProcess:
         on_call: Callable[[Json], None],
         on_end: Callable[[str, bool], None],
     ) -> None:
-        self._order, self._folder, self._log = order, folder, log
+        self._order, self._folder, self.log = order, folder, log
         self._on_call, self._on_end = on_call, on_end
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -67,10 +67,10 @@ class ProgramProcess:
         """
         await self.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._log.exists() and self._log.stat().st_size > LOG_BYTES_MAX:
-            self._log.replace(self._log.with_name(self._log.name + ".1"))
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
+            self.log.replace(self.log.with_name(self.log.name + ".1"))
         ours, theirs = socket.socketpair()
-        with self._log.open("ab") as log, theirs:
+        with self.log.open("ab") as log, theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *COMMAND,
                 str(theirs.fileno()),
@@ -125,8 +125,11 @@ class ProgramProcess:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the process: that of this one, without the telemetry of Flower."""
-    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
+    """Return the environment of the process: that of this one, without the telemetry of Flower.
+
+    The hashes of texts are the same in each process, so that a program that goes through a set repeats itself.
+    """
+    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONHASHSEED": "0"}
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -1,10 +1,10 @@
 """The lines of the log of a run of messages: one for each exchange, and for what goes wrong in it. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from atoll.aggregation.printable import count_of
-from atoll.protocol.vocabulary import Fate
+from atoll.protocol.vocabulary import ClientId, Fate
 from atoll.server.exchanges.events import Effects, Event, ProgramEnded, ProgramStarted, RecordExchange, StartProgram
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.machine import ExchangeMachine
@@ -18,6 +18,9 @@ OF_FATES = {
     Fate.STRAGGLER: "too late",
     Fate.RELEASED: "released",
 }
+
+NODES_MAX = 10
+"""The largest number of nodes that are named."""
 
 
 def lines_of(machine: ExchangeMachine, event: Event, effects: Effects) -> Iterator[str]:
@@ -42,6 +45,12 @@ def lines_of(machine: ExchangeMachine, event: Event, effects: Effects) -> Iterat
                 yield f"the run is paused: {cause}"
             case EndRun(state, cause):
                 yield f"the run is {state}: {cause}"
+
+
+def nodes_in_words(nodes: Sequence[ClientId]) -> str:
+    """Return the nodes that are connected as words."""
+    listed = ", ".join(nodes[:NODES_MAX]) + (", ..." if len(nodes) > NODES_MAX else "")
+    return f"{count_of(len(nodes), 'node is', 'nodes are')} connected" + (f" ({listed})" if nodes else "")
 
 
 def sentence(exchange: Exchange) -> str:

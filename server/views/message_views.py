@@ -3,14 +3,16 @@
 from collections import Counter
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import TERMINAL, RunState
 from atoll.server.exchanges.exchange import Exchange
+from atoll.server.exchanges.ledger import Ledger
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.journal.exchanges import read_exchanges, recover_exchanges, replay_exchanges
 from atoll.server.journal.journal import RunRow
 from atoll.server.views.exchange_sentences import exchange_document, summary
 from atoll.server.views.history import History
-from atoll.server.views.message_lines import sentence
+from atoll.server.views.message_lines import NODES_MAX, nodes_in_words, sentence
 
 Document = dict[str, Any]
 
@@ -54,7 +56,7 @@ def details(history: History, row: RunRow) -> Document:
         "best": None,
         "undecided": [],
         "pausing": machine.ledger.pausing,
-        "waiting": _wait(history, machine),
+        "waiting": _wait(history, machine, row.config.round.min_available),
         "name_conflicts": [],
         "exchanges": machine.ledger.num_exchanges,
         "sentences": [sentence(exchange) for exchange in [*found.values()][-NEWEST:]],
@@ -118,11 +120,27 @@ def clients(history: History, row: RunRow) -> list[Document]:
     return rows
 
 
-def _wait(history: History, machine: ExchangeMachine) -> str:
-    ledger = machine.ledger
-    if ledger.state in TERMINAL or ledger.state is RunState.PAUSED:
+def _wait(history: History, machine: ExchangeMachine, min_available: int) -> str:
+    if machine.ledger.state in TERMINAL or machine.ledger.state is RunState.PAUSED:
         return ""
     if history.coordinator() is None:
         return "no coordinator holds the state directory: start it, and the run goes on"
-    waiting = sorted({one.message.client_id for each in ledger.open.values() for one in each.waiting})
-    return f"it waits for replies of {', '.join(waiting[:10])}" if waiting else "its server program works"
+    return what_a_program_waits_for(machine.ledger, min_available)
+
+
+def what_a_program_waits_for(ledger: Ledger, min_available: int) -> str:
+    """Return what the server program of a run waits for, or does.
+
+    Args:
+        ledger: the state of the run.
+        min_available: the nodes for which its first look at them waits.
+    """
+    if waiting := sorted({one.message.client_id for each in ledger.open.values() for one in each.waiting}):
+        return f"it waits for replies of {', '.join(waiting[:NODES_MAX])}"
+    connected = nodes_in_words(ledger.membership.present)
+    if not ledger.looks and len(ledger.membership.present) < min_available:
+        few = count_of(min_available, "is", "are")
+        return f"its server program gets no nodes before {few} here (round.min_available); {connected}"
+    if ledger.looks and ledger.looks[-1].num_exchanges == ledger.num_exchanges:
+        return f"its server program works, or waits for more nodes; {connected}; its output is in program.log"
+    return "its server program works"

@@ -1,5 +1,7 @@
 """Mistaken calls of the Python interface: each raises `AtollError` with a sentence, before anything runs."""
 
+import gc
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,3 +94,22 @@ def test_a_folder_without_a_run_is_shown_all_the_same() -> None:
     assert repr(atoll.SimulatedRun("/nope")) == "SimulatedRun(no run, '/nope')"
     assert "has no rounds.jsonl" in atoll.SimulatedRun("/nope")._repr_html_()
     assert "has no log.jsonl" in atoll.Training("/nope")._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: atoll.sweep({"local.lr": [0.1, -1.0]}, task=TASK),
+        lambda: atoll.compare(TASK, set={"local.lr": -1.0}),
+        lambda: atoll.train(TASK, set={"local.lr": -1.0}),
+        lambda: atoll.simulate(TASK, set={"local.lr": -1.0}),
+    ],
+)
+def test_a_refused_call_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(atoll.AtollError, match=r"local\.lr"):
+        call()
+    gc.collect()  # a training's folder goes with the object, which the traceback held
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("atoll-tasks-")] == []

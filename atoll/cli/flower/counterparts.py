@@ -68,7 +68,7 @@ def counterpart(config: RunConfig) -> Counterpart:
         ConfigError: settings change the versions of the model, and no strategy has them; with all of them.
     """
     changed = dict(_changed(config))
-    strategy, arguments, faults = _strategy_of(config.aggregation, config.optimizer)
+    strategy, arguments, faults = _strategy_of(config)
     allowed = _KEPT | {f"optimizer.{name}" for name in OptimizerConfig.model_fields}
     faults += [
         f"{key}: got {value!r}, which no strategy of Flower has: leave it out, or export without it and write a "
@@ -129,9 +129,10 @@ def _of_the_round(config: RunConfig) -> Arguments:
 _Found = tuple[str, Arguments, list[str]]
 
 
-def _strategy_of(aggregation: AggregationConfig, optimizer: OptimizerConfig) -> _Found:
+def _strategy_of(config: RunConfig) -> _Found:
     """Return the class of a strategy, its arguments beyond those of FedAvg, and the reasons that there is none."""
-    of_rule, of_optimizer = _rule(aggregation), _optimizer(optimizer)
+    aggregation, optimizer = config.aggregation, config.optimizer
+    of_rule, of_optimizer = _rule(aggregation, config.round.cohort_size), _optimizer(optimizer)
     strategies = [found for found in (of_rule, of_optimizer) if found[0] != "FedAvg"]
     faults = [fault for found in (of_rule, of_optimizer) for fault in found[2]]
     if len(strategies) > 1 and not faults:
@@ -143,21 +144,34 @@ def _strategy_of(aggregation: AggregationConfig, optimizer: OptimizerConfig) -> 
     return strategy, arguments, faults
 
 
-def _rule(aggregation: AggregationConfig) -> _Found:
+def _rule(aggregation: AggregationConfig, most: int) -> _Found:
     rule, malicious = aggregation.rule, aggregation.malicious
     if rule in ("mean", "median"):
         return {"mean": "FedAvg", "median": "FedMedian"}[rule], {}, []
     if rule == "trimmed_mean":
-        if isinstance(malicious, float):
+        if isinstance(malicious, float) and _trims_alike(malicious, most):
             return "FedTrimmedAvg", {"beta": malicious}, []
-        fault = f"aggregation.malicious: got {malicious}, a number of updates; allowed: a share of them, such as 0.2"
-        return "FedTrimmedAvg", {}, [fault]
+        fault = f"aggregation.malicious: got {malicious}, and Flower leaves out int(beta * n) of n updates"
+        return (
+            "FedTrimmedAvg",
+            {},
+            [f"{fault}; allowed: a share that gives the same number of 1 to {most}, such as 0.2"],
+        )
+    if found := re.fullmatch(re.escape(RULES) + r"trimmed_mean_(0(_\d+)?)", rule):
+        return "FedTrimmedAvg", {"beta": float(found[1].replace("_", "."))}, []
     if found := re.fullmatch(re.escape(RULES) + r"krum_(\d+)_(\d+)", rule):
         return "MultiKrum", {"num_malicious_nodes": int(found[1]), "num_nodes_to_select": int(found[2])}, []
     if found := re.fullmatch(re.escape(RULES) + r"bulyan_(\d+)", rule):
         return "Bulyan", {"num_malicious_nodes": int(found[1])}, []
-    allowed = f"mean, median, trimmed_mean, {RULES}krum_F_M, {RULES}bulyan_F"
+    allowed = f"mean, median, trimmed_mean, {RULES}krum_F_M, bulyan_F, trimmed_mean_0_25"
     return "FedAvg", {}, [f"aggregation.rule: got {rule!r}; Flower has a strategy for {allowed}"]
+
+
+def _trims_alike(share: float, most: int) -> bool:
+    """Return whether a share leaves out the same number of any updates up to the most, here and in Flower."""
+    from atoll.aggregation.rules.rule import num_malicious
+
+    return all(num_malicious(share, number) == int(share * number) for number in range(1, most + 1))
 
 
 def _optimizer(optimizer: OptimizerConfig) -> _Found:

@@ -1,12 +1,10 @@
 """`atoll flower export`: a native task's client as a Flower app, for people that go back."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tomli_w
 import typer
 
 from atoll.aggregation.printable import count_of
@@ -17,9 +15,8 @@ from atoll.cli.task_failures import task_failures_in_one_line
 from atoll.parallel.task.flower_app import is_app, with_app
 
 if TYPE_CHECKING:
+    from atoll.cli.flower.app_files import Fitted
     from atoll.cli.flower.counterparts import Counterpart
-    from atoll.cli.flower.sources import Sources
-    from atoll.parallel.exported.run_values import RunValues
     from atoll.parallel.task.array_task import ArrayTask
     from atoll.parallel.task.arrays import Arrays
     from atoll.parallel.task.task import Task
@@ -47,6 +44,7 @@ def export(
     changes only when a round ends is left out, and told.
     """
     from atoll.cli.files import load_run, load_user_task, note_unused_settings
+    from atoll.cli.flower.app_files import AppFiles
     from atoll.cli.flower.counterparts import counterpart
     from atoll.cli.flower.sources import sources_of
 
@@ -60,21 +58,16 @@ def export(
     found = counterpart(file)
     note_unused_settings(file, what, why="an app has no coordinator")
     task = load_user_task(file.task)
-    values, found = _values_of(file, task, found)
-    sources = sources_of(file.task)
-    texts = dict(_texts(file, task, found, values, sources))
-    _write(folder, texts, sources, file.name)
+    fitted = _fitted(file, task, found)
+    found, sources = fitted.found, sources_of(file.task)
+    files = AppFiles(file.task, getattr(task, "sites", ()), fitted, sources).files
+    for place, data in files.items():
+        path = folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
     if json:
-        as_json(
-            {
-                "folder": folder,
-                "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()),
-                "strategy": found.strategy,
-                "arguments": dict(found.arguments),
-                "left_out": found.left_out,
-                "data": sources.data,
-            }
-        )
+        told = {"strategy": found.strategy, "arguments": dict(found.arguments), "left_out": found.left_out}
+        as_json({"folder": folder, "files": sorted(files), **told, "data": sources.data})
         return
     say(f"wrote {file.task} as a Flower app to {folder}: {found.strategy}, {count_of(file.rounds, 'round')}")
     if found.left_out:
@@ -86,13 +79,14 @@ def export(
     say(f"\nnext: cd {folder}, and read README.md")
 
 
-def _values_of(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") -> "tuple[RunValues, Counterpart]":
-    """Return the values of the run that the app has, once the task has taken them, and the strategy for its model.
+def _fitted(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") -> "Fitted":
+    """Return a run as it fits the task and its model.
 
     Raises:
         CommandError: they do not fit the task, or its model, to the strategy.
         TaskFailed: the task's own code failed.
     """
+    from atoll.cli.flower.app_files import Fitted
     from atoll.parallel.exported.run_values import RunValues
     from atoll.parallel.local_training.warm_start import Start, StartRefused, started
     from atoll.parallel.task.given import FROZEN
@@ -111,6 +105,7 @@ def _values_of(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") 
             initial, frozen, buffers = bench.initial(file.seed), bench.frozen(file.seed), bench.buffers()
             if file.model.start:
                 started(initial, bench.aliases(), Start(Path(file.model.start), file.model.is_strict))
+            measures = bool(file.evaluation.server_every) and not bench.measures().why_not_here
     except OverridesRefused as error:
         raise CommandError(*error.faults) from error
     except StartRefused as error:
@@ -119,7 +114,7 @@ def _values_of(file: "RunFile", task: "Task | ArrayTask", found: "Counterpart") 
         given.setdefault(FROZEN, frozen)
     given = _plain_of(task, file) | given | _without_rounds(file)
     values = RunValues(file.name, file.rounds, file.seed, given, file.model.start, file.model.is_strict)
-    return values, _fitting(found, initial, buffers)
+    return Fitted(_fitting(found, initial, buffers), values, measures)
 
 
 def _fitting(found: "Counterpart", initial: "Arrays", buffers: Sequence[str]) -> "Counterpart":
@@ -163,95 +158,3 @@ def _plain_of(task: "Task | ArrayTask", file: "RunFile") -> dict[str, Any]:
     scheduled = file.schedule.local
     own = {name: getattr(local, name) for name in fields if name not in scheduled}
     return plain | {name: value for name, value in own.items() if isinstance(value, Plain)}
-
-
-def _texts(
-    file: "RunFile", task: "Task | ArrayTask", found: "Counterpart", values: "RunValues", sources: "Sources"
-) -> Iterator[tuple[str, str]]:
-    """Yield the files of the app by their places, but for the task's code."""
-    from atoll.cli.flower import templates
-    from atoll.cli.flower.counterparts import A_NUMBER
-    from atoll.parallel.task.reference import is_file, split
-    from atoll.parallel.task.task import task_name
-
-    place, attribute = split(file.task)
-    package, name = _package(file.name, sources), task_name(file.task)
-    names = {"task": name, "package": package, "reference": file.task, "attribute": attribute}
-    init = templates.INIT_OF_FILE if is_file(place) else templates.INIT_OF_MODULE
-    yield f"{package}/__init__.py", init.substitute(names, file=Path(place).name)
-    yield f"{package}/client_app.py", templates.CLIENT_APP.substitute(names)
-    measures = file.evaluation.server_every and getattr(task, "test_data", None) is not None
-    arguments = "\n".join(f"        {key}={value!r}," for key, value in found.arguments.items())
-    yield (
-        f"{package}/server_app.py",
-        templates.SERVER_APP.substitute(
-            names,
-            strategy=found.strategy,
-            arguments=arguments,
-            a_number=f"{A_NUMBER:g}",
-            timeout=found.timeout,
-            evaluate_fn=templates.EVALUATE_FN if measures else "",
-        ),
-    )
-    yield "pyproject.toml", tomli_w.dumps(_project(file, package, name, values, sources))
-    sites = getattr(task, "sites", ())
-    code = "the package itself" if not sources.files else f"{package}/task/" if is_file(place) else "its own package"
-    yield (
-        "README.md",
-        templates.README.substitute(
-            names,
-            code=code,
-            data=f" ({', '.join(sources.data)})" if sources.data else "",
-            sites=f" ({', '.join(sites)})" if sites else "",
-            left_out=f"\nLeft out, as Flower has no counterpart: {', '.join(found.left_out)}.\n"
-            if found.left_out
-            else "",
-        ),
-    )
-
-
-def _project(file: "RunFile", package: str, name: str, values: "RunValues", sources: "Sources") -> dict[str, Any]:
-    from atoll import __version__
-
-    return {
-        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-        "project": {
-            "name": re.sub(r"[_.]+", "-", file.name).strip("-") or "app",
-            "version": "1.0.0",
-            "description": f"{name} of Atoll as a Flower app",
-            "dependencies": [f"atoll[flower]>={__version__}", *sources.packages],
-        },
-        "tool": {
-            "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
-            "flwr": {
-                "app": {
-                    "publisher": "atoll",
-                    "components": {"serverapp": f"{package}.server_app:app", "clientapp": f"{package}.client_app:app"},
-                    "config": values.config,
-                }
-            },
-        },
-    }
-
-
-def _package(name: str, sources: "Sources") -> str:
-    """Return the name of the app's package, which none of the task's code has."""
-    package = f"{re.sub(r'[^a-z0-9]', '_', name)}_app"
-    package = package if package[0].isalpha() else f"run_{package}"
-    while any(path.parts[0].removesuffix(".py") == package for path in sources.files):
-        package += "_"
-    return package
-
-
-def _write(folder: Path, texts: Mapping[str, str], sources: "Sources", name: str) -> None:
-    """Write the files of the app, and a copy of the task's code."""
-    for place, text in texts.items():
-        path = folder / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    (package,) = {place.split("/")[0] for place in texts if place.endswith("client_app.py")}
-    within = folder / package / "task" if "'task'" in texts[f"{package}/__init__.py"] else folder
-    for file in sources.files:
-        path = within / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes((sources.folder / file).read_bytes())

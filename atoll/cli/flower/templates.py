@@ -76,7 +76,7 @@ TASK = "$reference"
 README = Template("""\
 # $task as a Flower app
 
-Written by `atoll flower export`. The task's code is in `$code`; data files are not
+Written by `atoll flower export`. The task's code is in $code; data files are not
 copied$data. Each node needs Atoll and the packages of `pyproject.toml`, as the training is Atoll's: an update has the
 bits of an agent's, by the seed of run, round and site.
 

@@ -91,7 +91,12 @@ def test_what_no_strategy_has_is_refused_all_at_once(tmp_path):
         (
             "plain",
             ["round.cohort_size=3", "aggregation.rule=trimmed_mean", "aggregation.malicious=1"],
-            "allowed: a share of them, such as 0.2",
+            "allowed: a share that gives the same number of 1 to 3, such as 0.2",
+        ),
+        (
+            "plain",
+            ["round.cohort_size=3", "aggregation.rule=trimmed_mean", "aggregation.malicious=0.3333333333333333"],
+            "malicious: got 0.3333333333333333, and Flower leaves out int(beta * n) of n updates",
         ),
         ("without_buffers", ["aggregation.rule=median", "optimizer.name=fedavgm"], "leave one out"),
         ("plain", ["round.mode=fedbuff"], "round.mode: got 'fedbuff', which no strategy of Flower has"),

@@ -62,8 +62,6 @@ REFUSED = {
 
 IS_LEFT_OUT = {"NaN weight", "infinite weight"}
 """Hosted, a weight that is not finite is an error of its node; stock Flower's model would be NaN."""
-NAN_IS_LEFT_OUT = {"NaN metric", "NaN metrics", "NaN in a list"}
-"""Hosted, a metric that is not finite is an error of its node."""
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +113,7 @@ def hosted(app, case, folder):
     return module.results.pop(), [*module.trained]
 
 
-@pytest.mark.parametrize("case", [name for name in _names() if name not in IS_LEFT_OUT | NAN_IS_LEFT_OUT])
+@pytest.mark.parametrize("case", [name for name in _names() if name not in IS_LEFT_OUT])
 def test_hosted_an_odd_app_is_what_it_is_at_home(app, case, tmp_path):
     theirs, told_them = by_flower(app, case)
     if isinstance(theirs, Exception):
@@ -127,7 +125,7 @@ def test_hosted_an_odd_app_is_what_it_is_at_home(app, case, tmp_path):
     assert in_order(told_us) == in_order(told_them), "the configs as the app has got them"
 
 
-@pytest.mark.parametrize("case", sorted(IS_LEFT_OUT | NAN_IS_LEFT_OUT))
+@pytest.mark.parametrize("case", sorted(IS_LEFT_OUT))
 def test_hosted_what_is_not_finite_is_no_part_of_the_model(app, case, tmp_path):
     ours, _ = hosted(app, case, tmp_path)
     values = [array.numpy() for array in (ours.arrays or {}).values()]

@@ -13,10 +13,13 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from atoll.parallel.flower.server_host import NotNative, ServerHost
 from atoll.parallel.flower.strategies import native
+from atoll.parallel.programs.flower_fitting import only_fitting
 from atoll.parallel.programs.flower_grid import as_program
 from atoll.parallel.programs.grid import Grid
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import read_app, with_app
+from atoll.parallel.worker.bench import Received
+from atoll.parallel.worker.flower_bench import MainBench
 from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
@@ -35,15 +38,24 @@ REASONS = {
     "a_method_that_measures": "evaluate_fn refers to the strategy",
     "asks_between": "evaluate_fn refers to the grid",
     "no_timeout": "timeout is None: natively a round has a deadline",
+    "a_rate_that_an_object_lets_fall": "evaluate_fn refers to train_config",
+    "a_rate_of_the_module_that_falls": "evaluate_fn refers to train_config",
+    "a_stop_by_an_exception": "evaluate_fn raises an exception, which main() catches",
+    "an_exit_as_a_stop": "evaluate_fn exits",
+    "two_by_a_method": "main() uses its grid beside one call of strategy.start",
+    "two_by_a_function": "main() uses its grid beside one call of strategy.start",
+    "two_by_a_function_of_its_own": "main() uses its grid beside one call of strategy.start",
 }
 """The reason for which an app runs hosted, found before it runs."""
-OF_THE_GRID = ("asks_first", "asks_first_and_goes_on")
+OF_THE_GRID = ("asks_first", "asks_first_and_goes_on", "a_signal_handler")
+NATIVE = ("plain", "one_elsewhere", "one_by_a_function_of_its_own", "ends_in_order")
 
 
 @pytest.fixture
 def app(monkeypatch):
     app = read_app(APP)
-    monkeypatch.setattr(FedAvg, "aggregate_evaluate", FedAvg.aggregate_evaluate)  # a case changes it
+    with only_fitting():  # replaces the method below once in a process
+        monkeypatch.setattr(FedAvg, "aggregate_evaluate", FedAvg.aggregate_evaluate)  # a case changes it
     app.load(app.serverapp)
     yield app
     sys.path.remove(str(app.folder))
@@ -63,13 +75,14 @@ def test_what_a_native_run_would_leave_out_is_found_before_it_begins(app, case):
     assert REASONS[case] in plan_of(app, case).reasons
 
 
-def test_branches_and_names_of_their_own_keep_an_app_native(app):
-    assert plan_of(app, "plain").reasons == ()
+@pytest.mark.parametrize("case", NATIVE)
+def test_branches_functions_and_names_of_their_own_keep_an_app_native(app, case):
+    assert plan_of(app, case).reasons == ()
 
 
 @pytest.mark.parametrize("case", OF_THE_GRID)
 def test_a_use_of_the_grid_is_found_whatever_the_app_catches(app, case):
-    with pytest.raises(NotNative, match=r"main\(\) uses the grid itself"):
+    with pytest.raises(NotNative, match=r"main\(\) (uses the grid itself|sets a signal handler)"):
         ServerHost(of(app, case), app.config).started()
 
 
@@ -88,6 +101,20 @@ def test_a_main_that_exits_is_a_fault_of_the_app_and_not_the_end_of_the_worker(a
         ServerHost(of(app, "ends_the_process"), app.config).started()
 
 
+def test_a_main_that_exits_in_order_has_ended(app):
+    host = ServerHost(of(app, "ends_in_order"), app.config)
+    host.started()
+    host.finish(Result(ArrayRecord()))
+
+
+def test_an_evaluation_after_the_end_of_main_is_a_fault_and_no_wait(app):
+    host = ServerHost(of(app, "an_exit_as_a_stop"), app.config)
+    first = host.started().arrays
+    host.evaluate(2, first)
+    with pytest.raises(TaskBroken, match=r"main\(\) has ended within its strategy\.start"):
+        host.evaluate(3, first)
+
+
 @pytest.mark.parametrize("case", [*REASONS, *OF_THE_GRID])
 def test_hosted_it_does_what_it_does_at_home(app, case, tmp_path):
     results = sys.modules["own_code_app"].results
@@ -96,6 +123,22 @@ def test_hosted_it_does_what_it_does_at_home(app, case, tmp_path):
     results.clear()
     as_program(app.load(f"own_code_app:{case}"), app.config)(Grid(LinkHere(app, SITES, tmp_path, {})))
     assert [told(result) for result in results] == theirs
+
+
+def test_a_measuring_that_returns_nothing_for_one_version_is_asked_for_the_next(app, tmp_path):
+    """The coordinator asks a worker that names a reason no more."""
+    bench = MainBench(of(app, "measures_every_second"), {"folder": tmp_path / "app"})
+    arrays = Received(bench.initial(0))
+    found = [bench.evaluate(arrays, {"split": "server", "version": version}) for version in (1, 2, 3)]
+    assert found == [{}, {"r": (2.0, 1.0)}, {}]
+    rounds = {"1": {}, "2": {}, "3": {}}
+    bench.conclude(bench.initial(0), {"train": rounds, "clients": {}, "server": {"1": {}, "2": {"r": 2.0}, "3": {}}})
+    (result,) = sys.modules["own_code_app"].results
+    measured = {number: dict(record) for number, record in result.evaluate_metrics_serverapp.items()}
+    assert repr(measured) == "{0: {'r': 0}, 2: {'r': 2}}"
+    bench = MainBench(of(app, "asks_after"), {})
+    bench.initial(0)
+    assert bench.evaluate(arrays, {"split": "server", "version": 1}) == "the app has no evaluate_fn"
 
 
 def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp_path):
@@ -108,7 +151,7 @@ def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp
     (result,) = sys.modules["own_code_app"].results
     assert list(result.train_metrics_clientapp) == [1, 2, 3]
     assert not result.evaluate_metrics_clientapp
-    assert result.evaluate_metrics_serverapp[3] == {"r": 3.0}
+    assert repr(dict(result.evaluate_metrics_serverapp[3])) == "{'r': 3}", "an integer, as in Flower"
 
 
 def told(result):

@@ -1,12 +1,17 @@
 """The eleven strategies with a native counterpart give what Flower's own give, and all others are told by name."""
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
-from atoll.parallel.flower.server_host import ServerHost
+from atoll.parallel.flower import rules
+from atoll.parallel.flower.server_host import ServerHost, Started
 from atoll.parallel.flower.strategies import native
 from atoll.parallel.task.flower_app import read_app, with_app
 from atoll.parallel.worker.flower_bench import numbers_of
@@ -72,3 +77,58 @@ def test_wide_floats_keep_their_dtype(app, tmp_path):
     assert {array.dtype for array in ours.arrays.values()} == {"float64"}
     for key, array in theirs.arrays.items():
         np.testing.assert_allclose(ours.arrays[key].numpy(), array.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def plan_of(app, kind, nodes=NODES, *, begun=None, rounds=3, timeout=60.0, train=None, **options):
+    strategy = getattr(flower, kind)(**options)
+    vars(strategy).update(begun or {})
+    first = app.load("every_strategy_app:first_arrays")(wide=False)
+    return native(app, Started(strategy, first, rounds, timeout, train or {}, {}, None, {}), nodes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "nodes", "reason"),
+    [
+        ("MultiKrum", {"num_nodes_to_select": 0}, 7, "num_nodes_to_select is 0: there would be no model"),
+        ("MultiKrum", {"num_malicious_nodes": -1}, 7, "num_malicious_nodes is -1, a number below 0"),
+        ("Bulyan", {"num_malicious_nodes": -1}, 7, "num_malicious_nodes is -1, a number below 0"),
+        ("Krum", {}, 3, "num_malicious_nodes = 0 of 3 nodes: each is compared with its nearest alone"),
+        ("FedAvg", {"min_train_nodes": 0, "fraction_train": 0.1}, 3, "fraction_train = 0.1 of 3 nodes: a round would"),
+        ("FedAvgM", {"begun": {"momentum_vector": [1.0]}}, 3, "momentum_vector of FedAvgM is set by the app"),
+        ("FedAdam", {"begun": {"m_t": {}, "v_t": {}}}, 3, "m_t of FedAdam is set by the app"),
+    ],
+)
+def test_options_without_a_counterpart_are_reasons(app, kind, options, nodes, reason):
+    assert plan_of(app, kind, nodes, **options).reasons[0].startswith(reason)
+
+
+def test_numbers_of_numpys_become_settings_and_no_evaluation_is_none(app):
+    plan = plan_of(
+        app,
+        "FedAvg",
+        5,
+        rounds=np.int64(2),
+        timeout=np.float32(60),
+        min_train_nodes=np.int64(3),
+        fraction_train=np.float32(0.5),
+        fraction_evaluate=0.1,
+        min_evaluate_nodes=0,
+    )
+    assert json.loads(json.dumps(plan.settings))["round"] == {"cohort_size": 3, "quorum": 1, "deadline": 60.0}
+    assert plan.settings["rounds"] == 2
+    assert plan.settings["evaluation"] == {"server_every": 0, "clients_every": 0}
+
+
+def test_a_config_that_flower_refuses_is_refused(app):
+    for options in ({"kind": "FedProx", "proximal_mu": np.float32(0.5)}, {"kind": "FedAvg", "train": {"lr": None}}):
+        with pytest.raises(TypeError, match="Not all values are of valid type"):
+            plan_of(app, **options)
+    assert plan_of(app, "FedAvg", train=ConfigRecord({"lr": 0.1})).settings["local"]["train.lr"] == 0.1
+
+
+@pytest.mark.parametrize(("beta", "number"), [(1 / 3, 3), (1 / 7, 7), (0.29, 100), (0.2, 7), (0, 3), (1e-5, 4)])
+def test_a_trimmed_mean_leaves_out_as_many_values_as_flowers(app, beta, number):
+    module, _, name = plan_of(app, "FedTrimmedAvg", beta=beta).settings["aggregation"]["rule"].partition(":")
+    assert module == rules.__name__
+    rows = np.random.default_rng(1).normal(size=(number, 5)).astype(np.float32)
+    np.testing.assert_allclose(getattr(rules, name).reduce(rows), trim_mean(rows, beta), atol=1e-6)

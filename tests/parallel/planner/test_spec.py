@@ -38,6 +38,14 @@ def test_a_value_of_another_type_is_refused_by_its_name() -> None:
         parse(Cluster, CLUSTERS, "h100-80,nodes=1.5", what="cluster")
 
 
+def test_a_cluster_of_more_devices_than_can_be_searched_is_refused() -> None:
+    assert parse(Cluster, CLUSTERS, "h100-80,nodes=131072", what="cluster").world == 2**20
+    with pytest.raises(
+        ValueError, match=r"^cluster\.nodes: got 131073 x 8 devices; allowed: at most 1048576 together$"
+    ):
+        parse(Cluster, CLUSTERS, "h100-80,nodes=131073", what="cluster")
+
+
 @pytest.mark.parametrize("given", [{}, [], "", 3, {"preset": "h100-80"}])
 def test_a_preset_that_is_no_name_of_one_is_refused(given: object) -> None:
     with pytest.raises(ValueError, match=r"is no preset \(a100-80, "):

@@ -120,6 +120,7 @@ def test_a_module_is_found_in_the_current_folder(folder: Path, monkeypatch: pyte
     ("reference", "message"),
     [
         ("server.py", "neither module:attribute nor path/to/file.py:attribute"),
+        (3, "3 is neither module:attribute nor path/to/file.py:attribute"),
         ("server.py:", "neither module:attribute"),
         ("server.py:a b", "neither module:attribute"),
         ("nowhere.py:task", "there is no file .*nowhere.py"),
@@ -130,7 +131,7 @@ def test_a_module_is_found_in_the_current_folder(folder: Path, monkeypatch: pyte
         ("neighbour:SITES", r"SITES is a list in neighbour \(tasks there: none\)"),
     ],
 )
-def test_what_is_not_found_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str) -> None:
+def test_what_is_not_found_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch, reference: Any, message: str) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(TaskNotFound, match=message):
         load_task(reference)

@@ -496,3 +496,46 @@ def test_a_call_that_is_held_has_its_whole_time_again_after_a_pause() -> None:
         AnswerMessages(2, (RoundId(1),)),
     )
     assert isinstance(run.post(TimePassed(), after=10.0)[0], EndRun)
+
+
+def test_a_repetition_gets_no_replies_where_it_got_none_though_it_polls_for_others_than_the_next() -> None:
+    """Polls one message at a time, or for more once a further one was pushed: a poll without replies is no event."""
+    run = Run(hold=60.0)
+    one, two, three = RoundId(1), RoundId(2), RoundId(3)
+    pushed = [asked(message(client, str(n)), call=n, is_waiting=False) for n, client in ((1, NORTH), (2, SOUTH))]
+    for ask in pushed:
+        run.post(ask)
+    assert not run.machine.has_pull_for((one,))
+    run.reply(SOUTH, 2)
+    assert run.post(RepliesPulled(3, (two,))) == (AnswerMessages(3, (two,)),)
+    assert not run.machine.has_pull_for((one,))
+    run.post(asked(message(SOUTH, "3"), call=4, is_waiting=False))
+    run.reply(NORTH, 1)
+    run.reply(SOUTH, 3)
+    assert run.post(RepliesPulled(5, (one, three))) == (AnswerMessages(5, (one, three)),)
+    run.post(ProgramStarted())
+    run.post(pushed[0])
+    assert run.post(RepliesPulled(2, (two,))) == (AnswerMessages(2, ()),), "it had pushed two by then"
+    run.post(pushed[1])
+    assert not run.machine.has_pull_for((one,)), "a poll for others need not be an event again and again"
+    assert run.post(RepliesPulled(4, (two,))) == (AnswerMessages(4, (two,)),)
+    assert run.post(RepliesPulled(5, (one,))) == (AnswerMessages(5, ()),)
+    run.post(asked(message(SOUTH, "3"), call=6, is_waiting=False))
+    assert run.post(RepliesPulled(7, (three, one))) == (AnswerMessages(7, (one, three)),), "a set has any order"
+    assert run.machine.deadline is None
+    assert run.machine.ledger.state is RunState.RUNNING
+
+
+def test_a_repetition_that_never_asks_for_the_replies_of_before_ends_the_run() -> None:
+    run = Run(hold=60.0)
+    both = (RoundId(1), RoundId(2))
+    run.post(asked(message(NORTH), message(SOUTH), is_waiting=False))
+    run.reply(NORTH, 1)
+    run.post(RepliesPulled(2, both))
+    run.post(ProgramStarted())
+    run.post(asked(message(NORTH), message(SOUTH), is_waiting=False))
+    assert run.post(RepliesPulled(2, both[1:])) == (AnswerMessages(2, ()),)
+    run.reply(SOUTH, 2)
+    (end,) = run.post(TimePassed(), after=60.0)
+    assert isinstance(end, EndRun)
+    assert "pull 1 was not asked for again within 60 s: the server program is another one" in end.cause

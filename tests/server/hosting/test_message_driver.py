@@ -20,7 +20,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import Event, ExchangeAsked, Message, ProgramEnded, ProgramStarted, RepliesPulled
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.files.run_store import RunStore
-from atoll.server.hosting import journaled_driver, message_retention
+from atoll.server.hosting import journaled_driver, message_driver, message_retention
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.run_parts import SharedParts
 from atoll.server.journal.journal import Batch, Journal, RunRow
@@ -28,6 +28,7 @@ from atoll.server.journal.pruning import Stay
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.programs.contents import Contents
 from atoll.server.rounds.events import ClientFailed, ClientJoined, RunStarted
+from atoll.server.views.message_views import what_a_program_waits_for
 from tests.wire.test_round import live
 
 NORTH, NOBODY = ClientId("north"), ClientId("nobody")
@@ -48,6 +49,8 @@ class FullDisk(Journal):
 
 class Program:
     """A program's process: the answers that it got."""
+
+    log = Path("program.log")
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, dict[str, Any]]] = []
@@ -202,3 +205,45 @@ async def test_the_rows_of_replies_go_before_their_files_and_their_records_last(
         while "records" not in done:
             await asyncio.sleep(0.01)
         assert done == ["rows", "files", "records"], "a backup between two of them lacks no file that a row names"
+
+
+@live
+async def test_a_program_that_asks_for_the_nodes_and_nothing_else_is_in_the_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(message_driver, "LOOKING_S", 0.0)
+    caplog.set_level("INFO")
+    async with hosted(tmp_path) as run:
+        for call in range(1, 5):
+            run.driver._called({"op": "nodes", "call": call})
+            await run.answer(call)
+    (told,) = [record.message for record in caplog.records if "main()" in record.message]
+    assert told == (
+        f"{RUN}: main() asks for the nodes again and again; 1 node is connected (north); its output is in program.log"
+    )
+
+
+@live
+async def test_the_first_look_at_the_nodes_says_how_many_it_waits_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with hosted(tmp_path) as run:
+        three = run.driver.config.round.model_copy(update={"min_available": 3})
+        run.driver.config = run.driver.config.model_copy(update={"round": three})
+        run.driver._called({"op": "nodes", "call": 1})
+        await run.all(ClientJoined(ClientId("south"), "1"))
+        assert not run.program.answers
+        ledger = run.driver.machine.ledger
+        waits = what_a_program_waits_for(ledger, 3)
+        assert waits == (
+            "its server program gets no nodes before 3 are here (round.min_available); "
+            "2 nodes are connected (north, south)"
+        )
+        await run.all(ClientJoined(ClientId("west"), "1"))
+        assert len((await run.answer(1))["nodes"]) == 3
+        assert "works, or waits for more nodes; 3 nodes are connected" in what_a_program_waits_for(ledger, 3)
+        await run.all(run.push(NORTH))
+        assert what_a_program_waits_for(ledger, 3) == "it waits for replies of north"
+    (told,) = [record.message for record in caplog.records if "main()" in record.message]
+    assert "main() gets no nodes before 3 are here (round.min_available); 1 node is connected (north)" in told

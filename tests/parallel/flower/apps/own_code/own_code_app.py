@@ -1,13 +1,15 @@
 """ServerApps that do something of their own around one `strategy.start`: some of them need Flower's own loop."""
 
 import functools
+import signal
+import sys
 from contextlib import suppress
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 
 client, only_trains = ClientApp(), ClientApp()
 results = []
@@ -135,8 +137,172 @@ def asks_between(grid, context):
 
 
 @server_app
+def measures_every_second(grid, context):
+    started(grid, evaluate_fn=lambda number, arrays: None if number % 2 else MetricRecord({"r": number}))
+
+
+@server_app
 def no_timeout(grid, context):
     started(grid, timeout=None)
+
+
+SHARED = ConfigRecord({"lr": 0.5})
+
+
+class Schedule:
+    """Changes a config that it keeps."""
+
+    def __init__(self, config):
+        self.configs = {"train": config}
+
+    def step(self):
+        self.configs["train"]["lr"] *= 0.5
+
+
+def after(server_round, schedule):
+    schedule.step()
+
+
+@server_app
+def a_rate_that_an_object_lets_fall(grid, context):
+    SHARED["lr"] = 0.5
+    schedule = Schedule(SHARED)
+    started(grid, train_config=SHARED, evaluate_fn=lambda number, arrays: after(number, schedule))
+
+
+def decay():
+    SHARED["lr"] *= 0.5
+
+
+def decays(server_round, arrays):
+    [decay() for _ in range(server_round > 0)]
+
+
+@server_app
+def a_rate_of_the_module_that_falls(grid, context):
+    SHARED["lr"] = 0.5
+    started(grid, train_config=SHARED, evaluate_fn=decays)
+
+
+class NoProgress(Exception):
+    """The end of a training that does not get better."""
+
+
+class Patience:
+    def __init__(self):
+        self.arrays = {}
+
+    def measure(self, server_round, arrays):
+        self.arrays[server_round] = arrays
+        self.stop_after(server_round)
+
+    def stop_after(self, server_round):
+        if server_round == 2:
+            raise NoProgress
+
+
+@server_app
+def a_stop_by_an_exception(grid, context):
+    patience = Patience()
+    try:
+        started(grid, evaluate_fn=patience.measure)
+    except NoProgress:
+        results.append(Result(arrays=patience.arrays[2]))
+
+
+@server_app
+def an_exit_as_a_stop(grid, context):
+    patience = Patience()
+
+    def measure(server_round, arrays):
+        patience.arrays[server_round] = arrays
+        if server_round == 2:
+            results.append(Result(arrays=arrays))
+            sys.exit()
+
+    with suppress(SystemExit):
+        started(grid, evaluate_fn=measure)
+
+
+@server_app
+def a_signal_handler(grid, context):
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    started(grid)
+    signal.signal(signal.SIGUSR1, before)
+
+
+class Trainer:
+    """Has the grid, and methods that measure for themselves."""
+
+    def __init__(self, grid, context):
+        self.nodes, self.context, self.strategy = grid, context, FedAvg()
+
+    def fit(self, **named):
+        if self.context.run_config["rounds"] > 9:
+            raise ValueError("too many")
+        started(self.nodes, self.strategy, **named)
+
+    def measure(self, server_round, arrays):
+        return MetricRecord({"r": self.round_of(server_round)})
+
+    def round_of(self, server_round):
+        return server_round * self.context.run_config["rounds"]
+
+    def fit_twice(self):
+        self.fit()
+        self.fit()
+
+
+class TrainerOnce(Trainer):
+    """Fits once."""
+
+
+@server_app
+def two_by_a_method(grid, context):
+    Trainer(grid, context).fit_twice()
+
+
+def once(grid, context, trainer):
+    made = trainer(grid, context)
+    try:
+        made.fit(evaluate_fn=made.measure)
+    except ValueError:
+        raise SystemExit(3) from None
+
+
+@server_app
+def one_elsewhere(grid, context):
+    if context.run_config["rounds"] < 0:
+        once(grid, context, None)
+        return
+    once(grid, context, TrainerOnce)
+
+
+@server_app
+def one_by_a_function_of_its_own(grid, context):
+    def run(**named):
+        started(grid, **named)
+
+    match context.run_config["rounds"]:
+        case 2:
+            run(train_config=ConfigRecord({"lr": 0.25}))
+        case _:
+            run()
+
+
+@server_app
+def two_by_a_function_of_its_own(grid, context):
+    def run(**named):
+        started(grid, **named)
+
+    run()
+    run(train_config=ConfigRecord({"lr": 0.25}))
+
+
+@server_app
+def ends_in_order(grid, context):
+    started(grid)
+    sys.exit(0)
 
 
 @server_app
@@ -145,9 +311,10 @@ def ends_the_process(grid, context):
 
 
 def both(grid):
-    started(grid)
+    nodes = grid
+    started(nodes)
     with suppress(Exception):
-        started(grid)
+        started(nodes)
 
 
 @server_app
@@ -155,15 +322,22 @@ def two_elsewhere(grid, context):
     both(grid)
 
 
-def all_of_it(grid):
+def a_second(grid):
     started(grid)
-    with suppress(BaseException):
-        grid.get_node_ids()
+    started(grid)
+
+
+@server_app
+def two_by_a_function(grid, context):
+    a_second(grid=grid)
 
 
 @server_app
 def asks_elsewhere(grid, context):
-    all_of_it(grid)
+    context.nodes = grid
+    with suppress(BaseException):
+        started(grid)
+        context.nodes.get_node_ids()
 
 
 @only_trains.train()
