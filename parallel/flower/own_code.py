@@ -4,6 +4,7 @@ It is looked for before a run begins: natively it would be left out, or fail aft
 """
 
 import ast
+import dis
 import functools
 import inspect
 import sys
@@ -55,8 +56,8 @@ def _next(each: Any, names: set[str], folder: Path) -> Iterator[Any]:
         yield from (each.__func__, each.__self__)
     elif isinstance(each, property):
         yield from filter(None, (each.fget, each.fset))
-    elif isinstance(each, Mapping):
-        yield from each.values() if len(each) <= ITEMS_MAX else ()
+    elif isinstance(each, dict):  # no other mapping: an archive of arrays reads its values anew each time
+        yield from dict.values(each) if len(each) <= ITEMS_MAX else ()
     elif isinstance(each, list | tuple | set | frozenset):
         yield from each if len(each) <= ITEMS_MAX else ()
     elif inspect.isfunction(each):
@@ -105,6 +106,18 @@ def _is_below(folder: Path, file: str) -> bool:
     return Path(file).is_relative_to(folder)
 
 
+def keeps_something(reached: list[Any], folder: Path) -> bool:
+    """Return whether functions of an app set a variable beyond their own, or an attribute."""
+    functions = filter(inspect.isfunction, reached)
+    own = (each.__code__ for each in functions if _is_below(folder, each.__code__.co_filename))
+    return any(_is_kept(step, code) for code in own for step in dis.get_instructions(code))
+
+
+def _is_kept(step: dis.Instruction, code: CodeType) -> bool:
+    is_of_outer = step.opname == "STORE_DEREF" and step.argval in code.co_freevars
+    return is_of_outer or step.opname in ("STORE_GLOBAL", "STORE_ATTR")
+
+
 # ------------------------------------------------------------ the end of Flower's loop
 
 
@@ -139,8 +152,18 @@ def is_caught(frame: FrameType | None, folder: Path) -> bool:
 
 def _is_in_try(frame: FrameType) -> bool:
     tree, line = _parsed(frame.f_code), frame.f_lineno - frame.f_code.co_firstlineno + 1
-    tried = (node for node in ast.walk(tree or ast.Pass()) if isinstance(node, ast.Try) and node.handlers)
-    return any(node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0) for node in tried)
+    bodies = (body for node in ast.walk(tree or ast.Pass()) if (body := _tried(node)))
+    return any(body[0].lineno <= line <= (body[-1].end_lineno or 0) for body in bodies)
+
+
+def _tried(node: ast.AST) -> list[ast.stmt]:
+    """Return the statements whose exceptions a node catches."""
+    if isinstance(node, ast.Try | ast.TryStar):
+        return node.body if node.handlers else []
+    if isinstance(node, ast.With | ast.AsyncWith):
+        entered = (item.context_expr for item in node.items)
+        return node.body if any(isinstance(e, ast.Call) and _called(e) == "suppress" for e in entered) else []
+    return []
 
 
 def _parsed(source_of: Callable[..., Any] | CodeType) -> ast.AST | None:

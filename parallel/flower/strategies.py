@@ -25,7 +25,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.flower.grid_uses import uses_grid_again
-from atoll.parallel.flower.own_code import changed_methods, ends_the_rounds, reached_by
+from atoll.parallel.flower.own_code import changed_methods, ends_the_rounds, keeps_something, reached_by
 from atoll.parallel.flower.records import arrays_of, casts_of
 from atoll.parallel.flower.server_host import Started
 from atoll.parallel.flower.terms import Terms, order_to_send
@@ -73,7 +73,7 @@ def native(app: FlowerApp, started: Started, nodes: int) -> Native:
     aggregation, optimizer, of_strategy = _TABLES[type(strategy)](strategy)
     settings |= {key: table for key, table in (("aggregation", aggregation), ("optimizer", optimizer)) if table}
     settings["local"] = _terms(strategy, started).table
-    return Native(name, _of_python(settings), became | of_strategy, tuple(_notes(started)))
+    return Native(name, _of_python(settings), became | of_strategy, tuple(_notes(app, started)))
 
 
 def _why_not(strategy: Any, trained: int, nodes: int) -> str:
@@ -179,7 +179,7 @@ def _is_not_finite(value: Any) -> bool:
 def _round_of(strategy: Any, started: Started, nodes: int, cohort: int) -> tuple[Settings, dict[str, str]]:
     available = max(strategy.min_available_nodes, cohort)
     deadline = float(started.timeout_s or 0.0)
-    round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": deadline}
+    round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": deadline, "failure_rest": 0.0}
     if available > cohort:
         round_["min_available"] = available
     evaluation: Settings = {"server_every": 1 if started.evaluate_fn is not None else 0, "clients_every": 0}
@@ -189,6 +189,7 @@ def _round_of(strategy: Any, started: Started, nodes: int, cohort: int) -> tuple
         f"{trained}, min_train_nodes = {strategy.min_train_nodes}": f"round.cohort_size = {cohort}",
         f"min_available_nodes = {strategy.min_available_nodes}": f"round.min_available = {available}",
         f"timeout = {started.timeout_s:g}": f"round.deadline = {started.timeout_s:g}",
+        "an error of a node": "round.failure_rest = 0: the next round asks it again",
     }
     asked = max(int(nodes * strategy.fraction_evaluate), strategy.min_evaluate_nodes)
     if strategy.fraction_evaluate > 0 and asked > 0:
@@ -220,7 +221,9 @@ def _terms(strategy: Any, started: Started) -> Terms:
     )
 
 
-def _notes(started: Started) -> Iterator[str]:
+def _notes(app: FlowerApp, started: Started) -> Iterator[str]:
+    if started.evaluate_fn and keeps_something(reached_by(started.evaluate_fn, app.folder), app.folder):
+        yield "what evaluate_fn keeps in memory begins anew after a restart of the coordinator; hosted, it is repeated"
     if isinstance(started.strategy, flower.MultiKrum | flower.Bulyan):
         yield "distances are those of updates, where Flower's are rounded ones of float32 models: near ties may differ"
         yield "the metrics of a training are those of all nodes, where Flower's are those of the selected ones"

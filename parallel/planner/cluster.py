@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, fields
 
+from atoll.aggregation.printable import count_of
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
@@ -88,8 +90,8 @@ def _faults(cluster: Cluster) -> list[str]:
         if not is_right:
             faults.append(f"cluster.{field.name}: must be {allowed}, got {value!r}")
     if not faults and cluster.world > DEVICES_MAX:
-        what = f"{cluster.nodes} x {cluster.per_node}"
-        faults.append(f"cluster.nodes: got {what} devices; allowed: at most {DEVICES_MAX} together")
+        what = count_of(cluster.world, "device")
+        faults.append(f"cluster.nodes: got {cluster.nodes}, with {what} together; allowed: at most {DEVICES_MAX}")
     return faults
 
 

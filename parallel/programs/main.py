@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from atoll.parallel.exit_functions import run_exit_functions
 from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.programs.grid import Grid
@@ -33,17 +34,19 @@ def main() -> None:
     write_to_log()
     link = Link(socket.socket(fileno=int(sys.argv[1])))
     order = link.order()
+    raised: BaseException | None = None
     try:
         program = load(order["program"], order["options"])
         seed_everything(order["seed"])
         program(Grid(link))
     except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:
-            link.tell("returned")
-        else:
-            traceback.print_exc()
-            link.tell("raised", detail=_conclusion(error))
+        raised = error
+    if raised is not None and not (isinstance(raised, SystemExit) and not raised.code):
+        traceback.print_exception(raised)
+        run_exit_functions()
+        link.tell("raised", detail=_conclusion(raised))
     else:
+        run_exit_functions()
         link.tell("returned")
     sys.stdout.flush()
     sys.stderr.flush()

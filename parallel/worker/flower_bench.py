@@ -175,6 +175,7 @@ class MainBench(_AppBench):
         super().__init__(app, request)
         self._folder = Path(request["folder"]) if request.get("folder") else None
         self._host: ServerHost | None = None
+        self._where: Path | None = None
         self._measured = Measured(self._folder)
 
     def initial(self, seed: int) -> Arrays:
@@ -230,17 +231,18 @@ class MainBench(_AppBench):
         by_round["server"] = dict(sorted(server.items()))
         with self._main() as main:
             main.finish(Result(self._record(arrays), by_round["train"], by_round["clients"], by_round["server"]))
-        self._host = None
+        self._host = self._where = None
 
     @contextmanager
     def _main(self) -> Iterator[ServerHost]:
-        """Let `main()` run in its folder: an app writes into its current folder, and a simulator has another one."""
+        """Let `main()` run in its folder, or where it has gone from there: a simulator has another current folder."""
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-        with nullcontext() if self._folder is None else chdir(self._folder):
+        with nullcontext() if self._folder is None else chdir(self._where or self._folder):
             if self._host is None:
                 self._host = ServerHost(self._app, self._run_config)
             yield self._host
+            self._where = Path.cwd()
 
 
 def bench_of_app(app: FlowerApp, request: dict[str, Any]) -> ClientBench | MainBench:

@@ -8,6 +8,7 @@ from typing import Any
 from atoll.aggregation.folders import finds_no_room
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.parallel.exit_functions import run_exit_functions
 from atoll.parallel.local_training.warm_start import Start, StartRefused
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.content import from_tensors, to_tensors
@@ -150,7 +151,10 @@ class Operations:
         return self._app().plan(request["nodes"])
 
     def _conclude(self, request: Json, deadline: Deadline) -> Json:
-        self._app().conclude(_received(request).version, request["history"])
+        try:
+            self._app().conclude(_received(request).version, request["history"])
+        finally:
+            run_exit_functions()  # this process is killed at the end of the run
         return {}
 
     def _app(self) -> AppBench:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
+from atoll.parallel.task.flower_app import is_app
 from atoll.parallel.task.given import FROZEN, OPTION
 from atoll.protocol.reference import Reference
 from atoll.protocol.settings import STRICT, Plain
@@ -26,6 +27,9 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
+
+UNEVALUATED_MAX = 4
+"""Versions waiting for the `evaluate_fn` of a Flower app, which measures each of them, at which rounds wait, too."""
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -265,6 +269,7 @@ class RunConfig(BaseModel):
             best=self.model.metric,
             stop=self.stop.rule,
             keep_sites=evaluation.keep_sites,
+            unevaluated_max=UNEVALUATED_MAX if is_app(self.task) else 0,
         )
 
     @model_validator(mode="after")

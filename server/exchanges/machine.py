@@ -60,6 +60,8 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 
+ANOTHER = "the server program is another one than before, or sends a clock reading or a random number without a seed"
+
 
 class ExchangeMachine(Deliveries):
     """The machine of one run of messages; the module's docstring has the diagram."""
@@ -94,7 +96,7 @@ class ExchangeMachine(Deliveries):
             try:
                 effects += HANDLERS[type(event)](self, event, now)
             except Diverged as error:
-                effects += self._end(RunState.FAILED, f"{error}: the server program is another one than before")
+                effects += self._end(RunState.FAILED, f"{error}: {ANOTHER}")
             except Forgotten as error:
                 effects += self._end(RunState.FAILED, f"{error}: the server program cannot be repeated")
         effects += self._pause_if_quiet()
@@ -109,7 +111,7 @@ class ExchangeMachine(Deliveries):
         missed += [f"pull {process.num_pulls + 1}"] if process.pull_by is not None and process.pull_by <= now else []
         if missed:
             cause = f"{missed[0]} was not asked for again within {self.rules.hold:g} s"
-            return self._end(RunState.FAILED, f"{cause}: the server program is another one than before")
+            return self._end(RunState.FAILED, f"{cause}: {ANOTHER}")
         effects: list[Effect] = []
         for exchange in [*self.ledger.open.values()]:
             deadline = exchange.deadline

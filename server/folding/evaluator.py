@@ -34,7 +34,7 @@ APP, CONCLUDED = "app", "app.concluded"
 """The current folder of a Flower app's `main()` in the folder of a run, and the file that says that it has ended."""
 
 MAIN_TIMEOUT_S = 24 * 3600.0
-"""Seconds that the rest of a Flower app's `main()` may take after the last round."""
+"""Seconds that each part of a Flower app's `main()` may take: that up to `start`, an `evaluate_fn`, the rest."""
 
 TASK_TIMEOUT_S = 600.0
 """Seconds that one request to the worker may take."""
@@ -77,7 +77,8 @@ class Evaluator:
         )
         self._concluded = log_path.parent / CONCLUDED if is_app(reference.task) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
-        self._timeout_s, self._seed = timeout_s, reference.seed
+        self._timeout_s = timeout_s if self._concluded is None else MAIN_TIMEOUT_S
+        self._seed = reference.seed
         self._own: frozenset[str] | None = None
         """Names of the metrics whose value is no ratio; None: not known yet."""
         self.frozen = ""

@@ -107,6 +107,12 @@ class Evaluations(Intake, ABC):
         is_evaluating = source == "server" and bool(ledger.unevaluated)
         return is_evaluating or any(effect.source == source for effect in ledger.computing)
 
+    @property
+    def _has_too_many_unevaluated(self) -> bool:
+        """Return whether the next round waits until the server has evaluated one of the versions that wait for it."""
+        most, is_last = self.rules.unevaluated_max, self.ledger.version >= self.rules.rounds
+        return 0 < most <= len(self.ledger.unevaluated) and not is_last
+
     def _metrics_computed(self, event: MetricsComputed, now: float) -> Effects:
         ledger = self.ledger
         others = [e for e in ledger.computing if (e.version, e.source) != (event.version, event.source)]

@@ -307,7 +307,7 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         if ledger.stop_reason is not None:
             return self._end(RunState.STOPPED, ledger.stop_reason)
-        if ledger.evaluation is not None or self._awaits_metric:
+        if ledger.evaluation is not None or self._awaits_metric or self._has_too_many_unevaluated:
             return ()
         if ledger.early_stop:
             return self._end(RunState.FINISHED, ledger.early_stop)

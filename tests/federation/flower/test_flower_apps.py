@@ -186,7 +186,12 @@ def test_a_check_tells_what_becomes_of_an_app(tmp_path):
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["app"], told["native"], told["strategy"]) == ("flower:tests/every-strategy", True, "FedAvg")
-    assert told["settings"]["round"] == {"cohort_size": 7, "quorum": 1, "deadline": 3600.0}
+    assert told["settings"]["round"] == {
+        "cohort_size": 7,
+        "quorum": 1,
+        "deadline": 3600.0,
+        "failure_rest": 0.0,
+    }
     refused = subprocess.run([*map(str, command), "--set", "task.strategy=QFedAvg"], capture_output=True, text=True)
     assert refused.returncode == 2  # it lacks an argument of its own: main() itself fails
     assert "the task cannot be used: TypeError: " in refused.stderr.splitlines()[-1], "in one line"

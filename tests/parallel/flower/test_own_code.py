@@ -1,6 +1,8 @@
 """Code of an app's own around `strategy.start`: what a native run would leave out is found before it begins."""
 
+import functools
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg, Result
 
+from atoll.parallel.flower.own_code import ITEMS_MAX, reached_by
 from atoll.parallel.flower.server_host import NotNative, ServerHost
 from atoll.parallel.flower.strategies import native
 from atoll.parallel.programs.flower_fitting import only_fitting
@@ -41,6 +44,7 @@ REASONS = {
     "a_rate_that_an_object_lets_fall": "evaluate_fn refers to train_config",
     "a_rate_of_the_module_that_falls": "evaluate_fn refers to train_config",
     "a_stop_by_an_exception": "evaluate_fn raises an exception, which main() catches",
+    "a_stop_that_is_suppressed": "evaluate_fn raises an exception, which main() catches",
     "an_exit_as_a_stop": "evaluate_fn exits",
     "two_by_a_method": "main() uses its grid beside one call of strategy.start",
     "two_by_a_function": "main() uses its grid beside one call of strategy.start",
@@ -101,6 +105,42 @@ def test_a_main_that_exits_is_a_fault_of_the_app_and_not_the_end_of_the_worker(a
         ServerHost(of(app, "ends_the_process"), app.config).started()
 
 
+class Archive(Mapping):
+    """Has new values each time, as an archive of arrays."""
+
+    def __len__(self):
+        return 1
+
+    def __iter__(self):
+        return iter("a")
+
+    def __getitem__(self, name):
+        return [object()]
+
+
+def test_what_a_function_reaches_ends_where_its_data_begin():
+    archive, data, held = Archive(), [[object()] for _ in range(ITEMS_MAX + 1)], object()
+    few = {"one": (held, [archive])}
+    reached = reached_by(functools.partial(lambda *_: few, data), Path(__file__).parent)
+    assert any(each is held for each in reached)
+    assert any(each is data for each in reached)
+    assert not any(each is data[0] for each in reached)
+
+
+def test_an_evaluate_fn_that_keeps_something_is_told(app):
+    def told(case):
+        return any(note.startswith("what evaluate_fn keeps in memory") for note in plan_of(app, case).notes)
+
+    assert [
+        told(case) for case in ("keeps_the_best", "counts_its_calls", "one_elsewhere", "one_by_a_function_of_its_own")
+    ] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
 def test_a_main_that_exits_in_order_has_ended(app):
     host = ServerHost(of(app, "ends_in_order"), app.config)
     host.started()
@@ -139,6 +179,15 @@ def test_a_measuring_that_returns_nothing_for_one_version_is_asked_for_the_next(
     bench = MainBench(of(app, "asks_after"), {})
     bench.initial(0)
     assert bench.evaluate(arrays, {"split": "server", "version": 1}) == "the app has no evaluate_fn"
+
+
+def test_a_main_that_changes_its_folder_stays_there(app, tmp_path):
+    bench, before = MainBench(of(app, "goes_elsewhere"), {"folder": tmp_path / "app"}), Path.cwd()
+    arrays = bench.initial(0)
+    bench.evaluate(Received(arrays), {"split": "server", "version": 1})
+    bench.conclude(arrays, {"train": {"1": {}}, "clients": {}, "server": {}})
+    assert {path.name for path in (tmp_path / "app" / "outputs").iterdir()} == {"version-0", "version-1", "end"}
+    assert Path.cwd() == before
 
 
 def test_a_client_app_that_only_trains_is_simulated_without_evaluations(app, tmp_path):

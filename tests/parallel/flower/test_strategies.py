@@ -114,7 +114,12 @@ def test_numbers_of_numpys_become_settings_and_no_evaluation_is_none(app):
         fraction_evaluate=0.1,
         min_evaluate_nodes=0,
     )
-    assert json.loads(json.dumps(plan.settings))["round"] == {"cohort_size": 3, "quorum": 1, "deadline": 60.0}
+    assert json.loads(json.dumps(plan.settings))["round"] == {
+        "cohort_size": 3,
+        "quorum": 1,
+        "deadline": 60.0,
+        "failure_rest": 0.0,
+    }
     assert plan.settings["rounds"] == 2
     assert plan.settings["evaluation"] == {"server_every": 0, "clients_every": 0}
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from atoll.protocol.vocabulary import ClientId, RunState, Version
+from atoll.server.config.run import UNEVALUATED_MAX, RunConfig
 from atoll.server.hosting.keep import Keep
 from atoll.server.journal.codec import decode_ledger, encode_ledger
 from atoll.server.rounds.events import (
@@ -85,6 +86,23 @@ def test_rounds_do_not_wait_for_the_best_but_wait_for_a_stop() -> None:
     assert kinds(committed(drive)) == ["Commit", "EvaluateModel"]
     assert kinds(drive.do(ModelEvaluated(Version(1), {"accuracy": (1.0, 2.0)}))) == ["ComputeMetrics"]
     assert drive.do(MetricsComputed(Version(1), "server", {"accuracy": 0.5})) == [OpenNextRound()]
+
+
+def test_rounds_wait_for_the_server_where_it_is_to_measure_every_version() -> None:
+    drive = ready(rounds=4, unevaluated_max=2)
+    assert "OpenNextRound" in kinds(committed(drive))
+    assert "OpenNextRound" not in kinds(committed(drive))
+    assert "OpenNextRound" in kinds(drive.do(ModelEvaluated(Version(1), {})))
+    assert "OpenNextRound" not in kinds(committed(drive))
+    assert "OpenNextRound" in kinds(drive.do(ModelEvaluated(Version(2), None, "it failed")))
+    committed(drive)
+    drive.do(ModelEvaluated(Version(3), {}))
+    assert "EndRun" in kinds(drive.do(ModelEvaluated(Version(4), {}))), "the last round has none to wait for"
+
+
+def test_a_flower_app_measures_every_version() -> None:
+    rules = [RunConfig(name="a", task=task).rules for task in ("m:t", "apps/one/pyproject.toml:app")]
+    assert [each.unevaluated_max for each in rules] == [0, UNEVALUATED_MAX]
 
 
 def test_a_stop_finishes_the_run_with_its_cause() -> None:

@@ -1,6 +1,7 @@
 """ServerApps that do something of their own around one `strategy.start`: some of them need Flower's own loop."""
 
 import functools
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -136,6 +137,38 @@ def asks_between(grid, context):
     started(grid, evaluate_fn=functools.partial(evaluate_fn, grid))
 
 
+class Best:
+    def __init__(self):
+        self.loss = 9.0
+
+    def measure(self, server_round, arrays):
+        self.loss = min(self.loss, server_round)
+
+
+@server_app
+def keeps_the_best(grid, context):
+    started(grid, evaluate_fn=Best().measure)
+
+
+@server_app
+def counts_its_calls(grid, context):
+    calls = 0
+
+    def measure(server_round, arrays):
+        nonlocal calls
+        calls += 1
+
+    started(grid, evaluate_fn=measure)
+
+
+@server_app
+def goes_elsewhere(grid, context):
+    os.mkdir("outputs")
+    os.chdir("outputs")
+    started(grid, evaluate_fn=lambda number, arrays: os.mkdir(f"version-{number}"))
+    os.mkdir("end")
+
+
 @server_app
 def measures_every_second(grid, context):
     started(grid, evaluate_fn=lambda number, arrays: None if number % 2 else MetricRecord({"r": number}))
@@ -208,6 +241,14 @@ def a_stop_by_an_exception(grid, context):
         started(grid, evaluate_fn=patience.measure)
     except NoProgress:
         results.append(Result(arrays=patience.arrays[2]))
+
+
+@server_app
+def a_stop_that_is_suppressed(grid, context):
+    patience = Patience()
+    with suppress(NoProgress):
+        started(grid, evaluate_fn=patience.measure)
+    results.append(Result(arrays=patience.arrays[2]))
 
 
 @server_app
