@@ -36,8 +36,8 @@ class BoxReader:
         self._path = path
         starts = itertools.accumulate((tensor.num_bytes for tensor in layout), initial=data_start)
         self._tensors = {tensor.name: (tensor.shape, start) for tensor, start in zip(layout, starts, strict=False)}
-        self._boxes = boxes
-        self._ends = list(itertools.accumulate(box.num_bytes for box in boxes))
+        self._boxes = [box for box in boxes if box.num_bytes]  # an empty tensor has no runs
+        self._ends = list(itertools.accumulate(box.num_bytes for box in self._boxes))
         self._fd = -1
         self._room = bytearray()
 

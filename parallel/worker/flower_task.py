@@ -42,6 +42,10 @@ class FlowerTask:
         self._options, self._site_settings = dict(options or {}), dict(site_settings or {})
         self._server: MainBench | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a process that trains: `main()` stays here."""
+        return {**self.__dict__, "_server": None}
+
     def with_options(self, values: Mapping[str, Any]) -> "FlowerTask":
         """Return a copy with a run's values of the run config.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from torch.utils.data import TensorDataset
 
@@ -19,7 +20,7 @@ from atoll.simulations.engines.rows import Form, Rows
 
 
 class Benches:
-    """A trainer whose results are not rows; `form` lists the tensors that they may have.
+    """A trainer whose results are not rows.
 
     Args:
         training: the settings of all clients' training.
@@ -29,13 +30,16 @@ class Benches:
         self._training = training
         self._version: Arrays = {}
         self._number = 0
-        task = training.task
+
+    @cached_property
+    def form(self) -> Form:
+        """The tensors of a result; of an `ArrayTask`, which makes its model for it, those of an update alone."""
+        training, task = self._training, self._training.task
         if isinstance(task, Task):
             model = build_model(task, training.model_seed)
-            self.form = Form.of(model, local=training.local, algorithm=training.algorithm, own=task.algorithm)
-        else:
-            with within(context_of(task)):
-                self.form = Form(layout_of(task.initial(0)), ())
+            return Form.of(model, local=training.local, algorithm=training.algorithm, own=task.algorithm)
+        with within(context_of(task)):
+            return Form(layout_of(task.initial(0)), ())
 
     def begin(self, version: Arrays, number: int = 0) -> None:
         """Take the version that the next clients train from."""

@@ -129,6 +129,10 @@ class Rows:
         """Return the state of one client, as views."""
         return {name: view[index, ...] for name, view in self._views[1].items()}
 
+    def has_places_for(self, own: Arrays) -> bool:
+        """Return whether these are tensors of the form's client state; a Flower app's state has its own at any time."""
+        return own.keys() <= self._views[1].keys()
+
     def write(self, index: int, update: Mapping[str, np.ndarray[Any, Any]], own: Arrays | None) -> None:
         """Copy a client's arrays into its row."""
         for views, arrays in ((self.update_of(index), update), (self.own_of(index), own or {})):

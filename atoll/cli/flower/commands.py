@@ -39,6 +39,10 @@ Simulate = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Folder of the run; by default atoll-flower-NAME.")
 ]
+Again = Annotated[
+    bool,
+    typer.Option("--again", help="Start a new run even if one with exactly these settings has ended in its folder."),
+]
 
 
 @app.command()
@@ -73,16 +77,20 @@ def run(
     simulate: Simulate = False,
     nodes: Nodes = None,
     out: Out = None,
+    again: Again = False,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
 ) -> None:
     """Run an app on this machine, from its folder to the end of its main().
 
     A coordinator and a process for each client train natively, or hosted where the strategy has no counterpart, without
-    certificates, on loopback alone; the same command goes on with a run that was killed. `--set task.NAME=VALUE`
-    changes the run config, every other `--set` the run, as for `atoll coordinator`.
+    certificates, on loopback alone; the same command goes on with a run that was killed, and starts none where it has
+    ended, unless by --again. `--set task.NAME=VALUE` changes the run config, every other `--set` the run, as for
+    `atoll coordinator`.
     """
     if_stopped("before a round began; nothing was written")
     reference = _reference(folder)
+    if simulate and again:
+        raise CommandError("--again is of a run by processes: leave it out, or name another folder by --out")
     if simulate:
         from atoll.cli.experiments.simulate import Request, simulate_as_asked
 
@@ -91,7 +99,7 @@ def run(
         )
     from atoll.cli.flower.processes import run_app
 
-    raise typer.Exit(run_app(reference, overrides, nodes=nodes, out=out))
+    raise typer.Exit(run_app(reference, overrides, nodes=nodes, out=out, again=again))
 
 
 def _reference(folder: Path) -> str:

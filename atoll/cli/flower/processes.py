@@ -22,7 +22,9 @@ SIGNALLED = 128
 """Exit codes of processes that a signal has ended begin here, or are negative."""
 
 
-def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out: Path | None) -> int:
+def run_app(
+    reference: str, overrides: Sequence[str], *, nodes: int | None, out: Path | None, again: bool = False
+) -> int:
     """Run an app to the end of its main(), and return the exit code of the coordinator.
 
     Args:
@@ -30,6 +32,7 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
         overrides: `key=value`.
         nodes: the number of clients; None: that of the project, or as many as a round needs.
         out: the folder of the run.
+        again: start a new run in the folder, where one with the same settings has ended.
 
     Raises:
         CommandError: the app's description or settings are wrong, or its coordinator does not start.
@@ -50,12 +53,13 @@ def run_app(reference: str, overrides: Sequence[str], *, nodes: int | None, out:
     processes: list[subprocess.Popen[bytes]] = []
     try:
         state = folder / "coordinator"
-        coordinator = _started("coordinator", folder / "run.toml", "--state", state, "--insecure")
+        anew = ["--again"] if again else []
+        coordinator = _started("coordinator", folder / "run.toml", "--state", state, "--insecure", *anew)
         processes.append(coordinator)
-        address = _address(coordinator, state)
-        processes += (_agent(reference, folder, address, place, number) for place in range(number))
-        their = f"their logs are in {folder}, what their apps print in node-N/worker.*.log there"
-        note(f"{count_of(number, 'client')}, each an agent; {their}")
+        if address := _address(coordinator, state):
+            processes += (_agent(reference, folder, address, place, number) for place in range(number))
+            their = f"their logs are in {folder}, what their apps print in node-N/worker.*.log there"
+            note(f"{count_of(number, 'client')}, each an agent; {their}")
         code = _waited(coordinator, processes[1:], folder)
     finally:
         _end(processes)
@@ -108,7 +112,7 @@ def _agent(reference: str, folder: Path, address: str, place: int, number: int) 
 
 
 def _address(coordinator: "subprocess.Popen[bytes]", state: Path) -> str:
-    """Return the address of the coordinator as soon as it listens.
+    """Return the address of the coordinator as soon as it listens; empty: its run has ended before.
 
     Raises:
         CommandError: it has ended, or does not listen in time.
@@ -119,8 +123,10 @@ def _address(coordinator: "subprocess.Popen[bytes]", state: Path) -> str:
     while time.monotonic() < until:
         if (running := running_coordinator(state)) is not None and running.pid == coordinator.pid:
             return running.address
-        if coordinator.poll() is not None:
-            raise CommandError("the coordinator has ended before it listened")
+        if (code := coordinator.poll()) is not None:
+            if code:
+                raise CommandError("the coordinator has ended before it listened")
+            return ""
         time.sleep(POLL_S)
     raise CommandError(f"the coordinator did not listen within {START_S:g} s")
 

@@ -210,10 +210,7 @@ class _Worker:
             self.send(("block", block, len(jobs)))
             reduction.send_handle(self.connection, descriptor, self.process.pid)
             os.close(descriptor)
-        for index, job in enumerate(jobs):
-            if job.own is not None:
-                rows.write(index, {}, job.own)
-        self.send(("train", version, block, [Sent.of(job) for job in jobs]))
+        self.send(("train", version, block, [Sent.of(job, rows, index) for index, job in enumerate(jobs)]))
         self.tasks.append((number, rows))
 
     def result(self) -> tuple[int, list[Trained | Failed]]:

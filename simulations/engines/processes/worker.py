@@ -7,7 +7,8 @@ Messages to it, each a tuple that begins with its kind:
                                                this block, in which the clients' states are already
     quit
 
-Its answers: ready; done, [results]; failed, traceback. No arrays are sent: a result has the names of its arrays.
+Its answers: ready; done, [results]; failed, traceback. No arrays are sent: a result has the names of its arrays. Only a
+client's state that is not of the form, as that of a Flower app, is sent itself.
 """
 
 import os
@@ -77,20 +78,22 @@ class Sent(NamedTuple):
     steps: int | None
     round_id: int
     version: int
-    own: tuple[str, ...] | None
+    own: tuple[str, ...] | Arrays | None
 
     @classmethod
-    def of(cls, job: Job) -> "Sent":
-        """Return the message of a job, whose arrays are in shared memory."""
-        own = None if job.own is None else tuple(job.own)
+    def of(cls, job: Job, rows: Rows, index: int) -> "Sent":
+        """Return the message of a job, and copy the client's arrays into its row, if they have a place there."""
+        own = None if job.own is None else _sent(job.own, rows)
+        if isinstance(own, tuple):
+            rows.write(index, {}, job.own)
         return cls(job.client_id, job.seed, job.steps, job.round_id, job.version, own)
 
     def job(self, rows: Rows, index: int) -> Job:
         """Return the job with a copy of the client's arrays, because its results will overwrite them."""
-        own = None
-        if self.own is not None:
+        own = self.own
+        if isinstance(own, tuple):
             views = rows.own_of(index)
-            own = {name: views[name].copy() for name in self.own}
+            own = {name: views[name].copy() for name in own}
         return Job(self.client_id, self.seed, self.steps, own, self.round_id, self.version)
 
 
@@ -103,15 +106,16 @@ class Written(NamedTuple):
     statistics: Statistics
     report: dict[str, Any]
     update: tuple[str, ...]
-    own: tuple[str, ...]
+    own: tuple[str, ...] | Arrays
     has_row: bool
     has_magnitudes: bool
 
     @classmethod
     def of(cls, result: Trained, rows: Rows, index: int) -> "Written":
         """Return the message of a result, and copy arrays that are not in its row there."""
+        own = _sent(result.own, rows)
         if result.row is None:
-            rows.write(index, result.update, result.own)
+            rows.write(index, result.update, result.own if isinstance(own, tuple) else {})
         return cls(
             result.client_id,
             result.num_examples,
@@ -119,7 +123,7 @@ class Written(NamedTuple):
             result.statistics,
             result.report,
             tuple(result.update),
-            tuple(result.own),
+            own,
             has_row=result.row is not None,
             has_magnitudes=result.magnitudes is not None,
         )
@@ -132,11 +136,16 @@ class Written(NamedTuple):
             self.num_examples,
             self.work,
             self.statistics,
-            _only(self.own, rows.own_of(index)),
+            _only(self.own, rows.own_of(index)) if isinstance(self.own, tuple) else self.own,
             self.report,
             rows.update[index] if self.has_row else None,
             rows.largest[index] if self.has_magnitudes else None,
         )
+
+
+def _sent(own: Arrays, rows: Rows) -> tuple[str, ...] | Arrays:
+    """Return the names of a client's arrays, if rows have places for them; the arrays themselves otherwise."""
+    return tuple(own) if rows.has_places_for(own) else own
 
 
 def _only(names: Sequence[str], arrays: Arrays) -> Arrays:

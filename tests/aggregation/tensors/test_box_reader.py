@@ -8,7 +8,7 @@ from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.tensors.pieces import cut_layout
 from atoll.aggregation.tensors.safetensors_file import parse_header, write
 
-SHAPES = {"a": (3, 4, 5), "b": (7,), "c": (), "d": (2, 6)}
+SHAPES = {"a": (3, 4, 5), "b": (7,), "c": (), "d": (2, 6), "none": (0, 4), "nothing": (0,), "thin": (3, 0)}
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,9 @@ def boxes(draw):
     name = draw(st.sampled_from(sorted(SHAPES)))
     offsets, lengths = [], []
     for size in SHAPES[name]:
-        offset = draw(st.integers(0, size - 1))
+        offset = draw(st.integers(0, max(size - 1, 0)))
         offsets.append(offset)
-        lengths.append(draw(st.integers(1, size - offset)))
+        lengths.append(draw(st.integers(min(1, size), size - offset)))
     return Piece(name, "F32", tuple(offsets), tuple(lengths), "")
 
 
@@ -43,6 +43,14 @@ def test_any_range_of_any_boxes_equals_numpys_slices(version, wanted, data):
     stop = data.draw(st.integers(start, len(expected)))
     with BoxReader(path, layout, data_start, wanted) as reader:
         assert reader.read(start, stop) == expected[start:stop]
+
+
+@pytest.mark.parametrize("empty", ["none", "nothing", "thin"])
+def test_an_empty_tensor_between_others_has_no_bytes(version, empty):
+    arrays, path, layout, data_start = version
+    whole = {piece.tensor: piece for piece in cut_layout(layout, 1 << 22)}
+    with BoxReader(path, layout, data_start, [whole[name] for name in ("b", empty, "c")]) as reader:
+        assert reader.read(0, 32) == arrays["b"].tobytes() + arrays["c"].tobytes()
 
 
 def test_reader_names_the_file_that_is_too_short(version, tmp_path):

@@ -155,6 +155,19 @@ def test_a_run_on_this_machine_tells_the_fault_of_an_app_and_ends(tmp_path, part
 
 
 @pytest.mark.real
+def test_the_same_command_starts_no_second_run_but_by_again(tmp_path):
+    settings = ["--set", "rounds=1", "--set", "round.min_available=1", "--set", "round.cohort_size=1"]
+    command = [ATOLL, "flower", "run", APPS / "own_code", "--nodes", "1", "--out", tmp_path, *settings]
+    for again, runs in ((), ["-1"]), ((), ["-1"]), (("--again",), ["-1", "-2"]):
+        done = subprocess.run([*map(str, command), *again], capture_output=True, text=True, timeout=BOUND_S)
+        assert done.returncode == 0, done.stderr
+        found = sorted(path.name for path in (tmp_path / "coordinator" / "runs").iterdir())
+        assert [name[-2:] for name in found] == runs, done.stderr
+    refused = subprocess.run([*map(str, command), "--simulate", "--again"], capture_output=True, text=True)
+    assert (refused.returncode, "--again is of a run by processes" in refused.stderr) == (2, True)
+
+
+@pytest.mark.real
 def test_a_run_of_fewer_clients_than_its_strategy_waits_for_is_refused(tmp_path):
     command = [ATOLL, "flower", "run", APPS / "own_code", "--nodes", "1", "--out", tmp_path / "run"]
     for options in ((), ("--simulate",)):

@@ -36,6 +36,17 @@ def test_every_command_lets_main_go_on_in_the_folder_of_the_run(tmp_path):
         assert all(np.array_equal(result[name], model[name]) for name in model)
 
 
+def test_clients_with_a_state_train_in_other_processes_too(tmp_path):
+    """With several threads a process gets the task pickled, without the main() that waits here."""
+    given = ("--clients", "7", *GIVEN, "--set", "simulation.workers=2")
+    for name, engine in (("one", ()), ("two", ("engine=processes",)), ("three", ("engine=processes", "threads=2"))):
+        settings = [part for each in engine for part in ("--set", f"simulation.{each}")]
+        done = run("simulate", APP, "--out", name, *given, *settings, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    written = [(tmp_path / name / "app" / "final.npz").read_bytes() for name in ("one", "two", "three")]
+    assert written[0] == written[1] == written[2]
+
+
 def test_main_goes_on_once_for_each_result_and_again_after_it_failed(tmp_path):
     given = ("--clients", "7", "--out", "run", "--set", 'task.out="made/final.npz"')
     failed = run("simulate", APP, "--rounds", "1", *given, folder=tmp_path)
