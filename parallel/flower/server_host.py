@@ -16,7 +16,7 @@ from functools import cache, wraps
 from typing import Any, NoReturn
 
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
 from atoll.parallel.flower.own_code import is_caught
@@ -54,6 +54,21 @@ class _Refused(BaseException):
     """The end of a `main()` without a native counterpart; no `except Exception` of an app goes on after it."""
 
 
+def server_app_of(app: FlowerApp) -> ServerApp:
+    """Return the ServerApp of an app.
+
+    Raises:
+        TaskBroken: the app's reference to it names another object.
+        TaskNotFound: it names none.
+        Exception: any error that the app's module raises.
+    """
+    found = app.load(app.serverapp)
+    if not isinstance(found, ServerApp):
+        what = f"{app.serverapp} is a {type(found).__name__}"
+        raise TaskBroken(f"{what}: tool.flwr.app.components.serverapp must name a ServerApp")
+    return found
+
+
 class ServerHost:
     """One call of a ServerApp's `main()`; one instance at a time in a process.
 
@@ -79,7 +94,7 @@ class ServerHost:
             Exception: any error of `main()`.
         """
         if self._started is None:
-            server_app = self._app.load(self._app.serverapp)
+            server_app = server_app_of(self._app)
             if getattr(server_app, "_main", None) is None:
                 raise NotNative(f"{self._app.serverapp} has no main(): it is of the form before Flower 1.21")
             self._thread = threading.Thread(target=self._run, args=(server_app,), name="main", daemon=True)

@@ -61,10 +61,11 @@ def load(reference: str, options: Mapping[str, Any]) -> Callable[[Grid], Any]:
         Exception: any error that its module raises.
     """
     if is_app(reference):
-        from atoll.parallel.programs.flower_grid import as_program  # imports flwr
+        from atoll.parallel.flower.server_host import server_app_of  # imports flwr
+        from atoll.parallel.programs.flower_grid import as_program
 
         app = read_app(reference)
-        return as_program(app.load(app.serverapp), app.run_config(options))
+        return as_program(server_app_of(app), app.run_config(options))
     place, attribute = split(reference)
     found = getattr(load_module(reference), attribute, None)
     if type(found).__module__.startswith("flwr.") and type(found).__name__ == "ServerApp":

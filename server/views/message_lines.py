@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import conclusion, count_of
 from atoll.protocol.vocabulary import ClientId, Fate
 from atoll.server.exchanges.events import Effects, Event, ProgramEnded, ProgramStarted, RecordExchange, StartProgram
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.rounds.events import ClientFailed, EndRun, PauseRun, ResumeRequested, UpdateRefused
+from atoll.server.views.narration import LINE_MAX
 
 OF_FATES = {
     Fate.REPORTED: "replied",
@@ -34,7 +35,8 @@ def lines_of(machine: ExchangeMachine, event: Event, effects: Effects) -> Iterat
         case ResumeRequested(wait):
             yield "the run is resumed" + (", and waits until there is room" if wait else "")
         case ClientFailed(client_id, message, reason, detail) | UpdateRefused(client_id, message, reason, detail):
-            yield f"{client_id} gives no reply to message {message}: {reason}: {detail}"
+            said = conclusion(detail)[:LINE_MAX]
+            yield f"{client_id} gives no reply to message {message}: {reason}{f': {said}' if said else ''}"
     for effect in effects:
         match effect:
             case RecordExchange(number) if (exchange := machine.exchange(number)) is not None:

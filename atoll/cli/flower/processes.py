@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.aggregation.printable import count_of
-from atoll.cli.faults import CommandError, TaskFailed, raised
+from atoll.cli.faults import CommandError, RunFailed, TaskFailed, raised
 from atoll.cli.files import load_app
 from atoll.cli.printing import note, say
 from atoll.cli.stopping import if_stopped
@@ -37,6 +37,7 @@ def run_app(
     Raises:
         CommandError: the app's description or settings are wrong, or its coordinator does not start.
         TaskFailed: an agent cannot use the app, or its main() fails after the last round.
+        RunFailed: a signal has ended the coordinator.
     """
     here = ["coordinator.listen=127.0.0.1:0", *overrides]
     file, app = load_app(reference, here, RunFile, nodes=nodes)
@@ -68,6 +69,8 @@ def run_app(
         say(f"the files of main() are in {run}, its output in {run.parent / of_main[run.name]}")
     if failure := _failure_of_main(state):
         raise TaskFailed(f"the run has finished, and then main() failed: {raised(failure)}")
+    if code < 0:
+        raise RunFailed(f"{signal.Signals(-code).name} ended the coordinator: the same command goes on with the run")
     return code
 
 

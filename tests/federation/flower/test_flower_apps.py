@@ -1,16 +1,20 @@
 """A stock Flower app in a real federation: killed coordinator and agent, durable state, other interpreters."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from atoll.server.journal.holder import running_coordinator
 from tests.federation.processes import ATOLL, Federation, ended_after
 from tests.waiting import BOUND_S
 
@@ -152,6 +156,25 @@ def test_a_run_on_this_machine_tells_the_fault_of_an_app_and_ends(tmp_path, part
     checked = subprocess.run([ATOLL, "flower", "check", app], capture_output=True, text=True, timeout=BOUND_S)
     assert checked.returncode == (2 if part == "clientapp" else 0)
     assert ("the ClientApp cannot be loaded here" in checked.stderr) == (part == "clientapp")
+
+
+@pytest.mark.real
+def test_a_killed_coordinator_is_told_and_the_same_command_goes_on(tmp_path):
+    settings = ["--set", "rounds=1", "--set", "round.min_available=2"]  # waits for a second node until the kill
+    command = [*map(str, (ATOLL, "flower", "run", APPS / "own_code", "--nodes", "2", "--out", tmp_path, *settings))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        until = time.monotonic() + BOUND_S
+        while (coordinator := running_coordinator(tmp_path / "coordinator")) is None:
+            assert run.poll() is None, run.stderr.read()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        os.kill(coordinator.pid, signal.SIGKILL)
+        _, told = run.communicate(timeout=BOUND_S)
+    assert run.returncode == 1
+    assert told.splitlines()[-1] == "atoll: SIGKILL ended the coordinator: the same command goes on with the run"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S)
+    assert done.returncode == 0, done.stderr
+    assert [path.name[-2:] for path in (tmp_path / "coordinator" / "runs").iterdir()] == ["-1"]
 
 
 @pytest.mark.real

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg, Result
 
 from atoll.parallel.flower.own_code import ITEMS_MAX, reached_by
-from atoll.parallel.flower.server_host import NotNative, ServerHost
+from atoll.parallel.flower.server_host import NotNative, ServerHost, server_app_of
 from atoll.parallel.flower.strategies import native
 from atoll.parallel.programs.flower_fitting import only_fitting
 from atoll.parallel.programs.flower_grid import as_program
@@ -98,6 +98,16 @@ def test_what_another_function_hides_is_told_after_the_rounds_whatever_the_app_c
     host.started()
     with pytest.raises(NotNative, match=rf"main\(\) {told} after the rounds; it can run hosted: --set program\.main="):
         host.finish(Result(ArrayRecord()))
+
+
+def test_a_reference_to_another_object_is_no_server_app(app):
+    """It was planned as an app of the form before Flower 1.21, which has no main()."""
+    other = replace(app, serverapp="own_code_app:server_app")
+    message = r"own_code_app:server_app is a \w+: tool\.flwr\.app\.components\.serverapp must name a ServerApp"
+    with pytest.raises(TaskBroken, match=message):
+        ServerHost(other, app.config).started()
+    with pytest.raises(TaskBroken, match=message):
+        server_app_of(other)
 
 
 def test_a_main_that_exits_is_a_fault_of_the_app_and_not_the_end_of_the_worker(app):
