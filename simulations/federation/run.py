@@ -57,8 +57,8 @@ def opened(
         StoreCorrupted: the files of an earlier process are damaged.
         Exception: any error that the rest of `main()` raises.
     """
+    check_folder(file, folder, is_fresh=is_fresh)  # its faults name the folder as it was given
     folder = folder.absolute()  # the task's code may change the current folder
-    check_folder(file, folder, is_fresh=is_fresh)
     setting = setting_of(file, with_folder(task, folder))
     for line in setting.notes:
         tell(line)
