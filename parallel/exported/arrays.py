@@ -6,16 +6,11 @@ A strategy of Flower averages whole models, x + u of each client, and returns fl
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 
 from atoll.aggregation.tensors.layout import Layout
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
 from atoll.parallel.task.arrays import Arrays, check_like, layout_of
-
-
-def record_of(arrays: Arrays) -> ArrayRecord:
-    """Return arrays as a record of Flower, which copies them."""
-    return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
 
 
 def in_layout(record: ArrayRecord, layout: Layout) -> Arrays:

@@ -5,9 +5,10 @@ from typing import Any
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
-from atoll.parallel.exported.arrays import in_layout, moved, record_of
+from atoll.parallel.exported.arrays import in_layout, moved
 from atoll.parallel.exported.loaded import ready_at
 from atoll.parallel.exported.run_values import RunValues
+from atoll.parallel.flower.records import record_of
 from atoll.parallel.task.arrays import Arrays, check_finite
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken
@@ -60,9 +61,9 @@ class Client:
         trained = outcome.trained
         check_finite(trained.update, "update")
         if outcome.own:
-            self._state[OWN] = record_of(outcome.own)
+            self._state[OWN] = _record(outcome.own)
         content = RecordDict({METRICS: _metrics(trained.statistics, trained.num_examples)})
-        content[ARRAYS] = record_of(moved(received.version, trained.update))
+        content[ARRAYS] = _record(moved(received.version, trained.update))
         return Message(content=content, reply_to=message)
 
     def evaluate(self, message: Message) -> Message:
@@ -88,6 +89,10 @@ class Client:
 
     def _request(self, version: int) -> dict[str, Any]:
         return {"version": version, "model_seed": self._values.seed, "local": dict(self._values.given)}
+
+
+def _record(arrays: Arrays) -> ArrayRecord:
+    return record_of(arrays, [*arrays], {})
 
 
 def _arrays(record: ArrayRecord) -> Arrays:

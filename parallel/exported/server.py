@@ -7,9 +7,10 @@ from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import BESIDE
-from atoll.parallel.exported.arrays import in_layout, record_of
+from atoll.parallel.exported.arrays import in_layout
 from atoll.parallel.exported.loaded import ready_at
 from atoll.parallel.exported.run_values import RunValues
+from atoll.parallel.flower.records import record_of
 from atoll.parallel.local_training.warm_start import Start, started
 from atoll.parallel.task.metrics import Statistics, merge, only_finite, values
 from atoll.parallel.worker.bench import Received
@@ -46,7 +47,7 @@ class Server:
         if self._values.start:
             start = Start(Path(self._values.start), self._values.is_strict)
             arrays = started(arrays, self._bench.aliases(), start).arrays
-        return record_of(arrays)
+        return record_of(arrays, [*arrays], {})
 
     def merged(self, records: Sequence[RecordDict], weighted_by: str) -> MetricRecord:
         """Return the metrics of all clients together: of their added sums, not a mean of the clients' values.
