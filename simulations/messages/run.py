@@ -50,9 +50,9 @@ def opened(
         ConfigError: all faults of the settings, the task or the folder.
         WorkerDied: a process of the engine could not start.
     """
+    _check_folder(folder, is_fresh=is_fresh)  # its faults name the folder as it was given
     folder = folder.absolute()  # the task's code may change the current folder
     setting = setting_of(file, task)
-    _check_folder(folder, is_fresh=is_fresh)
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_directory(folder)
     try:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,14 @@ def test_a_killed_run_goes_on_and_computes_no_answer_again_that_is_whole(tmp_pat
     assert "its program runs again, and gets the answers that it had" in " ".join(again.stderr.split())
     assert exchanges(killed) == exchanges(undisturbed)
     assert not (killed / "replies").exists()
+
+
+def test_a_fault_of_the_folder_names_it_as_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rounds.jsonl").write_text("")
+    with pytest.raises(ConfigError, match="^run: there is a run of rounds already; choose another --out"):
+        opened(settings(), load_user_task(settings().task), Path("run")).__enter__()
 
 
 def test_an_interrupted_run_with_other_settings_begins_anew_and_an_ended_one_is_kept(tmp_path):
