@@ -111,7 +111,7 @@ def test_a_fault_of_the_folder_names_it_as_it_was_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rounds.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="^run: there is a run of rounds already; choose another --out"):
+    with pytest.raises(ConfigError, match=r"^run: there is a run of rounds already; choose another --out"):
         opened(settings(), load_user_task(settings().task), Path("run")).__enter__()
 
 
