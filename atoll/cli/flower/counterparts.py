@@ -145,13 +145,13 @@ def _strategy_of(config: RunConfig) -> _Found:
 
 
 def _rule(aggregation: AggregationConfig, most: int) -> _Found:
-    rule, malicious = aggregation.rule, aggregation.malicious
+    rule, share = aggregation.rule, aggregation.malicious
     if rule in ("mean", "median"):
         return {"mean": "FedAvg", "median": "FedMedian"}[rule], {}, []
     if rule == "trimmed_mean":
-        if isinstance(malicious, float) and _trims_alike(malicious, most):
-            return "FedTrimmedAvg", {"beta": malicious}, []
-        fault = f"aggregation.malicious: got {malicious}, and Flower leaves out int(beta * n) of n updates"
+        if isinstance(share, float) and _trims_alike(share, most):
+            return "FedTrimmedAvg", {"beta": share}, []
+        fault = f"aggregation.malicious: got {share}, and Flower leaves out int(beta * n) of n updates"
         return (
             "FedTrimmedAvg",
             {},
@@ -160,7 +160,15 @@ def _rule(aggregation: AggregationConfig, most: int) -> _Found:
     if found := re.fullmatch(re.escape(RULES) + r"trimmed_mean_(0(_\d+)?)", rule):
         return "FedTrimmedAvg", {"beta": float(found[1].replace("_", "."))}, []
     if found := re.fullmatch(re.escape(RULES) + r"krum_(\d+)_(\d+)", rule):
-        return "MultiKrum", {"num_malicious_nodes": int(found[1]), "num_nodes_to_select": int(found[2])}, []
+        malicious, selected = int(found[1]), int(found[2])
+        ties = selected < most and most - malicious - 2 < 2
+        fault = (
+            f"aggregation.rule: got {rule!r} of {most} updates: each is compared with its nearest alone, and rounding"
+        )
+        faults = (
+            [f"{fault} in Flower decides the ties; allowed: at least {malicious + 4}, or all selected"] if ties else []
+        )
+        return "MultiKrum", {"num_malicious_nodes": malicious, "num_nodes_to_select": selected}, faults
     if found := re.fullmatch(re.escape(RULES) + r"bulyan_(\d+)", rule):
         return "Bulyan", {"num_malicious_nodes": int(found[1])}, []
     allowed = f"mean, median, trimmed_mean, {RULES}krum_F_M, bulyan_F, trimmed_mean_0_25"

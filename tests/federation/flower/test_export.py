@@ -98,6 +98,11 @@ def test_what_no_strategy_has_is_refused_all_at_once(tmp_path):
             ["round.cohort_size=3", "aggregation.rule=trimmed_mean", "aggregation.malicious=0.3333333333333333"],
             "malicious: got 0.3333333333333333, and Flower leaves out int(beta * n) of n updates",
         ),
+        (
+            "plain",
+            ["round.cohort_size=3", "aggregation.rule=atoll.parallel.flower.rules:krum_1_2"],
+            "of 3 updates: each is compared with its nearest alone, and rounding in Flower decides the ties",
+        ),
         ("without_buffers", ["aggregation.rule=median", "optimizer.name=fedavgm"], "leave one out"),
         ("plain", ["round.mode=fedbuff"], "round.mode: got 'fedbuff', which no strategy of Flower has"),
         ("plain", ["model.start={}"], "model.start: "),

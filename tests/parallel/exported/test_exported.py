@@ -79,7 +79,7 @@ CASES = {
     "median": ("plain", {"aggregation.rule": "median"}),
     "trimmed mean": ("plain", {"aggregation.rule": "trimmed_mean", "aggregation.malicious": 0.34}),
     "flower's trimmed mean": ("plain", {"aggregation.rule": f"{FLOWERS}.rules:trimmed_mean_0_4"}),
-    "krum": ("plain", {"aggregation.rule": f"{FLOWERS}.rules:krum_1_2"}),
+    "krum": ("plain", {"aggregation.rule": f"{FLOWERS}.rules:krum_1_3"}),
 }
 
 
