@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from atoll.aggregation.printable import count_of
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.config.model import run_and_version
@@ -162,9 +163,7 @@ def _rule(aggregation: AggregationConfig, most: int) -> _Found:
     if found := re.fullmatch(re.escape(RULES) + r"krum_(\d+)_(\d+)", rule):
         malicious, selected = int(found[1]), int(found[2])
         ties = selected < most and most - malicious - 2 < 2
-        fault = (
-            f"aggregation.rule: got {rule!r} of {most} updates: each is compared with its nearest alone, and rounding"
-        )
+        fault = f"aggregation.rule: got {rule!r} of {count_of(most, 'update')}: each is compared with its nearest alone, and rounding"
         faults = (
             [f"{fault} in Flower decides the ties; allowed: at least {malicious + 4}, or all selected"] if ties else []
         )
