@@ -162,11 +162,14 @@ def _rule(aggregation: AggregationConfig, most: int) -> _Found:
         return "FedTrimmedAvg", {"beta": float(found[1].replace("_", "."))}, []
     if found := re.fullmatch(re.escape(RULES) + r"krum_(\d+)_(\d+)", rule):
         malicious, selected = int(found[1]), int(found[2])
-        ties = selected < most and most - malicious - 2 < 2
-        fault = f"aggregation.rule: got {rule!r} of {count_of(most, 'update')}: each is compared with its nearest alone, and rounding"
-        faults = (
-            [f"{fault} in Flower decides the ties; allowed: at least {malicious + 4}, or all selected"] if ties else []
-        )
+        if selected >= most or most - malicious - 2 >= 2:
+            faults = []
+        else:
+            fault = (
+                f"aggregation.rule: got {rule!r} of {count_of(most, 'update')}: each is compared with its nearest alone"
+            )
+            way_out = f"allowed: at least {malicious + 4}, or all selected"
+            faults = [f"{fault}, and rounding in Flower decides the ties; {way_out}"]
         return "MultiKrum", {"num_malicious_nodes": malicious, "num_nodes_to_select": selected}, faults
     if found := re.fullmatch(re.escape(RULES) + r"bulyan_(\d+)", rule):
         return "Bulyan", {"num_malicious_nodes": int(found[1])}, []
