@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tests.house.tree import Fault, Function, Module
 
-FILES_PER_FOLDER = 25
-LINES_PER_FILE = 450
+FILES_PER_FOLDER = 30
+LINES_PER_FILE = 600
 LINES_PER_FUNCTION = 60
 PARAMETERS = 8
 

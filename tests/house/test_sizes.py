@@ -27,15 +27,15 @@ def of_length(lines: int, doc: str = "") -> str:
 
 
 def test_a_full_folder_is_reported() -> None:
-    full = [Module(f"server/rounds/m{number}.py", "") for number in range(26)]
-    assert full_folders(full[:25]) == []
-    assert full_folders([*full[:25], Module("server/other.py", ""), Module("server/rounds/deep/x.py", "")]) == []
-    assert [str(fault) for fault in full_folders(full)] == ["server/rounds: 26 Python files"]
+    full = [Module(f"server/rounds/m{number}.py", "") for number in range(31)]
+    assert full_folders(full[:30]) == []
+    assert full_folders([*full[:30], Module("server/other.py", ""), Module("server/rounds/deep/x.py", "")]) == []
+    assert [str(fault) for fault in full_folders(full)] == ["server/rounds: 31 Python files"]
 
 
 def test_a_long_file_is_reported_longest_first() -> None:
-    modules = [Module(f"server/m{lines}.py", "x = 1\n" * lines) for lines in (450, 451, 452)]
-    assert [str(fault) for fault in long_files(modules)] == ["server/m452.py: 452 lines", "server/m451.py: 451 lines"]
+    modules = [Module(f"server/m{lines}.py", "x = 1\n" * lines) for lines in (600, 601, 602)]
+    assert [str(fault) for fault in long_files(modules)] == ["server/m602.py: 602 lines", "server/m601.py: 601 lines"]
 
 
 def test_lines_are_those_of_the_body_without_the_docstring() -> None:
