@@ -99,6 +99,7 @@ class Worker:
         threads: number of threads of the process; None: the libraries' own choice.
         device: torch's device: "cpu", "cuda", or "auto" for a GPU if there is one.
         environment: the interpreter, the folder of a Flower app's `main()`, and the time to load.
+        noise: the key of the noise that no request has a key for; empty: there is no secret here.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Worker:
         threads: int | None = None,
         device: str = "cpu",
         environment: Environment = Environment(),
+        noise: bytes = b"",
     ) -> None:
         self._environment, folder = environment, environment.folder
         self._load = {
@@ -122,6 +124,7 @@ class Worker:
             "threads": threads,
             "device": device,
             "folder": None if folder is None else str(folder.absolute()),
+            "noise": noise.hex(),
             "bases": str(log_path.absolute().with_name(BASES)),
         }
         self._threads = threads

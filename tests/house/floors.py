@@ -28,6 +28,7 @@ SHARED: dict[str, tuple[str, ...]] = {
         "aggregation/codecs/names.py",
         "aggregation/entry_points.py",
         "aggregation/folders.py",
+        "aggregation/noise",
         "aggregation/printable.py",
         "aggregation/tensors",
         "aggregation/text_files.py",
@@ -51,6 +52,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "entry_points.py",
             "folders.py",
+            "noise",
             "numba_support.py",
             "ordered_map.py",
             "place.py",
