@@ -47,10 +47,8 @@ class _Interface(ctypes.Structure):
     )
 
 
-_capsule_of: Callable[..., object] = ctypes.pythonapi.PyCapsule_New
-_capsule_of.restype = ctypes.py_object  # type: ignore[attr-defined]
-_capsule_of.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]  # type: ignore[attr-defined]
-_NAME = b"BitGenerator"
+_address_of: Callable[[object, bytes], int] = ctypes.pythonapi.PyCapsule_GetPointer
+_address_of.restype, _address_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]  # type: ignore[attr-defined]
 
 
 class KeyedBits(np.random.BitGenerator):
@@ -76,13 +74,10 @@ class KeyedBits(np.random.BitGenerator):
         halves, doubles = repeat(11), repeat(2.0**-53)
         of_64 = _numbers(words).__next__
         of_double = _numbers(map(np.multiply, map(np.right_shift, words, halves), doubles)).__next__
-        self._interface = _Interface(None, _NEXT_64(of_64), _NEXT_32(of_64), _NEXT_DOUBLE(of_double), _NEXT_64(of_64))
-        self._capsule = _capsule_of(ctypes.addressof(self._interface), _NAME, None)
-
-    @property
-    def capsule(self) -> Any:
-        """The C interface, which numpy's `Generator` takes."""
-        return self._capsule
+        self._called = _NEXT_64(of_64), _NEXT_32(of_64), _NEXT_DOUBLE(of_double)  # kept as long as numpy may call them
+        interface = _Interface.from_address(_address_of(self.capsule, b"BitGenerator"))
+        interface.next_uint64 = interface.next_raw = self._called[0]
+        interface.next_uint32, interface.next_double = self._called[1:]
 
     def words(self, count: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
         """Return the next words of the stream, of 64 bits, beyond the blocks that were begun."""
