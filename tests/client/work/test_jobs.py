@@ -73,7 +73,8 @@ def test_noise_has_the_key_of_its_work(tmp_path: Path) -> None:
         jobs = Jobs(site, stores, runner, None, save_seen=lambda: None)  # type: ignore[arg-type]
         fields = {"run_id": "run", "task": "t", "model_digest": "m"}
         if what == "evaluate":
-            request: Any = EvaluationRequest(**{**fields, "version": 1} | changed)  # type: ignore[arg-type]
+            known: Any = {**fields, "version": 1, "time_left": 9.0} | changed
+            request: Any = EvaluationRequest(**known)
             asyncio.run(jobs.evaluate(request, 9.0))
         else:
             fields |= {"round_id": 1, "base_version": 0, "time_left": 9.0, "message": "" if what == "train" else what}
