@@ -224,7 +224,7 @@ def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None, borrowed: Collectio
     for name in names:
         block = part.get_submodule(name)
         if plan.recompute != "none":
-            recompute.recompute(block, plan.recompute)
+            recompute.recompute(block, plan.recompute, is_compiled=plan.compile)
         if plan.compile:
             block.compile()
     if axes is None:
