@@ -56,6 +56,11 @@ class Stage(PipelineStage):
             return super()._shape_inference(*args, **kwargs)  # type: ignore[misc]
 
 
+def _contiguous(_part: nn.Module, _inputs: Any, outputs: Any) -> Any:
+    """Return a stage's outputs as they are sent to the next one: torch sends contiguous tensors alone."""
+    return map_tensors(lambda tensor: tensor.contiguous(), outputs)
+
+
 def _sum_of_all(outputs: Any, _target: torch.Tensor) -> torch.Tensor:
     return torch.stack([in_single(tensor).sum() for tensor in tensors(outputs)]).sum()
 
@@ -82,6 +87,8 @@ class Pipeline:
         shape: PipelineShape,
     ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
+        for part in parts:
+            part.register_forward_hook(_contiguous)
         group = axes.group("pp")
 
         def mesh_of(mesh_dim_names: tuple[str, ...], mesh_layout: Any) -> DeviceMesh:  # torch calls it by these names
