@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.parallel.generated.ranks import Answer, Pool
+from tests.parallel.generated.answer import Answer
+from tests.parallel.generated.ranks import Pool
 from tests.parallel.generated.strategies import Case
 from tests.parallel.generated.training import expected_of
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,7 +53,11 @@ class Residual(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.wide, self.narrow, self.drop = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(dropout)
+        self.wide, self.narrow, self.drop = (
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Linear(2 * WIDTH, WIDTH),
+            nn.Dropout(dropout),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.drop(self.narrow(torch.tanh(self.wide(x))))
@@ -67,6 +72,18 @@ class Plain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.linear(x))
+
+
+class InPlace(nn.Module):
+    """A linear layer whose result an activation changes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(WIDTH, WIDTH), nn.ELU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.activation(self.linear(x))
+        return found
 
 
 class Convolution(nn.Module):
@@ -160,10 +177,9 @@ class Buffered(nn.Module):
         for name in ("constant", "passing", "expanded"):
             if name in self.kinds:
                 x = x * getattr(self, name)
-        if "average" in self.kinds:
-            if self.training:
-                with torch.no_grad():
-                    self.average.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
+        if "average" in self.kinds and self.training:
+            with torch.no_grad():
+                self.average.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
         return x
 
 
@@ -221,43 +237,27 @@ class Declared(Own):
         }
 
 
-def _block(kind: str, dropout: float) -> nn.Module:
-    match kind:
-        case "residual":
-            return Residual(dropout)
-        case "linear":
-            return Plain()
-        case "conv":
-            return Convolution()
-        case "layer norm":
-            return Norm(nn.LayerNorm(WIDTH), is_last=True)
-        case "batch norm":
-            return Norm(nn.BatchNorm1d(WIDTH), is_last=False)
-        case "group norm":
-            return Norm(nn.GroupNorm(2, WIDTH), is_last=False)
-        case "attention":
-            return Attention()
-        case "encoder":
-            return nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout, batch_first=True)
-        case "encoders":
-            layer = nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout, batch_first=True)
-            return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        case "gru":
-            return Recurrent(nn.GRU)
-        case "lstm":
-            return Recurrent(nn.LSTM)
-        case "mixture":
-            return Mixture()
-        case "scaled":
-            return Scaled()
-    raise ValueError(kind)
+def _encoder(dropout: float) -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout, batch_first=True)
 
 
-KINDS = (
-    *("residual", "linear", "conv", "layer norm", "group norm", "attention", "encoder", "encoders"),
-    *("gru", "lstm", "mixture", "scaled"),
-)
-"""The kinds of blocks whose passes do not depend on the other rows; "batch norm" is the other one."""
+BLOCKS: dict[str, Callable[[float], nn.Module]] = {
+    "residual": Residual,
+    "linear": lambda _: Plain(),
+    "in place": lambda _: InPlace(),
+    "conv": lambda _: Convolution(),
+    "layer norm": lambda _: Norm(nn.LayerNorm(WIDTH), is_last=True),
+    "batch norm": lambda _: Norm(nn.BatchNorm1d(WIDTH), is_last=False),
+    "group norm": lambda _: Norm(nn.GroupNorm(2, WIDTH), is_last=False),
+    "attention": lambda _: Attention(),
+    "encoder": _encoder,
+    "encoders": lambda dropout: nn.TransformerEncoder(_encoder(dropout), 2, enable_nested_tensor=False),
+    "gru": lambda _: Recurrent(nn.GRU),
+    "lstm": lambda _: Recurrent(nn.LSTM),
+    "mixture": lambda _: Mixture(),
+    "scaled": lambda _: Scaled(),
+}
+"""The blocks by kind, from the probability of dropout."""
 
 
 def _plain(module: nn.Module) -> nn.Module:
@@ -330,7 +330,7 @@ def build(described: Description) -> nn.Module:
         entry: nn.Module = nn.Linear(FEATURES, WIDTH)
     else:
         entry = nn.Embedding(WORDS, WIDTH, sparse=described.entry == "sparse")
-    blocks = [MADE[each.made](_block(each.kind, described.dropout)) for each in described.blocks]
+    blocks = [MADE[each.made](BLOCKS[each.kind](described.dropout)) for each in described.blocks]
     head = Head(WORDS if described.sharing == "head" else CLASSES)
     if described.frozen == "entry":
         entry.requires_grad_(False)

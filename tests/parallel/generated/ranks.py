@@ -7,31 +7,18 @@ import pickle
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from atoll.parallel.engine.forked import FROZEN, PRELOAD
+from tests.parallel.generated.answer import Answer
 from tests.parallel.generated.strategies import Case
 
 RANKS = 4
 PATIENCE_S = 120.0
 """Longest wait for a case; GRACE_S for the other ranks once one has failed."""
 GRACE_S = 3.0
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The outcome of a training on one rank."""
-
-    word: str
-    """done, refused or failed."""
-    text: str = ""
-    losses: tuple[float, ...] = ()
-    state: dict[str, np.ndarray[Any, Any]] | None = None
 
 
 class Pool:
@@ -116,4 +103,3 @@ def _serve(rank: int, pipe: Connection) -> None:
         except BaseException:
             answer = Answer("failed", traceback.format_exc())
         pipe.send_bytes(pickle.dumps(answer))
-

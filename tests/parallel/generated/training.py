@@ -21,8 +21,8 @@ from atoll.parallel.trainer.logs import Event
 from atoll.parallel.trainer.run import Surroundings, train
 from atoll.parallel.world import World, process_group
 from tests.parallel.generated import plain
+from tests.parallel.generated.answer import Answer
 from tests.parallel.generated.models import CLASSES, DTYPES, FEATURES, LENGTH, WORDS, Description, build
-from tests.parallel.generated.ranks import Answer
 from tests.parallel.generated.strategies import AXES, Case
 
 EVER = 10**6
@@ -83,7 +83,9 @@ def train_case(case: Case, rank: int, folder: Path) -> Answer:
         sites=["a"],
         local=local_of(case),
     )
-    config = TrainConfig(log_every=1, eval_every=EVER, checkpoint_every=EVER, asynchronous=False)
+    config = TrainConfig(
+        batch_size=case.training.batch, log_every=1, eval_every=EVER, checkpoint_every=EVER, asynchronous=False
+    )
     job = Job(name="generated", task=task, config=config, plan=plan_of(case))
     events: list[Event] = []
     world = World(rank, rank, case.ranks)
@@ -112,12 +114,13 @@ def train_case(case: Case, rank: int, folder: Path) -> Answer:
 
 
 def expected_of(case: Case) -> plain.Trace:
-    """Train a case by the plain loop."""
+    """Train a case by the plain loop: over whole batches, unless the passes matter."""
+    ranks, micro_batches = (case.dp, case.plan.get("accumulate", 1)) if case.depends_on_passes else (1, 1)
     return plain.train(
         partial(build, case.model),
         data_of(case),
         loss_of,
         case.training,
-        ranks=case.dp,
-        micro_batches=case.plan.get("accumulate", 1),
+        ranks=ranks,
+        micro_batches=micro_batches,
     )
