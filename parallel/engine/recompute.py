@@ -126,7 +126,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 def _memory(tensor: torch.Tensor) -> int:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.untyped_storage()._cdata
+    address: int = local.untyped_storage()._cdata
+    return address
 
 
 def _unchanged_again(block: nn.Module, inner: Callable[[], Contexts] | None) -> Contexts:
