@@ -20,7 +20,7 @@ from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, s
 from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
 from atoll.parallel.engine.passes import Loss, Passes, PipelineShape, WholeOutputs
 from atoll.parallel.engine.plan import SPLIT, Plan, stages_of
-from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, separable, unmatched
+from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, nested, separable, unmatched
 from atoll.parallel.engine.step import Engine, Executor, LocalModel, trained
 from atoll.parallel.engine.ties import Ties, tied_names
 
@@ -52,6 +52,11 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
     if mesh.tp > 1 and blueprint.tensor is not None and not blueprint.tensor_faults:
         styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
         faults += [f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles)]
+        if inner := nested(model, styles):
+            faults.append(
+                f"tp={mesh.tp}: {', '.join(inner)} cannot be sharded, for torch shards the parameters of a layer itself, "
+                "not those of modules in it (a parametrization): leave the layer out of blueprint.tensor, or use tp=1"
+            )
     if mesh.pp > 1:
         try:
             stages = cut(model, plan.num_stages)

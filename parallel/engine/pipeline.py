@@ -56,6 +56,13 @@ class Stage(PipelineStage):
             return super()._shape_inference(*args, **kwargs)  # type: ignore[misc]
 
 
+def _contiguous_gradients(_part: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Let the gradients of a stage's inputs be contiguous, too: the stage before receives them."""
+    for tensor in tensors(inputs):
+        if tensor.requires_grad and not tensor._backward_hooks:
+            tensor.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+
+
 def _contiguous(_part: nn.Module, _inputs: Any, outputs: Any) -> Any:
     """Return a stage's outputs as they are sent to the next one: torch sends contiguous tensors alone."""
     return map_tensors(lambda tensor: tensor.contiguous(), outputs)
@@ -88,6 +95,7 @@ class Pipeline:
     ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
         for part in parts:
+            part.register_forward_pre_hook(_contiguous_gradients)
             part.register_forward_hook(_contiguous)
         group = axes.group("pp")
 
