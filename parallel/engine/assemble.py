@@ -40,23 +40,7 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
     faults = list(lazy_faults(model)) or list(tensor_faults(model, plan, _groups(model) if plan.is_sharded else {}))
     if not trained(model):
         faults.append(f"{type(model).__name__} has no parameter to train")
-    if mesh.tp > 1 and blueprint.tensor is None:
-        faults.append(
-            f"tp={mesh.tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded; declare it, "
-            "or use tp=1"
-        )
-    faults += [f"tp={mesh.tp}: {fault}" for fault in blueprint.tensor_faults if mesh.tp > 1]
-    faults += [
-        f"tp={mesh.tp} must divide {name}={number}" for name, number in blueprint.divisible.items() if number % mesh.tp
-    ]
-    if mesh.tp > 1 and blueprint.tensor is not None and not blueprint.tensor_faults:
-        styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
-        faults += [f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles)]
-        if inner := nested(model, styles):
-            faults.append(
-                f"tp={mesh.tp}: {', '.join(inner)} cannot be sharded, for torch shards the parameters of a layer itself, "
-                "not those of modules in it (a parametrization): leave the layer out of blueprint.tensor, or use tp=1"
-            )
+    faults += _faults_of_tensor_parallel(model, plan) if mesh.tp > 1 else []
     if mesh.pp > 1:
         try:
             stages = cut(model, plan.num_stages)
@@ -74,6 +58,30 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
         )
     if faults:
         raise ValueError("; ".join(faults))
+
+
+def _faults_of_tensor_parallel(model: nn.Module, plan: Plan) -> Iterator[str]:
+    blueprint, tp = blueprint_of(model), plan.mesh.tp
+    if blueprint.tensor is None:
+        yield (
+            f"tp={tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded; declare it, "
+            "or use tp=1"
+        )
+    yield from (f"tp={tp}: {fault}" for fault in blueprint.tensor_faults)
+    yield from (f"tp={tp} must divide {name}={number}" for name, number in blueprint.divisible.items() if number % tp)
+    if blueprint.tensor is not None and not blueprint.tensor_faults:
+        styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
+        yield from (f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles))
+        if inner := nested(model, styles):
+            yield (
+                f"tp={tp}: {', '.join(inner)} cannot be sharded, for torch shards the parameters of a layer itself, not "
+                "those of modules in it (a parametrization): leave it out of blueprint.tensor, or use tp=1"
+            )
+    if recurrent := [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]:
+        yield (
+            f"tp={tp}: {', '.join(recurrent)} cannot be replicated, for torch's recurrent layers make their first state "
+            "themselves, as a tensor of one rank: use tp=1"
+        )
 
 
 def _groups(model: nn.Module) -> dict[str, str]:
