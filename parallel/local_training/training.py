@@ -21,6 +21,7 @@ from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.scaffold import ControlVariates
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
+from atoll.parallel.optimizers.make import decay_groups
 from atoll.parallel.task.array_task import is_work
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
@@ -204,10 +205,11 @@ def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.
     """
     if local.has_own_optimizer:
         return own_optimizer(local, parameters)
+    groups = decay_groups(parameters, spares_vectors=not local.decay_vectors)
     if local.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+        return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=local.lr, weight_decay=local.weight_decay)
+    return kind(groups, lr=local.lr, weight_decay=local.weight_decay)
 
 
 def evaluate(
