@@ -63,7 +63,9 @@ def computation(model: ModelShape, candidate: Candidate, cluster: Cluster) -> fl
 def update(model: ModelShape, candidate: Candidate, cluster: Cluster) -> float:
     """Return the seconds of the optimizer's step of the rank with most parameters."""
     step = candidate.mesh.size // candidate.mesh.pp
-    return UPDATE * max(share(model, candidate, pp * step).local for pp in range(candidate.mesh.pp)) / cluster.memory_rate
+    return (
+        UPDATE * max(share(model, candidate, pp * step).local for pp in range(candidate.mesh.pp)) / cluster.memory_rate
+    )
 
 
 def block_times(model: ModelShape, candidate: Candidate, cluster: Cluster) -> BlockTimes:
