@@ -28,7 +28,7 @@ def test_the_plans_are_shown_with_their_costs_and_reasons() -> None:
         "Traffic of the first rank of the first stage in a step",
         "Time of a step",
     ]
-    assert "2794 GB, 22.0 times the 126.9 GB of one device" in text
+    assert "2794 GB, 20.6 times the 135.6 GB of one device" in text
     assert "tensor parallelism would cross nodes (tp=16 with 8 devices in a node)" in text
     assert max(map(len, text.split("\n\nThe fastest")[0].splitlines())) <= 120
 
