@@ -27,6 +27,7 @@ SHARED: dict[str, tuple[str, ...]] = {
         "aggregation/codecs/error_feedback.py",
         "aggregation/codecs/names.py",
         "aggregation/entry_points.py",
+        "aggregation/file_digest.py",
         "aggregation/folders.py",
         "aggregation/printable.py",
         "aggregation/tensors",
