@@ -52,8 +52,8 @@ COUNTED_AT_ONCE = 256
 class Work:
     """The work of one local training."""
 
-    num_examples: int
-    """The weight in FedAvg, n_k >= 1: the size of the data set, or its units if the task says them (`Units.weight`);
+    num_examples: int | float
+    """The weight in FedAvg, n_k > 0: the size of the data set, or its units if the task says them (`Units.weight`);
     not the number of examples seen."""
 
     work: float
@@ -247,7 +247,7 @@ def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_
     return statistics
 
 
-def _weight(task: Task, dataset: Any) -> int:
+def _weight(task: Task, dataset: Any) -> int | float:
     """Return the weight in FedAvg of a site whose training reports no units: they are counted here."""
     units, num_examples = units_of(task), len(dataset)
     if units.function is None:
