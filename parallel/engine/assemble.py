@@ -72,15 +72,15 @@ def _faults_of_tensor_parallel(model: nn.Module, plan: Plan) -> Iterator[str]:
     if blueprint.tensor is not None and not blueprint.tensor_faults:
         styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
         yield from (f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles))
-        if inner := nested(model, styles):
+        if below := nested(model, styles):
             yield (
-                f"tp={tp}: {', '.join(inner)} cannot be sharded, for torch shards the parameters of a layer itself, not "
-                "those of modules in it (a parametrization): leave it out of blueprint.tensor, or use tp=1"
+                f"tp={tp}: {', '.join(below)} cannot be sharded: torch shards the parameters of a layer itself, not those "
+                "of modules in it (a parametrization); leave it out of blueprint.tensor, or use tp=1"
             )
     if recurrent := [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]:
         yield (
-            f"tp={tp}: {', '.join(recurrent)} cannot be replicated, for torch's recurrent layers make their first state "
-            "themselves, as a tensor of one rank: use tp=1"
+            f"tp={tp}: {', '.join(recurrent)} cannot be replicated: torch's recurrent layers make their first state "
+            "themselves, as a tensor of one rank; use tp=1"
         )
 
 

@@ -172,7 +172,7 @@ class Styled(nn.Module):
 def test_a_layer_with_a_parametrization_and_a_recurrent_one_are_refused_under_tp() -> None:
     plan = Plan(mesh=Mesh(tp=2))
     check_model(Styled(nn.LSTMCell(8, 8)), plan)
-    with pytest.raises(ValueError, match=r"tp=2: beside cannot be replicated, .*: use tp=1"):
+    with pytest.raises(ValueError, match=r"tp=2: beside cannot be replicated: .*; use tp=1"):
         check_model(Styled(nn.GRU(8, 8)), plan)
     model = Styled(nn.Identity())
     nn.utils.parametrizations.weight_norm(model.wide)
