@@ -74,8 +74,8 @@ def _faults_of_tensor_parallel(model: nn.Module, plan: Plan) -> Iterator[str]:
         yield from (f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles))
         if below := nested(model, styles):
             yield (
-                f"tp={tp}: {', '.join(below)} cannot be sharded: torch shards the parameters of a layer itself, not those "
-                "of modules in it (a parametrization); leave it out of blueprint.tensor, or use tp=1"
+                f"tp={tp}: {', '.join(below)} cannot be sharded: torch shards the parameters of a layer itself, not "
+                "those of modules in it (a parametrization); leave it out of blueprint.tensor, or use tp=1"
             )
     if recurrent := [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]:
         yield (
