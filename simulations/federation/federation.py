@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.client.session.events import Invitation
+from atoll.client.session.events import EvaluationRequest, Invitation
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Metrics, Statistics
@@ -135,6 +135,7 @@ class Federation:
             trainings=(config.rounds - self.machine.ledger.version) * config.round.num_wanted,
             before=saved.engine if saved else "",
             tell=tell,
+            evaluates=bool(config.evaluation.clients_every),
         )
         for line in filter(None, (self.versions.note, config.round.warning_of_staleness(len(numbers)))):
             tell(line)
@@ -242,6 +243,10 @@ class Federation:
         if not isinstance(sums, str):
             self._measured.setdefault(version, Measured()).server = sums
         return sums
+
+    def evaluation_asked(self, client_id: ClientId, request: EvaluationRequest) -> None:
+        """Note that a client will evaluate a version, so that the engine measures it with the others."""
+        self.evaluations.ask(client_id, request)
 
     def _forge(self, effect: Aggregate) -> None:
         """Replace the malicious clients' updates by the adversary's."""

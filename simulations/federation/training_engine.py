@@ -12,9 +12,10 @@ from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import Resources, choose
-from atoll.simulations.engines.determinism import check_deterministic, check_model
+from atoll.simulations.engines.determinism import check_deterministic, check_evaluation, check_model
 from atoll.simulations.engines.engine import Engine, Training
 from atoll.simulations.engines.processes.over_ray import RayMissing
+from atoll.simulations.engines.processes.placement import faults_of
 from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.federation.config import SimulationConfig
 
@@ -29,6 +30,8 @@ def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunCo
     """
     if simulation.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(["simulation.device: got 'cuda'; allowed here: \"cpu\", because torch finds no CUDA device"])
+    if faults := faults_of(simulation.devices, simulation.device, torch.cuda.device_count()):
+        raise ConfigError(faults)
     try:
         return Training(
             task=task,
@@ -51,6 +54,7 @@ def engine_of(
     trainings: int,
     before: str,
     tell: Tell,
+    evaluates: bool = False,
 ) -> Engine:
     """Return an engine that is ready to train, after a check that the task is deterministic.
 
@@ -68,6 +72,7 @@ def engine_of(
         before: the kind of engine with which a resumed run began; "auto" keeps it, because another would round
             differently.
         tell: a callback for the measurements of "auto".
+        evaluates: True if clients evaluate versions, so that two evaluations of one client must be equal, too.
 
     Raises:
         ConfigError: the task is not deterministic, its model is not that of the version, or the engine is missing.
@@ -76,16 +81,24 @@ def engine_of(
     name: str = simulation.engine
     if name == "auto":
         name = before or ("sequential" if is_app else name)
+    if simulation.devices:
+        torch.cuda.set_device(simulation.devices[0])  # for what computes in this process
     try:
         if not is_app:
             check_model(training)
             check_deterministic(lambda: Sequential(training, threads=simulation.threads), version, clients)
+            if evaluates:
+                check_evaluation(
+                    Sequential(training, threads=simulation.threads), version, clients, training.model_seed
+                )
         choice = choose(
             training,
             version,
             clients,
             name=name,
-            resources=Resources(simulation.workers or None, simulation.threads, simulation.ray_address),
+            resources=Resources(
+                simulation.workers or None, simulation.threads, simulation.ray_address, tuple(simulation.devices)
+            ),
             cohort=cohort,
             trainings=trainings,
         )
