@@ -54,7 +54,6 @@ def engine_of(
     trainings: int,
     before: str,
     tell: Tell,
-    evaluates: bool = False,
 ) -> Engine:
     """Return an engine that is ready to train, after a check that the task is deterministic.
 
@@ -72,7 +71,6 @@ def engine_of(
         before: the kind of engine with which a resumed run began; "auto" keeps it, because another would round
             differently.
         tell: a callback for the measurements of "auto".
-        evaluates: True if clients evaluate versions, so that two evaluations of one client must be equal, too.
 
     Raises:
         ConfigError: the task is not deterministic, its model is not that of the version, or the engine is missing.
@@ -87,10 +85,6 @@ def engine_of(
         if not is_app:
             check_model(training)
             check_deterministic(lambda: Sequential(training, threads=simulation.threads), version, clients)
-            if evaluates:
-                check_evaluation(
-                    Sequential(training, threads=simulation.threads), version, clients, training.model_seed
-                )
         choice = choose(
             training,
             version,
@@ -109,6 +103,22 @@ def engine_of(
     if choice.figures or choice.reasons:
         tell(str(choice))
     return choice.engine
+
+
+def check_evaluations(
+    simulation: SimulationConfig, training: Training, version: Arrays, clients: Sequence[str]
+) -> None:
+    """Check that two evaluations of one client are equal, as all clients share a model; not of a Flower app.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if isinstance(training.task, FlowerTask):
+        return
+    try:
+        check_evaluation(Sequential(training, threads=simulation.threads), version, clients, training.model_seed)
+    except TaskBroken as error:
+        raise ConfigError([str(error)]) from error
 
 
 def kind_of(engine: Engine) -> str:

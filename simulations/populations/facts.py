@@ -1,4 +1,4 @@
-"""What there is to know of a task's own sites before a round: the sizes of their data, and their labels.
+"""The facts of a task's own sites, known before a round: the sizes of their data, and their labels.
 
 Each site's data is read, counted and dropped. Of many sites, several processes read, forked from this one after the
 first sites, so that common data is in memory once; a few sites are then read here again, and must be the same.
@@ -45,7 +45,7 @@ LabelCounts = list[tuple[Ints, Ints]]
 
 
 class SiteFacts(NamedTuple):
-    """What there is to know of one site."""
+    """The facts of one site."""
 
     train: int
     test: int
@@ -56,16 +56,14 @@ class SiteFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What there is to know of K sites."""
+    """The facts of K sites."""
 
     train: Ints
     """The number of training examples of each (K,)."""
     test: Ints
     """The number of test examples of each (K,)."""
     labels: tuple[tuple[list[int], list[int]] | str | None, ...]
-    """Of each, as in `SiteFacts`."""
-    are_kept: bool = False
-    """Whether they were read by an earlier process."""
+    """The labels of each, as in `SiteFacts`."""
 
     @classmethod
     def of_all(cls, facts: Sequence[SiteFacts]) -> "Facts":
@@ -76,7 +74,7 @@ class Facts:
     def of(self, chosen: np.ndarray[Any, Any]) -> "Facts":
         """Return those of some sites, by a mask (K,)."""
         labels = tuple(own for own, is_in in zip(self.labels, chosen.tolist(), strict=True) if is_in)
-        return Facts(self.train[chosen], self.test[chosen], labels, self.are_kept)
+        return Facts(self.train[chosen], self.test[chosen], labels)
 
 
 ReadFacts = Callable[[Task], Facts]
@@ -128,7 +126,7 @@ def checked(dataset: Any, site: str, split: str) -> Any:
 
 
 def facts_of_sites(task: Task) -> Facts:
-    """Read the data of all sites of a task; return what there is to know of them, in their order.
+    """Read the data of all sites of a task; return their facts, in their order.
 
     Raises:
         ConfigError: the data of a site has no rows.

@@ -123,7 +123,7 @@ def populate(config: PopulationConfig, task: Task, seed: int, read: ReadFacts | 
         config: the kind of the population, and its options.
         task: the task whose sites' data is pooled; the data is loaded here, once.
         seed: the seed of the run; `config.seed`, if set, takes its place.
-        read: (task) -> what there is to know of its own sites, which are the clients; None: `facts_of_sites`.
+        read: (task) -> the facts of its own sites, if those are the clients; None: `facts_of_sites`.
 
     Raises:
         ConfigError: the data do not allow this split; the message has the numbers.

@@ -221,7 +221,7 @@ class _Lost(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """An actor."""
+    """The place of an actor among the others."""
 
     handle: Any
     ready: Any

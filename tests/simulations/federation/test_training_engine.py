@@ -9,7 +9,7 @@ from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.federation.config import SimulationConfig
-from atoll.simulations.federation.training_engine import engine_of, training_of
+from atoll.simulations.federation.training_engine import check_evaluations, engine_of, training_of
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -66,17 +66,7 @@ def test_a_model_that_carries_state_from_evaluation_to_evaluation_is_refused() -
     simulation, version = SimulationConfig(engine="sequential"), initial_parameters(task, 0)
     said = r"two evaluations of client a differ in the sums of 'loss' by up to .*state that a forward pass leaves"
     with pytest.raises(ConfigError, match=said):
-        engine_of(
-            simulation,
-            Training(task=task),
-            version,
-            ["a", "b"],
-            cohort=2,
-            trainings=9,
-            before="",
-            tell=print,
-            evaluates=True,
-        )
+        check_evaluations(simulation, Training(task=task), version, ["a", "b"])
 
 
 def test_gpus_that_are_not_there_are_refused() -> None:
