@@ -229,8 +229,8 @@ def _answers(connections: dict[Connection, None]) -> Iterator[tuple[int, list[Si
 
 def _serve(connection: Connection, task: Task, blocks: Sequence[tuple[int, Sequence[str]]]) -> None:
     """Read blocks of sites in a child process; at a failure end, since this process's parent then reads the site."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and ends this process
-        signal.signal(number, signal.SIG_IGN)
+    for one in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and ends this process
+        signal.signal(one, signal.SIG_IGN)
     end_with_the_parent()
     torch.set_num_threads(1)  # the parent's OpenMP threads are not here
     with suppress(Exception):
