@@ -8,6 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from textwrap import indent
 from typing import Any
 
@@ -69,8 +70,7 @@ def workers_of(
             threads=threads,
             device=device,
             settings=settings,
-            environment=environment,
-            noise=key_of(state.noise_secret, "task", name, site),
+            environment=replace(environment, noise=key_of(state.noise_secret, "task", name, site)),
         )
         for name, reference in tasks.items()
     }

@@ -114,7 +114,7 @@ class NoisyContext(_Context):  # type: ignore[misc]
 
     @property
     def secret_rng(self) -> "SecretGenerator":
-        """As that of the context of a task's functions (`task/context`)."""
+        """The generator of secret noise, with the meaning of `task.context.Context.secret_rng`."""
         return self.source()
 
 

@@ -60,7 +60,7 @@ class Context:
         """The generator of the noise that must hide something, such as that of local differential privacy.
 
         It is a `numpy.random.Generator` of this call's own, with `fill_normal_` for a tensor: drawn from a secret of
-        the state directory, the same when the work is repeated after a kill, and known to nobody else. The global
+        the state directory, the same when the work is repeated after a kill, and unknown elsewhere. The global
         generators of Python, numpy and torch follow from public seeds. In a simulation and in a centralized training
         this one does, too.
         """

@@ -1,4 +1,4 @@
-"""The noise of a job: one generator of a secret, so that it is the same after a kill and nobody else can draw it again.
+"""The noise of a job: one generator of a secret, the same after a kill, which no public seed predicts.
 
 The seeds of Python's, numpy's and torch's generators follow from values that the coordinator and all sites know
 (`randomness`). So what must hide something is drawn from `context.secret_rng` instead. Its key comes with the request
@@ -32,7 +32,7 @@ NOT_PRIVATE = (
 
 
 class Noise:
-    """The noise of one job; whoever asks gets the one generator, as a second one would draw the same again.
+    """The noise of one job, with one generator for all of it: a second one would draw the same again.
 
     Args:
         key: 32 bytes; None: there is no secret here.
@@ -70,7 +70,7 @@ class Noise:
         return self._generator
 
     def again(self) -> "Noise":
-        """Return the same noise from its beginning, for a trial whose outcome nobody sees."""
+        """Return the same noise from its beginning, for a trial whose outcome is dropped."""
         return Noise(self._key, *self._purpose)
 
     def narrow(self, *purpose: str | int) -> None:

@@ -79,8 +79,7 @@ class Evaluator:
             reference.task,
             log_path=log_path,
             run=RunTerms(reference.local, reference.algorithm, reference.rounds),
-            environment=Environment(folder=log_path.parent / APP, load_timeout_s=load_timeout_s),
-            noise=noise,
+            environment=Environment(folder=log_path.parent / APP, load_timeout_s=load_timeout_s, noise=noise),
         )
         self._concluded = log_path.parent / CONCLUDED if is_app(reference.task) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
