@@ -46,6 +46,13 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
                 f"pass, on each rank by its own examples, so {where} would train another model than one process; "
                 "train it on one process, or without max_norm"
             )
+    if plan.is_sharded or plan.mesh.tp > 1:
+        for name, parameter in model.named_parameters():
+            if type(parameter) is not nn.Parameter:
+                yield (
+                    f"{name} is a {type(parameter).__name__}, and {where} puts parameters of torch's class in its "
+                    "place: use nn.Parameter with an attribute, or dp_replicate"
+                )
     if not plan.is_ddp:
         for first, second in _sharing(model):
             yield (

@@ -30,6 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from atoll.parallel.engine.attached import hooks_of
 from atoll.parallel.engine.blank import on_meta, registering
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.heap import returning_freed_blocks
@@ -153,12 +154,6 @@ def blank_of(build: Build) -> Blank:
         raise NotBlank("something beside the model holds a tensor that was made from a parameter")
     found.attributes = attributes_of(found.model)
     return found
-
-
-def hooks_of(parameter: torch.Tensor) -> list[Callable[..., Any]]:
-    """Return the hooks on the gradient of a parameter."""
-    kinds = (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
-    return [hook for hooks in kinds for hook in (hooks or {}).values()]
 
 
 def attributes_of(model: nn.Module) -> dict[str, Any]:
