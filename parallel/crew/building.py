@@ -247,7 +247,9 @@ def _is_drawn(model: nn.Module, outline: Outline, base: Matched | None, make_oth
     tables, attributes = _tables(model), attributes_of(model)
     if any(table.is_meta for table in tables):
         return True
-    if not tables and not any(isinstance(leaf, float | torch.Tensor) for found in attributes.values() for leaf in found):
+    if not tables and not any(
+        isinstance(leaf, float | torch.Tensor) for found in attributes.values() for leaf in found
+    ):
         return False
     try:
         other = blank_of(make_other).model

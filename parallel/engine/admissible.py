@@ -47,12 +47,7 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
                 "train it on one process, or without max_norm"
             )
     if plan.is_sharded or plan.mesh.tp > 1:
-        for name, parameter in model.named_parameters():
-            if type(parameter) is not nn.Parameter:
-                yield (
-                    f"{name} is a {type(parameter).__name__}, and {where} puts parameters of torch's class in its "
-                    "place: use nn.Parameter with an attribute, or dp_replicate"
-                )
+        yield from _of_other_classes(model, where)
     if not plan.is_ddp:
         for first, second in _sharing(model):
             yield (
@@ -63,6 +58,16 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
         if empty := [name for name, tensor in model.named_parameters() if tensor.numel() == 0]:
             yield f"{_listed(empty)}: no elements, which {where} cannot shard; leave it out, or use dp_replicate"
         yield from _mixed(model, groups)
+
+
+def _of_other_classes(model: nn.Module, where: str) -> Iterator[str]:
+    """Yield the parameters of a class of the user's."""
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            yield (
+                f"{name} is a {type(parameter).__name__}, and {where} puts parameters of torch's class in its place: "
+                "use nn.Parameter with an attribute, or dp_replicate"
+            )
 
 
 def _mixed(model: nn.Module, groups: dict[str, str]) -> Iterator[str]:

@@ -1,13 +1,13 @@
-"""What a model's code has attached to its parameters: attributes, and hooks on gradients.
+"""The attributes and hooks that a model's code has attached to its parameters.
 
-The wrappers of a plan put other objects in the places of the parameters. Attributes are copied to those. A hook is taken
-off and called once a step, after the sums over micro-batches and ranks and before clipping, with what it would see in
-one process that trains on the whole batch at once:
+The wrappers of a plan put other objects in the places of the parameters. Attributes are copied to those. A hook is
+taken off and called once a step, after the sums over micro-batches and ranks and before clipping, with what it would
+see in one process that trains on the whole batch at once:
 
     gradient of the whole batch, whole tensor --> hook --> this rank's part of the result
 
-So a mask, a scale, a clamp or a norm gives the same on every plan; a hook that is called on a part of the sum would not,
-unless it is linear. A hook may read its own parameter, which has its values for the time of the call.
+So a mask, a scale, a clamp or a norm gives the same on every plan; a hook that is called on a part of the sum would
+not, unless it is linear. A hook may read its own parameter, which has its values for the time of the call.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -83,7 +83,7 @@ class LocalModel:
     agreements: Sequence[Agreement] = ()
     """The agreement of the ranks on each part, if they share the model out."""
     attached: Attached | None = None
-    """What the model's code has attached to its parameters."""
+    """The attributes and hooks of the model's parameters."""
 
 
 class Engine:

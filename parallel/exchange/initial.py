@@ -135,6 +135,18 @@ def blank_of(build: Build) -> Blank:
 
     with registering(register), watching, returning_freed_blocks():
         found.model = build()
+    _place(found, watching)
+    _check_held(found, watching, replaced)
+    found.attributes = attributes_of(found.model)
+    return found
+
+
+def _place(found: Blank, watching: "_Watching") -> None:
+    """Find the parameters of the model in the memory of registered ones.
+
+    Raises:
+        NotBlank: one is not there, or has hooks.
+    """
     found.places = [[] for _ in found.parameters]
     for name, parameter in found.model.named_parameters():
         number = watching.number(parameter)
@@ -146,14 +158,20 @@ def blank_of(build: Build) -> Blank:
         if not places:  # only its form is needed; whether anything holds its memory shows then
             found.parameters[number] = nn.Parameter(torch.empty_like(found.parameters[number]), requires_grad=False)
             watching.tensors[number] = found.parameters[number].detach()
+
+
+def _check_held(found: Blank, watching: "_Watching", replaced: Sequence[StorageWeakRef]) -> None:
+    """Check that nothing but the model holds what was made from its parameters.
+
+    Raises:
+        NotBlank: something does.
+    """
     inside = {tensor.untyped_storage()._cdata for tensor in (*found.model.parameters(), *found.model.buffers())}
     gc.collect()
     if not all(memory.expired() for memory in replaced):
         raise NotBlank("something else holds the memory of a parameter")
     if any(memory.cdata not in inside and not memory.expired() for memory in watching.made):
         raise NotBlank("something beside the model holds a tensor that was made from a parameter")
-    found.attributes = attributes_of(found.model)
-    return found
 
 
 def attributes_of(model: nn.Module) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The look for parameters that a task's code holds beside their modules, or reads on a stage that does not have them.
 
-The wrappers of a plan put other objects in the places of a model's parameters. A list, a closure, a weak reference or a
-view that the model, the loss or a hook keeps would have the first values for ever. So a model that is thrown away gets
-equal copies in the places of its parameters and takes a pass: an operation that uses the memory of an original one shows
-that it is held. And the stages of a pipeline run one after another: none may use a parameter of another.
+The wrappers of a plan put other objects in the places of a model's parameters. A list, a closure, a weak reference or
+a view that the model, the loss or a hook keeps would have the first values for ever. So a model that is thrown away
+gets equal copies in the places of its parameters and takes a pass: an operation that uses the memory of an original
+one shows that it is held. And the stages of a pipeline run one after another: none may use a parameter of another.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,9 +47,9 @@ def reference_faults(model: nn.Module, plan: Plan, inputs: Any, targets: Any, lo
         drawn = _call_hooks(model, originals, held)
     if held.borrowed and (plan.is_sharded or plan.mesh.tp > 1):
         faults.append(
-            f"{_listed(held.borrowed)}: the model, the loss or a hook reads a parameter that it holds beside its module "
-            f"(in a list, a closure, a view), and {where} puts others in the places of parameters: read it from its "
-            "module in each pass, or use dp_replicate"
+            f"{_listed(held.borrowed)}: the model, the loss or a hook reads a parameter that it holds beside its "
+            f"module (in a list, a closure, a view), and {where} puts others in the places of parameters: read it "
+            "from its module in each pass, or use dp_replicate"
         )
     if foreign:
         faults.append(
@@ -76,7 +76,9 @@ def _listed(names: set[str]) -> str:
 def _copies(model: nn.Module) -> Iterator[Mapping[str, nn.Parameter]]:
     """Put a copy into each place of each parameter; the originals, by name, are back at the end."""
     originals = dict(model.named_parameters())
-    places = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None]
+    places = [
+        (module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None
+    ]
     copies: dict[int, nn.Parameter] = {}
     for original in originals.values():
         copy = nn.Parameter(original.detach().clone(), requires_grad=original.requires_grad)

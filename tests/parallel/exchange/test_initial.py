@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -157,7 +157,7 @@ class Holding(nn.Module):
 class Outside(nn.Module):
     """Values that live on beside the model, and a buffer made of them."""
 
-    values = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}
+    values: ClassVar[Any] = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}
 
     def __init__(self) -> None:
         super().__init__()

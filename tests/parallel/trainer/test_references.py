@@ -86,9 +86,17 @@ def recurrent() -> nn.Module:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, Plan, str]] = {
-    "an object": (lambda: Holding(lambda layer: layer.weight, torch.sum), loss, SHARDED, "0.weight: the model, the loss"),
+    "an object": (
+        lambda: Holding(lambda layer: layer.weight, torch.sum),
+        loss,
+        SHARDED,
+        "0.weight: the model, the loss",
+    ),
     "a weak reference": (
-        lambda: Holding(lambda layer: weakref.ref(layer.bias), lambda of: of().sum()), loss, SHARDED, "0.bias: the model",
+        lambda: Holding(lambda layer: weakref.ref(layer.bias), lambda of: of().sum()),
+        loss,
+        SHARDED,
+        "0.bias: the model",
     ),
     "a view": (lambda: Holding(lambda layer: layer.weight.view(-1), torch.sum), loss, SHARDED, "0.weight: the model"),
     "a closure": (lambda: Holding(lambda layer: lambda: layer.weight, lambda of: of().sum()), loss, SHARDED, ""),
@@ -99,14 +107,22 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Plan, str]] = {
     "a module of the loss, in stages": (held_by_the_loss, reading_loss, STAGES, "0.weight: another stage"),
     "a hook on its own": (with_hook(lambda model: lambda g: g * (model[0].weight != 0)), loss, SHARDED, ""),
     "a hook on another's": (
-        with_hook(lambda model: lambda g, other=model[2].weight: g + other), loss, SHARDED, "2.weight: the model, the loss",
+        with_hook(lambda model: lambda g, other=model[2].weight: g + other),
+        loss,
+        SHARDED,
+        "2.weight: the model, the loss",
     ),
-    "a hook that draws": (with_hook(lambda _: lambda g: g + torch.randn_like(g)), loss, SHARDED, "0.weight: a hook draws"),
+    "a hook that draws": (
+        with_hook(lambda _: lambda g: g + torch.randn_like(g)),
+        loss,
+        SHARDED,
+        "0.weight: a hook draws",
+    ),
     "a neighbour": (neighbours, loss, SHARDED, ""),
     "a neighbour in stages": (neighbours, loss, STAGES, "0.weight: another stage of the pipeline"),
     "a list that its module keeps": (recurrent, loss, SHARDED, ""),
     "plain": (plain, loss, STAGES, ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
