@@ -53,8 +53,8 @@ def reference_faults(model: nn.Module, plan: Plan, inputs: Any, targets: Any, lo
         )
     if foreign:
         faults.append(
-            f"{_listed(foreign)}: another stage of the pipeline, or the loss, reads this parameter, which is trained on "
-            "its own stage alone: put both into one layer, or use pp=1"
+            f"{_listed(foreign)}: another stage of the pipeline, or the loss, reads this parameter, which is trained "
+            "on its stage alone: put both into one layer, or use pp=1"
         )
     if drawn:
         faults.append(
