@@ -123,7 +123,7 @@ class Attached:
 
 def hooks_of(parameter: torch.Tensor) -> list[Hook]:
     """Return the hooks on the gradient of a parameter."""
-    kinds = (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
+    kinds = (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)
     return [hook for hooks in kinds for hook in (hooks or {}).values()]
 
 

@@ -128,7 +128,7 @@ def blank_of(build: Build) -> Blank:
             raise NotBlank("a parameter has hooks or a class of its own")
         blank = on_meta(parameter)
         if blank is not parameter:
-            replaced.append(StorageWeakRef(parameter.untyped_storage()))
+            replaced.append(StorageWeakRef(parameter.untyped_storage()))  # type: ignore[no-untyped-call]
         if watching.follow(blank):
             found.parameters.append(blank)
         return blank
@@ -168,9 +168,9 @@ def _check_held(found: Blank, watching: "_Watching", replaced: Sequence[StorageW
     """
     inside = {tensor.untyped_storage()._cdata for tensor in (*found.model.parameters(), *found.model.buffers())}
     gc.collect()
-    if not all(memory.expired() for memory in replaced):
+    if not all(memory.expired() for memory in replaced):  # type: ignore[no-untyped-call]
         raise NotBlank("something else holds the memory of a parameter")
-    if any(memory.cdata not in inside and not memory.expired() for memory in watching.made):
+    if any(memory.cdata not in inside and not memory.expired() for memory in watching.made):  # type: ignore[no-untyped-call]
         raise NotBlank("something beside the model holds a tensor that was made from a parameter")
 
 
@@ -299,7 +299,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if self._filling is None and not is_view:
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
-            self.made += [StorageWeakRef(tensor.untyped_storage()) for tensor in made]
+            self.made += [StorageWeakRef(tensor.untyped_storage()) for tensor in made]  # type: ignore[no-untyped-call]
         if moved is not None:  # the tensor has other memory now
             self._numbers[args[0].untyped_storage()._cdata] = moved
             self.tensors[moved] = args[0].detach()

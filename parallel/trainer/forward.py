@@ -63,11 +63,11 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
         if sum(parameter.numel() for parameter in model.parameters()) < SMALL:
             model = task.model()
         try:
-            rows = _rows_on(model, data)
+            inputs, targets = _rows_on(model, data)
         except Exception:  # any: of the task's data
             return Forward()
-        found = _look(model, *rows, task.loss)
-        if faults := reference_faults(model, plan, *rows, task.loss):
+        found = _look(model, inputs, targets, task.loss)
+        if faults := reference_faults(model, plan, inputs, targets, task.loss):
             raise JobRefused("; ".join(faults))
     if plan.mesh.pp > 1:
         _check_chain(task, plan, seed, data, model)
