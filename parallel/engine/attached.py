@@ -52,6 +52,7 @@ class Attached:
         named = list(model.named_parameters(remove_duplicate=False))
         self._attributes = {name: dict(vars(parameter)) for name, parameter in named if vars(parameter)}
         calls = plan.divides or plan.is_sharded or plan.mesh.size > 1
+        self._originals = [parameter for _, parameter in named]
         self._hooked: dict[str, Hooked] = {}
         self._parts: Sequence[nn.Module] = ()
         self._places: dict[int, list[tuple[nn.Module, str]]] = {}
@@ -65,14 +66,17 @@ class Attached:
     def put_on(self, parts: Sequence[nn.Module]) -> None:
         """Give the parameters of wrapped parts the attributes; what `fully_shard` gathers gets them in its first pass.
 
+        The originals of parameters that are not in these parts lose their memory: what still holds one finds NaN.
+
         Args:
             parts: without the wrapper of DDP.
         """
         self._parts = parts
         here = {id(parameter) for part in parts for parameter in part.parameters()}
-        for hooked in self._hooked.values():
-            if id(hooked.parameter) not in here:
-                _empty(hooked.parameter)
+        for original in self._originals:
+            if id(original) not in here:
+                _empty(original)
+        self._originals = []
         for part in parts if self._attributes else ():
             for name, parameter in part.named_parameters(remove_duplicate=False):
                 vars(parameter).update(self._attributes.get(name, {}))
@@ -179,7 +183,8 @@ def _empty(own: nn.Parameter) -> None:
     """Free the memory of a parameter that is not in the wrapped model; what reads it between calls finds NaN."""
     own.grad = None
     if not own.is_meta:
-        own.data = torch.full((), torch.nan, dtype=own.dtype, device=own.device).expand(own.shape)
+        nothing = torch.nan if own.is_floating_point() else 0
+        own.data = own.detach().new_full((), nothing).expand(own.shape)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 
 def reference_faults(model: nn.Module, plan: Plan, inputs: Any, targets: Any, loss: Loss) -> list[str]:
-    """Return the reasons why a plan would give the task's code other parameters than it reads, at most two.
+    """Return the reasons why a plan would give the task's code other parameters than it reads, one sentence each.
 
     Args:
         model: on meta or not; it has its parameters, but may have gradients, afterwards.
@@ -44,6 +44,7 @@ def reference_faults(model: nn.Module, plan: Plan, inputs: Any, targets: Any, lo
         if plan.mesh.pp > 1:
             with suppress(Exception):
                 foreign = _foreign(model, plan, inputs, targets, loss)
+        registered = {name for name, copy in model.named_parameters() if hooks_of(copy)}
         drawn = _call_hooks(model, originals, held)
     if held.borrowed and (plan.is_sharded or plan.mesh.tp > 1):
         faults.append(
@@ -55,6 +56,11 @@ def reference_faults(model: nn.Module, plan: Plan, inputs: Any, targets: Any, lo
         faults.append(
             f"{_listed(foreign)}: another stage of the pipeline, or the loss, reads this parameter, which is trained "
             "on its stage alone: put both into one layer, or use pp=1"
+        )
+    if registered:
+        faults.append(
+            f"{_listed(registered)}: a forward pass registers a hook on it, which would see the gradient of a part of the "
+            "batch: register it in task.model(), or train in one process without micro-batches"
         )
     if drawn:
         faults.append(

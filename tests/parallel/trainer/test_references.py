@@ -71,6 +71,15 @@ def with_hook(hook: Callable[[nn.Sequential], Callable[[torch.Tensor], Any]]) ->
     return make
 
 
+class Registering(nn.Sequential):
+    """A model whose forward registers hooks."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self[0].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))  # type: ignore[union-attr]
+        outputs: torch.Tensor = super().forward(inputs)
+        return outputs
+
+
 def neighbours() -> nn.Module:
     first = nn.Linear(4, 4)
     return nn.Sequential(first, nn.Tanh(), Neighbour(first))
@@ -121,6 +130,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Plan, str]] = {
     "a neighbour": (neighbours, loss, SHARDED, ""),
     "a neighbour in stages": (neighbours, loss, STAGES, "0.weight: another stage of the pipeline"),
     "a list that its module keeps": (recurrent, loss, SHARDED, ""),
+    "hooks of a pass": (lambda: Registering(*plain()), loss, SHARDED, "0.weight: a forward pass registers a hook"),
     "plain": (plain, loss, STAGES, ""),
 }
 
