@@ -59,8 +59,8 @@ def reference_faults(model: nn.Module, plan: Plan, inputs: Any, targets: Any, lo
         )
     if registered:
         faults.append(
-            f"{_listed(registered)}: a forward pass registers a hook on it, which would see the gradient of a part of the "
-            "batch: register it in task.model(), or train in one process without micro-batches"
+            f"{_listed(registered)}: a forward pass registers a hook on it, which would see the gradient of a part of "
+            "the batch: register it in task.model(), or train in one process without micro-batches"
         )
     if drawn:
         faults.append(
