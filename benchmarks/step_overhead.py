@@ -16,7 +16,6 @@ side in its own process. The interval is a bootstrap of the median ratio.
 
 import argparse
 import gc
-import random
 import resource
 import tempfile
 import time
@@ -40,7 +39,7 @@ from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job
 from atoll.parallel.trainer.run import Surroundings, train
 from atoll.parallel.world import World
-from benchmarks.report import Bar, conclude, say, spread
+from benchmarks.report import Bar, conclude, interval, say, spread
 
 SIZES = {
     "cpu": {"config": {"vocab": 256, "dim": 256, "layers": 8, "heads": 4, "sequence": 128}, "batch": 16},
@@ -177,13 +176,6 @@ def _wait(device: str) -> None:
 
 def _how(device: str) -> dict[str, bool]:
     return {"fused": True} if device == "cuda" else {"foreach": True}
-
-
-def interval(ratios: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """Return the middle 95 % of the medians of resampled ratios."""
-    chance = random.Random(0)
-    medians = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[draws // 40], medians[-draws // 40]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
