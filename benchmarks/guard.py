@@ -116,6 +116,7 @@ class Side:
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         patience = threading.Timer(ANSWER_MAX_S, self._process.kill)
+        patience.daemon = True  # a signal may come before it is cancelled
         patience.start()
         try:
             for line in self._process.stdout:
