@@ -66,7 +66,7 @@ class NotMeasured(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side has used for a unit of work."""
+    """The cost of a unit of work on one side, in one turn."""
 
     cpu_s: float
     real_s: float

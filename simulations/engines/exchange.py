@@ -41,7 +41,7 @@ class Exchange:
         """The learning rate of the round, for the control variates."""
         self._own_layout = _of_model(self.form.own)
         self.is_stateless = not self.form.own
-        """True if nothing stays at a client, so that none begins with layers or a control variate of its own."""
+        """Absence of tensors that stay at a client: none begins with local layers or a control variate."""
         self._variates = in_order(t for t in self.form.update if t.name.startswith(CONTROL))
         self._names = [t.name for t in _of_model(self.form.update)]
         names = {id(parameter): name for name, parameter in trained_by_name(model).items()}

@@ -353,7 +353,7 @@ class BatchTrainer:
         return self._batch_sizes(examples.count)[0]
 
     def _batch_sizes(self, count: int) -> list[int]:
-        """Return the sizes of one epoch's batches of a client with so many examples, as most clients of a run have."""
+        """Return the sizes of one epoch's batches of a client with this number of examples; they are cached."""
         key = count, self._local.batch_size
         if (sizes := self._sizes.get(key)) is None:
             sizes = self._sizes[key] = batch_sizes(count, self._local.batch_size, model=self._loop.model)
