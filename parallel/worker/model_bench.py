@@ -14,6 +14,8 @@ from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_
 from atoll.parallel.adapters.loading import tensors_of
 from atoll.parallel.adapters.peft_models import adapter_of, note_of
 from atoll.parallel.local_training.algorithms import check_training
+from atoll.parallel.local_training.as_built import AsBuilt
+from atoll.parallel.local_training.left_behind import LeftBehind
 from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.frozen import Unchanged, frozen_digest, frozen_tensors
@@ -31,7 +33,6 @@ from atoll.parallel.local_training.parameters import (
     trained_by_name,
     update_of,
 )
-from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
 from atoll.parallel.local_training.warm_start import Aliases
@@ -70,6 +71,7 @@ class ModelBench:
                 make_optimizer(local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
         elif self._here.site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(local, [torch.nn.Parameter(torch.zeros(1))])
+        self._left = LeftBehind(self._here.task, local)
 
     @property
     def metrics(self) -> Metrics:
@@ -231,15 +233,18 @@ class ModelBench:
         return self._model if self._model is not None else self._new[2] if self._new else self._new_model(0)
 
     def _the_model(self, request: Json) -> torch.nn.Module:
-        """Return the run's model, whose state that does not travel is as after its construction."""
+        """Return the run's model, of which all that does not travel is as after its construction."""
         task, seed = self._here.task, model_seed(request)
+        self._left.restore()
+        if self._model is not None and not self._left.restore_model(self._model.to(self._device), self._as_built):
+            self._model = None  # something on it cannot be given back
         if self._model is None or self._built_for is not task or self._seed != seed:
             self._model = None  # before a second one takes memory
             self._built_for, self._seed, self._digest = task, seed, ""
             self._model, self._new = self._new_model(seed).to(self._device), None
-            self._passing, self._unchanged = PassingState(self._model), Unchanged(partial(frozen_tensors, self._model))
+            self._as_built = AsBuilt({"": self._model}, self._model.state_dict(keep_vars=True).values())
+            self._unchanged = Unchanged(partial(frozen_tensors, self._model))
         self._here.check_frozen(request, partial(self._digest_of, self._model))
-        self._passing.restore()
         return self._model
 
     def _check_frozen(self) -> None:
@@ -249,6 +254,8 @@ class ModelBench:
             TaskBroken: with their names.
         """
         if self._here.task.fit is not None:  # a loop of one's own may move a model to another device and back
+            if not self._unchanged.has_same_values():
+                self._model = None
             return
         try:
             self._unchanged.check()

@@ -9,6 +9,7 @@ from atoll.aggregation.folders import finds_no_room
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.parallel.exit_functions import run_exit_functions
+from atoll.parallel.local_training.told import Told
 from atoll.parallel.local_training.warm_start import Start, StartRefused
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.content import from_tensors, to_tensors
@@ -33,6 +34,7 @@ class Operations:
 
     def __init__(self) -> None:
         self._bench: Bench | None = None
+        self._told = Told()
         self._by_name: dict[str, Callable[[Json, Deadline], Json]] = {
             "load": self._load,
             "describe": self._describe,
@@ -53,10 +55,11 @@ class Operations:
         """Carry out a request. Errors of the task's code are returned as `error` and `detail`."""
         op = request["op"]
         try:
-            return self._by_name[op](request, deadline)
+            answer = self._by_name[op](request, deadline)
         except (Exception, SystemExit) as error:
             traceback.print_exc()  # the full one, for the worker's log
-            return {"error": kind_of(error, op), "detail": detail_of(error)}
+            answer = {"error": kind_of(error, op), "detail": detail_of(error)}
+        return answer | self._told.take()
 
     def _load(self, request: Json, deadline: Deadline) -> Json:
         if is_app(request["task"]):
