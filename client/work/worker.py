@@ -260,10 +260,10 @@ class WorkerRunner:
             budget = max(self._until - time.monotonic(), 0.001)
             timeout = budget + self._lease + ANSWER_SLACK_S
             answer = worker.call(op, timeout, budget_s=budget, lease_s=self._lease, **request)
-            for level, sentence in answer.get("said", ()):
-                logger.log(level, "%s", sentence)
+            _log(answer.get("said", ()))
             return answer
         except WorkerError as error:
+            _log(error.said)
             raise RunnerFailed(FailureReason(error.kind), error.detail) from error
         except WorkerHung as error:
             raise RunnerFailed(FailureReason.WORKER_HUNG, str(error)) from error
@@ -273,6 +273,11 @@ class WorkerRunner:
             if not self._is_closed:
                 raise
             raise RunnerFailed(FailureReason.SHUTTING_DOWN, "the agent is being stopped") from error
+
+
+def _log(said: Iterable[tuple[int, str]]) -> None:
+    for level, sentence in said:
+        logger.log(level, "%s", sentence)
 
 
 def _pieces(fields: Iterable[Sequence[Any]]) -> tuple[Piece, ...]:

@@ -40,6 +40,7 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.client import form_of_shared
+from atoll.parallel.local_training.left_behind import LeftBehind
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.parameters import forms_of
@@ -106,6 +107,7 @@ class MeshBench:
         self._built_for: tuple[Task, int, int | None, str | None] | None = None
         self._tried: tuple[Task, dict[str, DTensor], set[tuple[Local, int]]] | None = None
         self._model: MeshModel | None = None
+        self._left = LeftBehind(self._here.task, self._here.local, with_process=False)
 
     @property
     def steps(self) -> int:
@@ -300,6 +302,7 @@ class MeshBench:
         Raises:
             TaskMismatch: the tensors that do not travel are others than the coordinator's.
         """
+        self._left.restore()
         task, seed, rows = self._here.task, model_seed(request), self._rows_of(local)
         key, begins = (task, seed, rows, local.keep), local.keep is not None and self._own_of(request, local) is None
         if self._model is None or self._built_for != key or (begins and not self._model.is_new):

@@ -42,6 +42,7 @@ from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.meeting import store_of
 from atoll.parallel.launch.rank_fault import RankFault
 from atoll.parallel.loading import keep_modules
+from atoll.parallel.local_training.told import Told
 from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
@@ -149,6 +150,7 @@ class _Member:
         self._folder, self._world, self._orders, self._make_bench = folder, world, orders, make_bench
         self._check = check
         self._bench: Bench | None = None
+        self._told = Told()
 
     def lead(self, line: Line) -> None:
         """Carry out the agent's requests with all ranks, as rank 0."""
@@ -160,7 +162,7 @@ class _Member:
             if job.request["op"] == "quit":
                 return
             answer, faults = self._carried_out(job.request, job.deadline)
-            line.send(_answer(job, answer, faults))
+            line.send(_answer(job, answer, faults) | self._told.take())
             inbox.finished(job)
 
     def follow(self) -> None:

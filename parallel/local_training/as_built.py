@@ -10,15 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
-from torch.jit import ScriptModule
 
 from atoll.parallel.local_training.places import (
     PLAIN,
+    TENSORS,
     Attributes,
     Cell,
     Closure,
@@ -28,14 +26,21 @@ from atoll.parallel.local_training.places import (
     Global,
     Kind,
     Listing,
+    PlainAttributes,
     SetOf,
     Values,
     attribute,
     flags_of_process,
     generator_cell,
     is_data,
+    is_tensor,
     item,
 )
+
+if TYPE_CHECKING or TENSORS:
+    import torch
+    from torch import nn
+    from torch.jit import ScriptModule
 
 WALKED_MAX = 10_000
 """Elements of a container up to which each is looked into; of a longer one only the elements themselves are kept."""
@@ -90,14 +95,17 @@ class AsBuilt:
     """
 
     def __init__(
-        self, roots: Mapping[str, Any], filled: Iterable[torch.Tensor] = (), *, with_process: bool = False
+        self, roots: Mapping[str, Any], filled: "Iterable[torch.Tensor]" = (), *, with_process: bool = False
     ) -> None:
         self._cells: list[Cell] = [*flags_of_process()] if with_process else []
         self._bytes = 0
         self._filled = {id(tensor) for tensor in filled}
         self._seen: set[int] = set()
+        self._walk([*roots.items(), *(_hooks_of_all_modules() if with_process else ())])
+
+    def _walk(self, roots: Iterable[tuple[str, Any]]) -> None:
         held: list[Any] = []  # an object that is gone would leave its id to another
-        waiting = deque([*roots.items(), *(_hooks_of_all_modules() if with_process else ())])
+        waiting = deque(roots)
         while waiting:  # no recursion: a chain of objects may be long
             path, value = waiting.popleft()
             if isinstance(value, PLAIN) or id(value) in self._seen:
@@ -105,6 +113,20 @@ class AsBuilt:
             self._seen.add(id(value))
             held.append(value)
             waiting.extend(self._watch(path, value))
+        self._seen = set()
+
+    @classmethod
+    def of_parts(cls, parts: "Iterable[nn.Module]") -> "AsBuilt":
+        """Watch the data in the attributes of a divided model's modules alone."""
+        found = cls({})
+        for part in parts:
+            for path, module in part.named_modules():
+                if not _is_of_task(type(module)):
+                    continue
+                place = PlainAttributes(path, vars(module))
+                found._cells.append(place)
+                found._walk((attribute(path, name), value) for name, value in place.first.items())
+        return found
 
     @property
     def size(self) -> int:
@@ -134,7 +156,7 @@ class AsBuilt:
             if not isinstance(value, tuple | frozenset):
                 self._cells.append((SetOf if isinstance(value, set) else Listing)(path, value))
             return _numbered(path, value)
-        if isinstance(value, torch.Tensor | np.ndarray):
+        if isinstance(value, (*TENSORS, np.ndarray)):
             return self._values(path, value)
         if (generator := generator_cell(path, value)) is not None:
             self._cells.append(generator)
@@ -163,7 +185,7 @@ class AsBuilt:
                 yield attribute(path, name), part
 
     def _values(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, torch.Tensor):
+        if is_tensor(value):
             yield from self._attributes(path, value.__dict__)
             if value.is_leaf:
                 yield from self._named(path, value, ("_backward_hooks", "_post_accumulate_grad_hooks"))
@@ -218,7 +240,7 @@ class AsBuilt:
         held, kind = getattr(value, "__dict__", None), type(value)
         if isinstance(held, dict):
             self._cells.append(Kind(path, value))
-            if isinstance(value, nn.Module):
+            if TENSORS and isinstance(value, nn.Module):
                 self._cells.append(self._empty(path, held))
             yield from self._attributes(path, held)
         slots = [name for base in kind.__mro__ for name in _slots_of(base)]
@@ -239,11 +261,16 @@ def _is_of(module: Any, packages: Iterable[str]) -> bool:
     return str(module).partition(".")[0] in packages
 
 
+def _is_of_task(kind: type) -> bool:
+    """Return whether a class, or one that it is derived from, is neither Python's nor torch's nor ours."""
+    return any(not _is_of(base.__module__, LIBRARIES) for base in kind.__mro__)
+
+
 def _is_closed(value: Any) -> bool:
     module = str(type(value).__module__)
     if module.startswith("atoll.parallel.task.task"):
         return True  # a whole task, whose data functions may keep what they have read
-    return _is_of(module, CLOSED) or module.startswith(COMPILERS) or isinstance(value, ScriptModule)
+    return _is_of(module, CLOSED) or module.startswith(COMPILERS) or (bool(TENSORS) and isinstance(value, ScriptModule))
 
 
 def _slots_of(base: type) -> list[str]:

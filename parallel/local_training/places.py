@@ -2,15 +2,27 @@
 
 import os
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import is_
 from types import CellType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING or "torch" in sys.modules:
+    import torch
+    from torch import nn
+
+    TENSORS: tuple[type, ...] = (torch.Tensor,)
+    GENERATORS: tuple[type, ...] = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+    OF_TORCH = frozenset(vars(nn.Module()))
+    """The attributes that torch gives to each module."""
+else:  # a task in numpy, at a site that has no torch: this is imported after the task
+    TENSORS, OF_TORCH = (), frozenset()
+    GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 
 SET_BY_EACH_JOB = ("training",)
 """Attributes that each training and evaluation sets by itself: their differences are not named."""
@@ -18,10 +30,12 @@ SET_BY_EACH_JOB = ("training",)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that compare by their contents."""
 
-GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-"""Types of random generators."""
+DATA: tuple[type, ...] = (*PLAIN, *TENSORS, np.ndarray, dict, list, tuple, set, frozenset, deque, *GENERATORS)
 
-DATA = (*PLAIN, torch.Tensor, np.ndarray, dict, list, tuple, set, frozenset, deque, *GENERATORS)
+
+def is_tensor(value: Any) -> "TypeGuard[torch.Tensor]":
+    """Return whether a value is a tensor of torch."""
+    return isinstance(value, TENSORS)
 
 
 def is_data(value: Any) -> bool:
@@ -31,7 +45,7 @@ def is_data(value: Any) -> bool:
 
 def generator_cell(path: str, value: Any) -> "Drawn | None":
     """Return the place of a random generator; None: the value is none."""
-    if isinstance(value, torch.Generator):
+    if TENSORS and isinstance(value, torch.Generator):
         return Drawn(path, value.get_state, value.set_state)
     if isinstance(value, random.Random):
         return Drawn(path, value.getstate, value.setstate)
@@ -129,6 +143,39 @@ class Dictionary(Cell):
         return True
 
 
+class PlainAttributes(Cell):
+    """Data in the attributes of a module that a mesh has divided: hooks, parameters and objects are the engine's."""
+
+    __slots__ = ("count", "first", "now")
+
+    def __init__(self, path: str, now: dict[str, Any]) -> None:
+        super().__init__(path)
+        self.now, self.count = now, len(now)
+        self.first = {name: value for name, value in now.items() if name not in OF_TORCH and is_data(value)}
+
+    def _new(self) -> list[str]:
+        if len(self.now) == self.count:
+            return []
+        known = self.first.keys() | OF_TORCH
+        return [name for name, value in self.now.items() if name not in known and name[:1] != "_" and is_data(value)]
+
+    def is_same(self) -> bool:
+        """Return whether the data are as they were, and none are new."""
+        return all(self.now.get(name, Cell) is value for name, value in self.first.items()) and not self._new()
+
+    def changed(self) -> str:
+        """Return the path of one that has another value."""
+        others = (name for name, value in self.first.items() if _differ(value, self.now.get(name, Cell)))
+        return next((attribute(self.path, name) for name in (*others, *self._new())), "")
+
+    def restore(self) -> bool:
+        """Give them back, and remove new ones."""
+        for name in self._new():
+            del self.now[name]
+        self.now.update(self.first)
+        return True
+
+
 class Empty(Cell):
     """The dictionaries and sets of a module that were all empty, such as those of its hooks."""
 
@@ -166,6 +213,13 @@ class Listing(Cell):
         """Return whether it is as it was."""
         return len(self.now) == len(self.values) and all(map(is_, self.now, self.values))
 
+    def changed(self) -> str:
+        """Return the path of the first element of another value, or its own for another length."""
+        if len(self.now) != len(self.values):
+            return self.path
+        pairs = enumerate(zip(self.now, self.values, strict=True))
+        return next((f"{self.path}[{number}]" for number, (one, other) in pairs if _differ(one, other)), "")
+
     def restore(self) -> bool:
         """Give it back; return whether it could be."""
         self.now.clear()
@@ -181,6 +235,10 @@ class SetOf(Listing):
     def is_same(self) -> bool:
         """Return whether it is as it was."""
         return bool(self.now == set(self.values))
+
+    def changed(self) -> str:
+        """Return its path."""
+        return self.path
 
     def restore(self) -> bool:
         """Give it back; return whether it could be."""
@@ -276,21 +334,20 @@ class Values(Cell):
     def __init__(self, path: str, now: Any, is_kept: bool) -> None:
         super().__init__(path)
         self.now = now
-        is_tensor = isinstance(now, torch.Tensor)
-        self.version = now._version if is_tensor else 0
-        self.first = (now.detach().clone() if is_tensor else now.copy()) if is_kept else None
+        self.version = now._version if is_tensor(now) else 0
+        self.first = (now.detach().clone() if is_tensor(now) else now.copy()) if is_kept else None
 
     def is_same(self) -> bool:
         """Return whether it is as it was."""
-        is_tensor = isinstance(self.now, torch.Tensor)
-        return (not is_tensor or self.now._version == self.version) and (self.first is None or self._is_equal())
+        is_written = is_tensor(self.now) and self.now._version != self.version
+        return not is_written and (self.first is None or self._is_equal())
 
     def _is_equal(self) -> bool:
         """Compare by contents: what writes into `tensor.data` leaves no other trace."""
         now, first = self.now, self.first
         assert first is not None
-        if isinstance(now, torch.Tensor):
-            assert isinstance(first, torch.Tensor)
+        if is_tensor(now):
+            assert is_tensor(first)
             if _form(now) != _form(first):
                 return False
             return bool(torch.equal(now, first) or torch.equal(torch.nan_to_num(now), torch.nan_to_num(first)))
@@ -304,7 +361,7 @@ class Values(Cell):
         """Give it back; return whether it could be."""
         if self.first is None or self.first.shape != self.now.shape or self.first.dtype != self.now.dtype:
             return False
-        if isinstance(self.now, torch.Tensor):
+        if is_tensor(self.now):
             with torch.no_grad():
                 self.now.copy_(self.first)
             self.version = self.now._version
@@ -325,7 +382,7 @@ class Drawn(Cell):
     def is_same(self) -> bool:
         """Return whether it is as it was."""
         now = self.get()
-        return bool(torch.equal(now, self.first)) if isinstance(now, torch.Tensor) else repr(now) == repr(self.first)
+        return bool(torch.equal(now, self.first)) if is_tensor(now) else repr(now) == repr(self.first)
 
     def restore(self) -> bool:
         """Give it back; return whether it could be."""

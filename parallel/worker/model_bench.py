@@ -15,11 +15,11 @@ from atoll.parallel.adapters.loading import tensors_of
 from atoll.parallel.adapters.peft_models import adapter_of, note_of
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.left_behind import LeftBehind
 from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.frozen import Unchanged, frozen_digest, frozen_tensors
 from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
+from atoll.parallel.local_training.left_behind import LeftBehind, restored
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
     aliases_of,
@@ -46,7 +46,7 @@ from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.parallel.task.randomness import repeat_on
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Json, Measures, Outcome, Received
+from atoll.parallel.worker.bench import ONE_JOB, PROCESS, Json, Measures, Outcome, Received
 from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
 
 
@@ -71,7 +71,8 @@ class ModelBench:
                 make_optimizer(local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
         elif self._here.site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(local, [torch.nn.Parameter(torch.zeros(1))])
-        self._left = LeftBehind(self._here.task, local)
+        self._has_one_job = request.get("warm") == ONE_JOB
+        self._left = LeftBehind(self._here.task, local) if request.get("warm") == PROCESS else None
 
     @property
     def metrics(self) -> Metrics:
@@ -235,17 +236,24 @@ class ModelBench:
     def _the_model(self, request: Json) -> torch.nn.Module:
         """Return the run's model, of which all that does not travel is as after its construction."""
         task, seed = self._here.task, model_seed(request)
-        self._left.restore()
-        if self._model is not None and not self._left.restore_model(self._model.to(self._device), self._as_built):
+        if self._left is not None:
+            self._left.restore()
+        if self._model is not None and not self._is_restored(self._model):
             self._model = None  # something on it cannot be given back
         if self._model is None or self._built_for is not task or self._seed != seed:
             self._model = None  # before a second one takes memory
             self._built_for, self._seed, self._digest = task, seed, ""
             self._model, self._new = self._new_model(seed).to(self._device), None
-            self._as_built = AsBuilt({"": self._model}, self._model.state_dict(keep_vars=True).values())
+            filled = self._model.state_dict(keep_vars=True).values()
+            self._as_built = AsBuilt({} if self._has_one_job else {"": self._model}, filled)
             self._unchanged = Unchanged(partial(frozen_tensors, self._model))
         self._here.check_frozen(request, partial(self._digest_of, self._model))
         return self._model
+
+    def _is_restored(self, model: torch.nn.Module) -> bool:
+        """Give the model back what the last job has changed on it; return whether all of it could be."""
+        model.to(self._device)
+        return restored(self._as_built)
 
     def _check_frozen(self) -> None:
         """Check that nothing has changed the frozen tensors; otherwise the next request builds another model.

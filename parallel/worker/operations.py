@@ -19,7 +19,7 @@ from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.metrics import Metric, as_statistics, only_finite, values
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import load_task
-from atoll.parallel.worker.bench import AppBench, Bench, MessageBench, Received
+from atoll.parallel.worker.bench import PROCESS, AppBench, Bench, MessageBench, Received
 from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.model_files import write_initial, write_update
 
@@ -68,7 +68,7 @@ class Operations:
             self._bench = bench_of_app(read_app(request["task"]), request)
             return {}
         task = load_task(request["task"])
-        self._bench = bench_of(task, request)
+        self._bench = bench_of(task, request | {"warm": PROCESS})
         return {}
 
     def _describe(self, request: Json, deadline: Deadline) -> Json:

@@ -1,5 +1,6 @@
 """The built-in training loop: one client after another in one model, with the bits of `ModelBench.train`."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.lone_row import lone_row_refused
@@ -29,6 +31,13 @@ from atoll.simulations.engines.pooling import speed_up_pooling
 from atoll.simulations.engines.rows import Rows
 from atoll.simulations.engines.stepping import Steps
 
+logger = logging.getLogger(__name__)
+
+CHANGED_LATE = (
+    "clients have changed it on the model, which the first client had not, so others may have begun with it; from now "
+    "on each begins with it as task.model() made it"
+)
+
 BLOCK_BYTES = 8 << 20
 """Maximum size of the results of a window, which are contiguous in memory."""
 
@@ -47,6 +56,8 @@ class Loop:
         self.examples = ExamplesOf(training.task, training.device)
         self.model = build_model(training.task, training.model_seed).to(training.device).train()
         speed_up_pooling(self.model)
+        self._as_built = AsBuilt({"": self.model}, self.model.state_dict(keep_vars=True).values())
+        self._is_restored: bool | None = None  # None: no client has been trained
         self.exchange = Exchange(training, self.model)
         self._follow(training)
         self._generator = torch.Generator()
@@ -67,6 +78,9 @@ class Loop:
         if (training := self._training.at(number)) is not self._training:
             self._follow(training)
         self.exchange.begin(version)
+        if self._is_restored is False and (late := self._as_built.differences()):
+            self._is_restored = True
+            logger.warning("%s: %s", ", ".join(late), CHANGED_LATE)
 
     def window(self, num_jobs: int) -> int:
         """Return the number of clients in a window: at most 1/16 of the cohort, so that processes can divide it."""
@@ -82,6 +96,8 @@ class Loop:
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
         """Train one client into a row, on its own examples or on given ones."""
         examples = examples or self.examples(job.client_id)
+        if self._is_restored:
+            self._as_built.restore()
         control = self.exchange.load(job)
         seed_everything(job.seed)
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self.model)
@@ -96,6 +112,8 @@ class Loop:
                 update, own = self.exchange.write(rows, index, control, done)
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
+        if self._is_restored is None:
+            self._is_restored = bool(self._as_built.differences())
         return Trained(
             job.client_id,
             update,
