@@ -90,7 +90,7 @@ def _differ(one: Any, other: Any) -> bool:
         return True
 
 
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _form(tensor: "torch.Tensor") -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
@@ -395,7 +395,7 @@ class Flags(Cell):
 
     __slots__ = ("form", "now", "requires_grad")
 
-    def __init__(self, path: str, now: torch.Tensor) -> None:
+    def __init__(self, path: str, now: "torch.Tensor") -> None:
         super().__init__(path)
         self.now, self.requires_grad, self.form = now, now.requires_grad, _form(now)
 
