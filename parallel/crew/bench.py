@@ -49,7 +49,7 @@ from atoll.parallel.task.context import Context, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import only_finite
+from atoll.parallel.task.metrics import sound
 from atoll.parallel.task.randomness import repeat_on, seed_everything, seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.data import in_order as loader_in_order
@@ -188,7 +188,7 @@ class MeshBench:
         return {
             "num_examples": work.num_examples,
             "work": work.work,
-            "statistics": only_finite(work.statistics),
+            "statistics": sound(self._here.task.metrics, work.statistics),
             "stopped": is_stopped,
             "parts": parts,
             "has_own": bool(files.kept),
@@ -222,7 +222,7 @@ class MeshBench:
             batches = loader_in_order(data, batch_size=size, num_ranks=mesh.dp, rank=rank, device=self._device)
             found = statistics(model.engine, self._here.task, batches, self._ranks, model.tally.check)
         self._check_frozen(model)
-        return {"statistics": only_finite(found)}
+        return {"statistics": sound(self._here.task.metrics, found)}
 
     def statistics(self, request: Json, deadline: Deadline) -> Json:
         """Return the statistics of the site's data, from rank 0 alone: the others go on at once.

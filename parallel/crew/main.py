@@ -42,11 +42,11 @@ from atoll.parallel.launch.line import Line, dial
 from atoll.parallel.launch.meeting import store_of
 from atoll.parallel.launch.rank_fault import RankFault
 from atoll.parallel.loading import keep_modules
-from atoll.parallel.local_training.told import Told
 from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.task import Task, load_task
+from atoll.parallel.task.told import Told
 from atoll.parallel.worker.inbox import Inbox, Job
 from atoll.parallel.worker.operations import detail_of, kind_of
 from atoll.parallel.worker.process import LOG_BYTES_MAX

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from atoll.parallel.local_training.as_built import AsBuilt
-from atoll.parallel.local_training.told import logger
+from atoll.parallel.task.told import logger
 
 if TYPE_CHECKING:
     from atoll.parallel.task.local import Local

@@ -9,16 +9,16 @@ from atoll.aggregation.folders import finds_no_room
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.parallel.exit_functions import run_exit_functions
-from atoll.parallel.local_training.told import Told
 from atoll.parallel.local_training.warm_start import Start, StartRefused
 from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.parallel.task.content import from_tensors, to_tensors
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
 from atoll.parallel.task.flower_app import is_app, read_app
-from atoll.parallel.task.metrics import Metric, as_statistics, only_finite, values
+from atoll.parallel.task.metrics import Metric, as_statistics, sound, values
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import load_task
+from atoll.parallel.task.told import Told
 from atoll.parallel.worker.bench import PROCESS, AppBench, Bench, MessageBench, Received
 from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.model_files import write_initial, write_update
@@ -95,7 +95,7 @@ class Operations:
         return {
             "num_examples": trained.num_examples,
             "work": trained.work,
-            "statistics": only_finite(trained.statistics),
+            "statistics": sound(self._loaded().metrics, trained.statistics),
             "stopped": deadline.is_stopped,
             "pieces": piece_fields(pieces),
             "has_own": bool(outcome.own),
@@ -131,7 +131,9 @@ class Operations:
         if split not in ("train", "test", "server"):
             raise ValueError(f"split {split!r} is not one of train, test, server")
         found = self._loaded().evaluate(_received(request), request)
-        return {"statistics": None, "reason": found} if isinstance(found, str) else {"statistics": only_finite(found)}
+        if isinstance(found, str):
+            return {"statistics": None, "reason": found}
+        return {"statistics": sound(self._loaded().metrics, found)}
 
     def _values(self, request: Json, deadline: Deadline) -> Json:
         return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}

@@ -4,7 +4,7 @@ from typing import Any
 
 from atoll.client.session.events import EvaluationRequest
 from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.metrics import Statistics, only_finite
+from atoll.parallel.task.metrics import Metrics, Statistics, sound
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Bench, Received
@@ -39,6 +39,11 @@ class Evaluations:
         self._benches: BoundedMapping[ClientId, Bench] = BoundedMapping(BENCHES_MAX)
         self._sizes: dict[ClientId, int] = {}
 
+    @property
+    def metrics(self) -> Metrics:
+        """The task's metrics."""
+        return self._server.metrics
+
     def check(self, config: RunConfig) -> None:
         """Check that the server has test data if it measures versions, and that the metrics of the settings exist.
 
@@ -58,7 +63,7 @@ class Evaluations:
         """Measure a version on the server's test data; return the sums, or the reason that there are none."""
         received = Received(self._versions.arrays(version.digest))
         asked = self._request | {"split": "server", "version": version.version}
-        return _refused(self._server.evaluate(received, asked))
+        return self._sound(self._server.evaluate(received, asked))
 
     def of_client(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
         """Measure a version on a client's test data; return the sums, or the reason that there are none."""
@@ -66,7 +71,7 @@ class Evaluations:
         state = self._states.find(client_id, request.counted_round)
         received = Received(self._versions.arrays(version.digest), state)
         asked = self._request | {"split": "test", "model_seed": request.model_seed, "version": request.version}
-        return _refused(self._bench(client_id).evaluate(received, asked))
+        return self._sound(self._bench(client_id).evaluate(received, asked))
 
     def num_examples(self, client_id: ClientId) -> int:
         """Return the number of a client's test examples."""
@@ -80,6 +85,5 @@ class Evaluations:
             self._benches[client_id] = bench_of(self._task, self._request | {"site": client_id})
         return self._benches[client_id]
 
-
-def _refused(found: Statistics | str) -> Statistics | str:
-    return found if isinstance(found, str) else only_finite(found)
+    def _sound(self, found: Statistics | str) -> Statistics | str:
+        return found if isinstance(found, str) else sound(self._server.metrics, found)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from atoll.client.session.events import EvaluationRequest, Invitation, JobFailed
 from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.task.metrics import Statistics, only_finite
+from atoll.parallel.task.metrics import Statistics, sound
 from atoll.parallel.worker.model_files import write_update
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.server.rounds.events import Update
@@ -73,7 +73,7 @@ class ClientWork:
             num_bytes = plain_bytes = self.updates.add(
                 digest, outcome.update, outcome.report, outcome.row, outcome.magnitudes
             )
-        self.statistics[digest] = statistics = only_finite(outcome.statistics)
+        self.statistics[digest] = statistics = sound(self.evaluations.metrics, outcome.statistics)
         return Update(
             name,
             invitation.round_id,

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll.parallel.local_training import left_behind
-from atoll.parallel.local_training.told import logger
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
+from atoll.parallel.task.told import logger
 from atoll.parallel.worker.bench import PROCESS, Received
 from atoll.parallel.worker.model_bench import ModelBench
 
