@@ -115,8 +115,9 @@ docs: setup
 bench: setup
 	@for name in $(or $(NAME),$(BENCHMARKS)); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-soak: setup
+soak: setup # 20,000 seeded histories; 5,000 generated models in every plan, of which the refused are counted by reason
 	$(BIN)/python -m atoll.simulations.histories --seeds 20000
+	$(BIN)/python -W ignore -m tests.parallel.generated --models 5000
 
 deaths: setup # a real coordinator dies at every entry of a ServerApp's run; about an hour
 	ATOLL_EVERY_DEATH=1 $(BIN)/python -m pytest -q -n 2 --dist load -m long tests/messages/test_coordinator_deaths.py

@@ -28,15 +28,16 @@ def conclusion(text: str) -> str:
     return " ".join(line.strip() for line in (lines[indented[-1] + 1 :] if is_traceback else lines[-1:]))
 
 
-def count_of(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun, in the plural unless it is one: 1 fault, 2 faults.
+def count_of(number: float, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, in the plural unless it is one: 1 fault, 2 faults, 0.8 examples.
 
     Args:
-        number: the number of things.
+        number: the number of things; a fraction is printed with six digits.
         noun: the words for one, with the verb if there is one: `round is`.
         plural: the words for any other number; empty: `noun` with an s.
     """
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    digits = format(number, "g") if isinstance(number, float) else number
+    return f"{digits} {noun if number == 1 else plural or noun + 's'}"
 
 
 def printable_size(num_bytes: int) -> str:

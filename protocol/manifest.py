@@ -49,6 +49,7 @@ from atoll.protocol.strict_json import (
     finite,
     integer,
     items_of,
+    number,
     one_of,
     read_object,
     refuse,
@@ -166,7 +167,7 @@ class UpdateManifest:
     client_id: ClientId
     base_version: Version
     base_digest: Digest
-    num_examples: int
+    num_examples: int | float
     work: float
     pieces: tuple[Piece, ...]
     normalizer: float = 1.0
@@ -278,7 +279,7 @@ def parse_update(data: bytes) -> UpdateManifest:
         client_id=ClientId(text(fields["client_id"], "client_id", num_max=ID_MAX)),
         base_version=Version(integer(fields["base_version"], "base_version", low=0, high=INT64_MAX)),
         base_digest=Digest(sha256_hex(fields["base_digest"], "base_digest")),
-        num_examples=integer(fields["num_examples"], "num_examples", low=-INT64_MAX - 1, high=INT64_MAX),
+        num_examples=number(fields["num_examples"], "num_examples", low=-INT64_MAX - 1, high=INT64_MAX),
         work=finite(fields["work"], "work"),
         pieces=read_pieces(fields["pieces"]) if content == "pieces" else (),
         parts=_parts(fields["parts"]) if content == "parts" else (),

@@ -4,6 +4,7 @@ A manifest has an entry for each tensor (of a large one: for each piece), so a m
 limit of a message although it has few bytes.
 """
 
+import sys
 from dataclasses import replace
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
@@ -66,7 +67,7 @@ def _largest_update(version: VersionManifest, codec: str) -> UpdateManifest:
         client_id=ClientId("c" * ID_MAX),
         base_version=Version(INT64_MAX),
         base_digest=Digest(digest),
-        num_examples=INT64_MAX,
+        num_examples=-sys.float_info.min,  # 24 characters
         work=1 / 3,
         pieces=tuple(
             replace(piece, codec=codec, encoded_bytes=encoded_bytes(parse_codec(codec), piece.num_elements))

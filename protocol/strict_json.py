@@ -9,7 +9,7 @@ import math
 import reprlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from atoll.aggregation.printable import count_of
 
@@ -108,6 +108,14 @@ def integer(value: object, path: str, *, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         refuse(path, value, f"an integer in {low}..{high}")
     return value
+
+
+def number(value: object, path: str, *, low: int, high: int) -> int | float:
+    """Return an integer or a fraction in low..high: a whole number has one form."""
+    is_number = type(value) is int or (type(value) is float and not value.is_integer())
+    if not is_number or not low <= cast(float, value) <= high:
+        refuse(path, value, f"a number in {low}..{high}, whole ones without a point")
+    return cast(float, value)
 
 
 def finite(value: object, path: str) -> float:

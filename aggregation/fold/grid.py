@@ -18,6 +18,9 @@ SUM_BITS = 52
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
+WEIGHT_BITS = 400
+"""Number of bits of the sum of weights: fractions and discounts of very different size need hundreds."""
+
 EXPONENT_MIN = -300
 """Exponent of the finest grid, far below what float32 can tell from 0: where factors leave less, w / q would leave
 float64."""
@@ -35,7 +38,7 @@ def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
     M, w_k f_k / q and its product with u_k, each by at most 2^-53 of itself: together less than 2. rint moves each by
     at most 1/2. Hence sum_k |r_k| < 2^52 + 2 + K/2, which is below 2^53 for K < 2^52. The r_k and all their partial
     sums, in any order, are integers of at most 53 bits: float64 adds them without rounding, int64 could hold them.
-    Nothing leaves float64's range: M < 2^128 and W < 2^105 give -300 <= e <= 181, and w_k <= 2^53.
+    Nothing leaves float64's range: M < 2^128 and W < 2^400 give -300 <= e <= 476 and w_k / q < 2^700.
 
     Error of the mean. q < 2 W M / 2^52 (with e above its least), so |sum_k (w_k f_k u_k - q r_k)| / W < (K + 4) q / 2W
     < (K + 4) M 2^-52: 2^-41 of the largest element for a thousand updates. The weights' size does not matter.
@@ -50,8 +53,10 @@ def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
     """
     if not 0.0 <= magnitude <= FLOAT32_MAX:
         raise ValueError(f"magnitude {magnitude} is not in 0..{FLOAT32_MAX}")
-    if not 1 <= count < 1 << SUM_BITS or not count <= total_weight < 1 << 105:
-        raise ValueError(f"total weight {total_weight} of {count_of(count, 'update')} is not in {count}..2^105 - 1")
+    if not 1 <= count < 1 << SUM_BITS or not count <= total_weight < 1 << WEIGHT_BITS:
+        raise ValueError(
+            f"total weight {total_weight} of {count_of(count, 'update')} is not in {count}..2^{WEIGHT_BITS} - 1"
+        )
     if magnitude == 0.0:
         return 0
     least = total_weight * Fraction(magnitude) / (1 << SUM_BITS)
@@ -60,7 +65,7 @@ def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
 
 
 def grid_scale(weight: int, exponent: int) -> np.float64:
-    """Return w / q, the factor of an element before it is rounded; exact for w <= 2^53."""
+    """Return w / q, the factor of an element before it is rounded; exact for `weights.is_integer_weight`."""
     return np.float64(math.ldexp(weight, -exponent))
 
 

@@ -37,16 +37,17 @@ def weighted_sum(
 WORD_BITS = 62
 """Number of bits of each but the highest of the words in which a sum beyond int64 travels."""
 
-WORDS = 3
-"""Number of words, 186 bits: 2^63 (a magnitude) times 2^105 (a total weight) needs 169."""
-
 
 def to_words(total: NDArray[Any]) -> NDArray[np.int64]:
-    """Return a sum (n) as int64: (n) itself, or (3, n) words of Python's integers, the lowest first."""
+    """Return a sum (n >= 1) as int64: (n) itself, or (words, n) of Python's integers, the lowest first.
+
+    The highest word has the sign; there are as many as the largest integer needs.
+    """
     if total.dtype == np.int64:
         return total
-    words = np.empty((WORDS, total.size), np.int64)
-    for index in range(WORDS - 1):
+    num_words = int(abs(total).max()).bit_length() // WORD_BITS + 1
+    words = np.empty((num_words, total.size), np.int64)
+    for index in range(num_words - 1):
         words[index] = (total & ((1 << WORD_BITS) - 1)).astype(np.int64)
         total = total >> WORD_BITS
     words[-1] = total.astype(np.int64)
@@ -58,7 +59,7 @@ def from_words(words: NDArray[np.int64], num_elements: int, *, dtype: type[Any])
     if dtype is np.int64:
         return words
     total: NDArray[Any] = np.zeros(num_elements, object)
-    for word in words.reshape(WORDS, num_elements)[::-1]:
+    for word in words.reshape(-1, num_elements)[::-1]:
         total = (total << WORD_BITS) + word.astype(object)
     return total
 

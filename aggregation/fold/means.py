@@ -27,7 +27,7 @@ class Weighted:
 
     Args:
         update: the stored update.
-        weight: in 1..2^53 (`weights.integer_weights`).
+        weight: >= 1, which float64 holds exactly (`weights.integer_weights`).
         factor: in [0, 1], the factor of its floats that bounds its norm (`coordinate.clip_factors`); the weight counts
             in full.
         trained_factor: in [0, 1], a further factor of the trained floats alone (`weights.normalized`).

@@ -43,6 +43,7 @@ from atoll.aggregation.fold.means import ExactMean, IntegerMean, Term, Total, We
 from atoll.aggregation.fold.prepared import prepared, whole_tensors
 from atoll.aggregation.fold.step import AGGREGATE, Anchor, Slot, Step
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
+from atoll.aggregation.fold.weights import is_integer_weight
 from atoll.aggregation.ordered_map import computed_ahead
 from atoll.aggregation.rules.combine import Scratch, combine, mixing_for
 from atoll.aggregation.rules.gram import gram_matrix
@@ -59,9 +60,6 @@ has read ahead, and reads them again."""
 
 FILES_OPEN_MAX = 256
 """Number of updates whose files stay open; those of further updates are opened at each read."""
-
-WEIGHT_MAX = 1 << 53
-"""Largest weight: float64 holds every integer up to it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +234,10 @@ def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> No
 
 
 def _check_numbers(item: Weighted) -> None:
-    if not 1 <= item.weight <= WEIGHT_MAX:
-        raise ValueError(f"update {item.update.path}: weight {item.weight} is not in 1..{WEIGHT_MAX}")
+    if not is_integer_weight(item.weight):
+        raise ValueError(
+            f"update {item.update.path}: weight {item.weight} is no integer >= 1 that float64 holds exactly"
+        )
     for factor in (item.factor, item.trained_factor):
         if not 0.0 <= factor <= 1.0:
             raise ValueError(f"update {item.update.path}: factor {factor} is not in [0, 1]")

@@ -1,11 +1,17 @@
-"""The weights of updates: exact integers, so that sums of weighted updates depend on no order."""
+"""The weights of updates: exact integers, so that sums of weighted updates depend on no order.
+
+A client's claim n_k is a whole number or a fraction: examples, tokens, a sum of class weights. Every float64 is an
+integer times a power of two, so one power of two turns all weights of a round into integers, and no ratio changes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-FIXED_POINT_ONE = 1 << 30
-"""The weight of the heaviest update of a round in which some updates are scaled down."""
+from atoll.aggregation.weight import WEIGHT_MAX, WEIGHT_MIN, WEIGHT_RANGE
+
+SIGNIFICANT_BITS = 53
+"""Number of bits of an integer weight from its highest to its lowest 1, at most: those of a float64."""
 
 NORMALIZER_MAX = 1e9
 """The largest normalizer of FedNova, and number of effective steps, that an update may claim."""
@@ -13,14 +19,14 @@ NORMALIZER_MAX = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of one update in the mean: n_k = `num_examples` >= 1, s_k = `scale` in (0, 1] (staleness, work)."""
+    """The share of one update in the mean: n_k = `num_examples` > 0, s_k = `scale` in (0, 1] (staleness, work)."""
 
-    num_examples: int
+    num_examples: int | float
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.num_examples < 1:
-            raise ValueError(f"num_examples {self.num_examples} is not at least 1")
+        if not WEIGHT_MIN <= self.num_examples <= WEIGHT_MAX:
+            raise ValueError(f"num_examples {self.num_examples} is not in {WEIGHT_RANGE}")
         if not 0.0 < self.scale <= 1.0:
             raise ValueError(f"scale {self.scale} is not in (0, 1]")
 
@@ -28,11 +34,12 @@ class Share:
 def integer_weights(shares: Sequence[Share]) -> tuple[int, ...]:
     """Return the integer weights of one round's updates.
 
-        w_k = n_k                                              when every s_k = 1, else
-        w_k = max(1, round_half_even(2^30 x_k / max_j x_j))    with x_k = n_k s_k
+        w_k = 2^p x_k,  x_k = n_k s_k    p >= 0, the least with which all w_k are integers
 
-    Computed in rationals (a float is one), so no weight depends on the order of the shares. An accepted update always
-    counts: the least weight is 1, although its share may be below 2^-31 of the largest.
+    x_k is the float64 next to the product, which is exact without a discount (s_k = 1). So w_k = n_k where all n_k are
+    whole numbers and none is discounted, and else the ratios are those of the x_k, exactly. p depends on the set of the
+    shares alone, and no weight on their order. An integer has at most 53 bits between its highest and its lowest 1, so
+    float64 holds it exactly, however large it is.
 
     Args:
         shares: K >= 1 shares.
@@ -45,15 +52,18 @@ def integer_weights(shares: Sequence[Share]) -> tuple[int, ...]:
 
     Source:
         McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
-        Algorithm 1 (n_k); the fixed point is ours.
+        Algorithm 1 (n_k); the common power of two is ours.
     """
     if not shares:
         raise ValueError("no shares to weigh")
-    if all(share.scale == 1.0 for share in shares):
-        return tuple(share.num_examples for share in shares)
-    exact = [share.num_examples * Fraction(share.scale) for share in shares]
-    largest = max(exact)
-    return tuple(max(1, round(FIXED_POINT_ONE * x / largest)) for x in exact)
+    ratios = [(share.num_examples * share.scale).as_integer_ratio() for share in shares]
+    common = max(denominator for _, denominator in ratios)
+    return tuple(numerator * (common // denominator) for numerator, denominator in ratios)
+
+
+def is_integer_weight(weight: int) -> bool:
+    """Return whether float64 holds a weight exactly, as it holds those of `integer_weights`."""
+    return weight >= 1 and weight.bit_length() - (weight & -weight).bit_length() < SIGNIFICANT_BITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ class Jobs:
             logger.info("answered message %d (%s) of %s in %.2f s", *what)
         else:
             logger.info(
-                "trained %d examples for round %d of %s, work %.0f %%, in %.2f s%s",
+                "trained %g examples for round %d of %s, work %.0f %%, in %.2f s%s",
                 trained.num_examples,
                 invitation.round_id,
                 invitation.run_id,

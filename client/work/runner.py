@@ -113,7 +113,7 @@ class Training:
 
     pieces: tuple[Piece, ...]
     """The pieces of the update in `TrainOrder.out`, in canonical order; empty for an update in parts."""
-    num_examples: int
+    num_examples: int | float
     work: float
     """Fraction of the requested steps that were done, in (0, 1]."""
     statistics: Sums

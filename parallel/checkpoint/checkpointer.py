@@ -28,12 +28,13 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.optim import Optimizer
 
-from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch, listed
+from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch, listed, reason
 from atoll.parallel.checkpoint.randomness import generator_state, restore_generators, seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.reading import Saved
 from atoll.parallel.checkpoint.state import MODEL, Loading, as_bytes, first_names, local_state, state_to_save
-from atoll.parallel.checkpoint.store import Store, read_about, reading
+from atoll.parallel.checkpoint.store import Store, damage, read_about, reading
+from atoll.parallel.checkpoint.writing import Writer
 
 RANDOM = "random"
 """The key, before the rank, of the state of its random number generators, JSON as bytes."""
@@ -106,6 +107,9 @@ class Checkpointer:
         self._is_asynchronous = asynchronous and self._ranks.group is not None
         self._group: Any = dist.new_group(backend="gloo") if self._ranks.group is not None else None
         self._writing: Future[None] | None = None
+        self._sound: Path | None = None
+        self.complete: int | None = None
+        """The step of the newest checkpoint that is complete, of those that were loaded or saved here; on rank 0."""
 
     def save(
         self,
@@ -131,7 +135,7 @@ class Checkpointer:
         Raises:
             CheckpointFailed: this one cannot begin or was not written, or the one before was not.
         """
-        self._settle()
+        self.settle()
         local = local_state(parts, optimizers, self._tied, self.without)
         state = state_to_save(local, slots or {}, self._replica)
         state |= {f"{OWN}/{self._ranks.rank}/{key}": tensor for key, tensor in (rank_local or {}).items()}
@@ -148,19 +152,40 @@ class Checkpointer:
             fault = f"{self._store.folder}: {error}"
         self._raise_failed([*local.faults, *filter(None, [fault])])
         facts = self._ranks.gather({"tied": local.tied, "buffers": sorted(local.buffers)})
-        publish = partial(self._publish, step, frozen, facts) if self._ranks.is_first else None
-        written = self._write(state, self._store.temporary(step))
+        writer = Writer(self._store.temporary(step))
+        publish = partial(self._publish, step, frozen, facts, writer) if self._ranks.is_first else None
+        written = self._write(state, writer)
         self._writing = Future()
         written.add_done_callback(partial(_then, publish, self._writing))
         if not self._is_asynchronous:
-            self._settle()
+            self.settle()
 
     def latest(self) -> Path | None:
-        """Return the newest complete checkpoint, the same one on every rank; None if there is none."""
-        self._settle()
+        """Return the newest checkpoint, complete or damaged since, the same one on every rank; None: there is none."""
+        self.settle()
         path = self._store.latest() if self._ranks.is_first else None
         name = self._ranks.gather(path.name if path else None)[0]
         return self._store.folder / name if name else None
+
+    def check(self, path: Path) -> None:
+        """Raise the faults of a checkpoint's files.
+
+        Raises:
+            CheckpointBroken: it is not complete, or damaged: each such file is named, and the newest sound checkpoint.
+        """
+        if faults := self.damage(path):
+            raise CheckpointBroken(listed([*faults, self._way_out(path)]))
+
+    def damage(self, path: Path) -> list[str]:
+        """Compare every file of a checkpoint with its SHA-256, and list the faults; the ranks divide the reading."""
+        self.settle()
+        if path == self._sound:
+            return []
+        ranks = self._ranks
+        found = [fault for faults in ranks.gather(damage(path, ranks.rank, ranks.size)) for fault in faults]
+        if not found:
+            self._sound = path
+        return found
 
     def load(self, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], path: Path) -> Restored:
         """Load a checkpoint into parts and optimizers, whatever mesh it was saved under.
@@ -171,11 +196,11 @@ class Checkpointer:
             path: of the checkpoint.
 
         Raises:
-            CheckpointBroken: it does not exist, is not complete, or cannot be read.
+            CheckpointBroken: as `check`, or it cannot be read; the parts are unchanged if it was damaged.
             CheckpointMismatch: it is of another model or optimizer; every difference is listed, and the parts are
                 unchanged.
         """
-        self._settle()
+        self.check(path)
         with ExitStack() as stack:
             loading, about = self._open(stack, parts, optimizers, path)
             self._ranks.raise_if_any(loading.prepare(), CheckpointMismatch)
@@ -186,6 +211,7 @@ class Checkpointer:
                 own = self._restore_rank(loading.saved)
             else:
                 seed_generators(self._seed, about["step"], self._ranks.rank)
+        self.complete = about["step"]
         return Restored(about["step"], about["extra"], loading.slots, is_same_mesh, own)
 
     def read_beside(self, path: Path, targets: Mapping[str, torch.Tensor]) -> None:
@@ -208,7 +234,7 @@ class Checkpointer:
             CheckpointFailed: it was not written.
         """
         try:
-            self._settle()
+            self.settle()
         finally:
             if self._group is not None:
                 dist.destroy_process_group(self._group)
@@ -258,21 +284,35 @@ class Checkpointer:
         saved.read({f"{kind}/{key}": tensor for key, tensor in tensors.items()})
         return tensors
 
-    def _write(self, state: dict[str, torch.Tensor], folder: Path) -> Future[Any]:
+    def _way_out(self, path: Path) -> str:
+        """Return the sentence about the newest sound checkpoint beside a damaged one."""
+        away = [path.name]
+        for step in reversed(self._ranks.gather(self._store.steps())[0]):
+            other = self._store.path(step)
+            if other != path and not self.damage(other):
+                names = " and ".join(away)
+                return (
+                    f"the newest sound checkpoint is {other}: move {names} out of {self._store.folder}, and the same "
+                    f"command continues from step {step}"
+                )
+            away += [other.name] if other != path else []
+        return f"there is no sound checkpoint in {self._store.folder}: move it away, and the training begins anew"
+
+    def _write(self, state: dict[str, torch.Tensor], writer: Writer) -> Future[Any]:
         planner = DefaultSavePlanner(flatten_state_dict=False)
         if self._is_asynchronous:
-            written: Any = async_save(state, checkpoint_id=folder, planner=planner, process_group=self._group)
+            written: Any = async_save(state, storage_writer=writer, planner=planner, process_group=self._group)
             return written  # type: ignore[no-any-return]
         done: Future[Any] = Future()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             try:
-                done.set_result(save(state, checkpoint_id=folder, planner=planner, process_group=self._group))
+                done.set_result(save(state, storage_writer=writer, planner=planner, process_group=self._group))
             except (Exception, CheckpointException) as error:
                 done.set_exception(error)
         return done
 
-    def _publish(self, step: int, extra: dict[str, Any], facts: list[dict[str, Any]]) -> None:
+    def _publish(self, step: int, extra: dict[str, Any], facts: list[dict[str, Any]], writer: Writer) -> None:
         saved = Saved(self._store.temporary(step))
         about = {
             "model": model_digest(saved),
@@ -283,10 +323,15 @@ class Checkpointer:
             "buffers": sorted({name for rank in facts for name in rank["buffers"]}),
             "extra": extra,
         }
-        self._store.publish(step, about)
+        self._store.publish(step, about, writer.digests)
+        self.complete = step
 
-    def _settle(self) -> None:
-        """Wait for the checkpoint that is being written, and agree on whether it succeeded."""
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written, and agree on whether it succeeded.
+
+        Raises:
+            CheckpointFailed: it was not written.
+        """
         if self._writing is None:
             return
         error = self._writing.exception()
@@ -332,5 +377,5 @@ def _broken(look: Callable[[], None]) -> list[str]:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
-        return "; ".join(f"rank {rank}: {fault[0]}" for rank, fault in error.failures.items())
-    return str(error)
+        return "; ".join(f"rank {rank}: {reason(fault[0])}" for rank, fault in error.failures.items())
+    return reason(error)

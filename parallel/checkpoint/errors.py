@@ -23,6 +23,11 @@ class CheckpointMismatch(ValueError):
     """Model and checkpoint differ in names, shapes or dtypes, or the optimizers in kind; the message lists it."""
 
 
+def reason(error: BaseException) -> str:
+    """Return the message of an error, or its type if it has none."""
+    return str(error) or type(error).__name__
+
+
 def listed(faults: Sequence[str]) -> str:
     """Return the faults in one line, each once, in their order."""
     different = list(dict.fromkeys(faults))

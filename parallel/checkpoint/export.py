@@ -24,7 +24,7 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed,
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.reading import Entry, Saved
 from atoll.parallel.checkpoint.state import MODEL, first_names, local_state
-from atoll.parallel.checkpoint.store import read_about, reading
+from atoll.parallel.checkpoint.store import damage, read_about, reading
 
 DTYPES = {
     torch.float32: "F32",
@@ -52,11 +52,13 @@ def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
         The pieces of the file, one for each tensor, with their digests.
 
     Raises:
-        CheckpointBroken: it does not exist, is not complete, or cannot be read.
+        CheckpointBroken: it does not exist, is not complete, damaged, or cannot be read.
         ValueError: tensors have dtypes that may not travel; all of them are listed.
         OSError: the file cannot be written.
     """
     with reading(path):
+        if faults := damage(path):
+            raise CheckpointBroken(listed(faults))
         about, saved = read_about(path), Saved(path)
         layout = _layout({name: saved.entries[f"{MODEL}/{name}"] for name in saved.names(MODEL)})
         with TensorFileWriter(out, layout, metadata=_metadata(about["buffers"], layout)) as writer:

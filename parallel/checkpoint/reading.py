@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from atoll.parallel.checkpoint.errors import CheckpointBroken
+from atoll.parallel.checkpoint.errors import CheckpointBroken, reason
 
 CONTENTS = ".metadata"
 """The table of contents of a checkpoint, under PyTorch's name for it."""
@@ -82,7 +82,7 @@ class Saved:
         try:
             self._metadata = self._reader.read_metadata()
         except (OSError, EOFError, pickle.UnpicklingError, AttributeError, IndexError, TypeError) as error:
-            raise CheckpointBroken(f"{path / CONTENTS} cannot be read: {error}") from error
+            raise CheckpointBroken(f"{path / CONTENTS} cannot be read: {reason(error)}") from error
         self.entries = {
             key: Entry(tuple(entry.size), entry.properties.dtype)
             for key, entry in self._metadata.state_dict_metadata.items()
@@ -111,4 +111,4 @@ class Saved:
         try:
             self._reader.read_data(planner.create_local_plan(), planner).wait()
         except (OSError, EOFError, RuntimeError, AssertionError, pickle.UnpicklingError) as error:
-            raise CheckpointBroken(f"{self._path} cannot be read: {error}") from error
+            raise CheckpointBroken(f"{self._path} cannot be read: {reason(error)}") from error

@@ -1,13 +1,15 @@
 """A folder of checkpoints on storage that all ranks share. Rank 0 alone changes it; no name in it is ever incomplete.
 
-    step-00000100/       complete: PyTorch's files (`.metadata`, `__0_0.distcp`, ...) and ours, `atoll.json`
+    step-00000100/       complete: PyTorch's files (`.metadata`, `__0_0.distcp`, ...) and ours, `atoll.json` and
+                         `SHA256SUMS`, the digests of all others
     step-00000200.tmp/   being written; after a crash: a leftover
     step-00000100.old/   replaced by another of the same step
     step-00000050.gone/  being deleted
     latest               the name of the newest one
 
 Every file is on the disk before a folder gets its final name, and the folder has that name before `latest` names it.
-The next checkpoint removes the leftovers of a crash when it begins.
+The next checkpoint removes the leftovers of a crash when it begins. So a folder with a final name that lacks a file, or
+has other bytes than its digests say, is damaged: it is refused by name, and no older one takes its place unsaid.
 """
 
 import errno
@@ -16,21 +18,27 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from atoll.aggregation.file_digest import SUMS, read_sums, sha256_of_file, sums_text
 from atoll.aggregation.folders import sync_folder
-from atoll.parallel.checkpoint.errors import CheckpointBroken
+from atoll.parallel.checkpoint.errors import CheckpointBroken, reason
 from atoll.parallel.checkpoint.reading import CONTENTS
 
 ABOUT = "atoll.json"
 LATEST = "latest"
-FORMAT = 1
+FORMAT = 2
 """The version of `atoll.json` and of the keys in `.metadata`; a program reads its own version only."""
 
 _NAME = re.compile(r"step-(\d{8,})")
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def steps_to_keep(steps: Iterable[int], newest: int, keep: int, every: int | None) -> set[int]:
@@ -45,24 +53,71 @@ def steps_to_keep(steps: Iterable[int], newest: int, keep: int, every: int | Non
 
 def is_complete(path: Path) -> bool:
     """Return whether a folder is a complete checkpoint."""
-    return bool(_NAME.fullmatch(path.name)) and (path / CONTENTS).is_file() and (path / ABOUT).is_file()
+    return bool(_NAME.fullmatch(path.name)) and not _missing(path)
+
+
+def _missing(path: Path) -> list[str]:
+    return [name for name in (CONTENTS, ABOUT, SUMS) if not (path / name).is_file()]
+
+
+def damage(path: Path, share: int = 0, num_shares: int = 1) -> list[str]:
+    """List the faults of a checkpoint's files, by their names; empty: all have the bytes that were written.
+
+    Args:
+        path: of the checkpoint.
+        share: the index of the files to read, of `num_shares` that together have all of them.
+        num_shares: the number of processes that divide the reading.
+    """
+    try:
+        read_about(path)
+        digests = _sums(path)
+    except CheckpointBroken as error:
+        return [str(error)]
+    faults = []
+    for name in sorted(digests)[share::num_shares]:
+        try:
+            if sha256_of_file(path / name) != digests[name]:
+                faults.append(f"{path / name} is damaged: its SHA-256 is not the one in {SUMS}")
+        except OSError as error:
+            faults.append(f"{path / name}, which {SUMS} lists, cannot be read: {error.strerror}")
+    return faults
+
+
+def _sums(path: Path) -> dict[str, str]:
+    try:
+        digests = read_sums(path)
+        for name in (ABOUT, CONTENTS):
+            if name not in digests:
+                raise ValueError(f"it does not list {name}")
+    except (OSError, ValueError) as error:
+        raise CheckpointBroken(f"{path / SUMS} is damaged: {error}") from error
+    return digests
 
 
 def read_about(path: Path) -> dict[str, Any]:
     """Return the description of a checkpoint, from its `atoll.json`.
 
     Raises:
-        CheckpointBroken: it does not exist, is not complete, or of another format.
+        CheckpointBroken: it does not exist, is not complete, is damaged, or of another format or step.
     """
     if not is_complete(path):
-        raise CheckpointBroken(f"{path} is no complete checkpoint: it needs {CONTENTS} and {ABOUT}")
+        lacks = ", ".join(_missing(path)) or f"a name like {_name(1)}"
+        raise CheckpointBroken(f"{path} is no complete checkpoint: it has no {lacks}")
+    digest = _sums(path)[ABOUT]
     try:
-        about: dict[str, Any] = json.loads((path / ABOUT).read_text("utf-8"))
-        found = about["format"]
+        data = (path / ABOUT).read_bytes()
+        if sha256(data).hexdigest() != digest:
+            raise CheckpointBroken(f"{path / ABOUT} is damaged: its SHA-256 is not the one in {SUMS}")
+        about: dict[str, Any] = json.loads(data)
+        found, step = about["format"], about["step"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointBroken(f"{path / ABOUT} cannot be read: {error}") from error
+        if isinstance(error, CheckpointBroken):
+            raise
+        raise CheckpointBroken(f"{path / ABOUT} cannot be read: {reason(error)}") from error
     if found != FORMAT:
         raise CheckpointBroken(f"{path} is of format {found}, this program reads format {FORMAT}")
+    if path.name != _name(step):
+        raise CheckpointBroken(f"{path} has the files of another checkpoint, of step {step}")
     return about
 
 
@@ -94,22 +149,21 @@ class Store:
 
     def path(self, step: int) -> Path:
         """Return the folder of a step's complete checkpoint."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / _name(step)
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, ascending."""
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(int(path.name.removeprefix("step-")) for path in found if is_complete(path))
+        return [step for step in self._named() if is_complete(self.path(step))]
 
     def latest(self) -> Path | None:
-        """Return the checkpoint that was written last; if its name is lost, the one of the highest step."""
+        """Return the checkpoint that was written last, also a damaged one; if it is gone, that of the highest step."""
         try:
-            named = self.folder / (self.folder / LATEST).read_text("utf-8").strip()
+            named = (self.folder / LATEST).read_text("utf-8").strip()
         except (OSError, ValueError):
-            named = self.folder
-        if is_complete(named):
-            return named
-        steps = self.steps()
+            named = ""
+        if _NAME.fullmatch(named) and (self.folder / named).is_dir():
+            return self.folder / named
+        steps = self._named()
         return self.path(steps[-1]) if steps else None
 
     def begin(self, step: int) -> Path:
@@ -130,14 +184,21 @@ class Store:
         temporary.mkdir()
         return temporary
 
-    def publish(self, step: int, about: dict[str, Any]) -> None:
+    def publish(self, step: int, about: dict[str, Any], digests: Mapping[str, str]) -> None:
         """Let the checkpoint of a step appear, complete, under its name, and delete the expired ones.
+
+        Args:
+            step: of the checkpoint, whose other files lie in `temporary`.
+            about: its description.
+            digests: the SHA-256 of each of these files, by name.
 
         Raises:
             OSError: it could not be written, and has not appeared.
         """
         temporary, path = self.temporary(step), self.path(step)
-        _write(temporary / ABOUT, json.dumps({"format": FORMAT, "step": step} | about, indent=1))
+        text = json.dumps({"format": FORMAT, "step": step} | about, indent=1)
+        _write(temporary / ABOUT, text)
+        _write(temporary / SUMS, sums_text({**digests, ABOUT: sha256(text.encode()).hexdigest()}))
         sync_folder(temporary)
         replaced = path.with_name(f"{path.name}.old")
         if path.exists():
@@ -156,6 +217,11 @@ class Store:
     def temporary(self, step: int) -> Path:
         """Return the folder of a step's checkpoint while it is being written."""
         return self.folder / f"{self.path(step).name}.tmp"
+
+    def _named(self) -> list[int]:
+        """Return the steps of the folders with the final name of a checkpoint, ascending."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(int(path.name.removeprefix("step-")) for path in found if _NAME.fullmatch(path.name))
 
     def _left_over(self, suffix: str) -> list[Path]:
         return [path for path in self.folder.glob(f"step-*.{suffix}") if _NAME.fullmatch(path.stem)]

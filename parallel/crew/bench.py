@@ -141,7 +141,7 @@ class MeshBench:
 
         Raises:
             TaskBroken, TaskMismatch, NotFinite, OutOfTime, OSError: as in one process; on all ranks.
-            CheckpointMismatch, CheckpointBroken, CheckpointFailed: of the checkpoint in the round.
+            CheckpointMismatch, CheckpointFailed: of the checkpoint in the round.
         """
         local = self._here.local_of(request, (request.get("version") or 0) + 1)
         algorithm = request.get("algorithm") or "fedavg"

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
+from atoll.parallel.checkpoint.errors import listed
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.store import read_about
 from atoll.parallel.communication.outer_config import parse_outer
@@ -72,7 +73,7 @@ def checkpoints(
         () -> None, to be called after each step.
 
     Raises:
-        CheckpointMismatch, CheckpointBroken: the checkpoint is of another model, or cannot be read.
+        CheckpointMismatch: the checkpoint is of another model.
         CheckpointFailed: one could not be written.
     """
     if not request.get("checkpoint"):
@@ -95,7 +96,7 @@ def checkpoints(
         if held is not None:
             carried[HELD] = held
         saver = Saver(checkpointer, {}, engine, carried, request["seed"])
-        if held is None or held.is_in(checkpointer.latest()):
+        if _is_sound(checkpointer) and (held is None or held.is_in(checkpointer.latest())):
             saver.restore()
         due = _due(request, num_steps, ranks, clock, _copies_are_one(engine.plan))
 
@@ -106,6 +107,15 @@ def checkpoints(
                 reached("crew.saved")
 
         yield after_step
+
+
+def _is_sound(checkpointer: Checkpointer) -> bool:
+    """Return whether the newest checkpoint is sound; without it the round begins anew, with the same numbers."""
+    path = checkpointer.latest()
+    faults = [] if path is None else checkpointer.damage(path)
+    if faults:
+        logger.warning("the round begins anew, without its checkpoint: %s", listed(faults))
+    return not faults
 
 
 HELD = "held"

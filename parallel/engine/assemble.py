@@ -20,7 +20,7 @@ from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, s
 from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
 from atoll.parallel.engine.passes import Loss, Passes, PipelineShape, WholeOutputs
 from atoll.parallel.engine.plan import SPLIT, Plan, stages_of
-from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, separable, unmatched
+from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, nested, separable, unmatched
 from atoll.parallel.engine.step import Engine, Executor, LocalModel, trained
 from atoll.parallel.engine.ties import Ties, tied_names
 
@@ -40,18 +40,7 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
     faults = list(lazy_faults(model)) or list(tensor_faults(model, plan, _groups(model) if plan.is_sharded else {}))
     if not trained(model):
         faults.append(f"{type(model).__name__} has no parameter to train")
-    if mesh.tp > 1 and blueprint.tensor is None:
-        faults.append(
-            f"tp={mesh.tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded; declare it, "
-            "or use tp=1"
-        )
-    faults += [f"tp={mesh.tp}: {fault}" for fault in blueprint.tensor_faults if mesh.tp > 1]
-    faults += [
-        f"tp={mesh.tp} must divide {name}={number}" for name, number in blueprint.divisible.items() if number % mesh.tp
-    ]
-    if mesh.tp > 1 and blueprint.tensor is not None and not blueprint.tensor_faults:
-        styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
-        faults += [f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles)]
+    faults += _faults_of_tensor_parallel(model, plan) if mesh.tp > 1 else []
     if mesh.pp > 1:
         try:
             stages = cut(model, plan.num_stages)
@@ -69,6 +58,30 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
         )
     if faults:
         raise ValueError("; ".join(faults))
+
+
+def _faults_of_tensor_parallel(model: nn.Module, plan: Plan) -> Iterator[str]:
+    blueprint, tp = blueprint_of(model), plan.mesh.tp
+    if blueprint.tensor is None:
+        yield (
+            f"tp={tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded; declare it, "
+            "or use tp=1"
+        )
+    yield from (f"tp={tp}: {fault}" for fault in blueprint.tensor_faults)
+    yield from (f"tp={tp} must divide {name}={number}" for name, number in blueprint.divisible.items() if number % tp)
+    if blueprint.tensor is not None and not blueprint.tensor_faults:
+        styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
+        yield from (f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles))
+        if below := nested(model, styles):
+            yield (
+                f"tp={tp}: {', '.join(below)} cannot be sharded: torch shards the parameters of a layer itself, not "
+                "those of modules in it (a parametrization); leave it out of blueprint.tensor, or use tp=1"
+            )
+    if recurrent := [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]:
+        yield (
+            f"tp={tp}: {', '.join(recurrent)} cannot be replicated: torch's recurrent layers make their first state "
+            "themselves, as a tensor of one rank; use tp=1"
+        )
 
 
 def _groups(model: nn.Module) -> dict[str, str]:
@@ -224,7 +237,7 @@ def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None, borrowed: Collectio
     for name in names:
         block = part.get_submodule(name)
         if plan.recompute != "none":
-            recompute.recompute(block, plan.recompute)
+            recompute.recompute(block, plan.recompute, is_compiled=plan.compile)
         if plan.compile:
             block.compile()
     if axes is None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.parallel.data.batch import map_tensors
@@ -94,6 +94,16 @@ def matching(part: nn.Module, styles: Styles) -> Styles:
 def unmatched(model: nn.Module, styles: Styles) -> list[str]:
     """Return the patterns of a whole model's styles that match no module."""
     return [pattern for pattern, style in styles.items() if not matching(model, {pattern: style})]
+
+
+def nested(model: nn.Module, styles: Styles) -> list[str]:
+    """Return the parameters of styled layers that lie in modules below them, as those of a parametrization do."""
+    layers = [
+        (name, model.get_submodule(name))
+        for name, style in matching(model, styles).items()
+        if isinstance(style, ColwiseParallel | RowwiseParallel)
+    ]
+    return [f"{name}.{inner}" for name, layer in layers for inner, _ in layer.named_parameters() if "." in inner]
 
 
 def _tie(part: nn.Module, names: list[str]) -> None:

@@ -270,7 +270,8 @@ class Engine:
     def _global(self, loss: torch.Tensor, units: float | torch.Tensor) -> torch.Tensor:
         if self.axes is None:
             return loss
-        total = self.axes.sum_over(loss.clone(), "pp", *self._synced_axes())
+        share = loss.clone() if self.axes.mesh.pp == 1 else loss.double()  # the last stage alone knows the loss's dtype
+        total = self.axes.sum_over(share, "pp", *self._synced_axes())
         if self.plan.outer == "none":
             return total
         both = torch.stack([total * units, torch.as_tensor(units, dtype=total.dtype, device=total.device)])

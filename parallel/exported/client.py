@@ -99,7 +99,7 @@ def _arrays(record: ArrayRecord) -> Arrays:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def _metrics(statistics: Mapping[str, Sequence[float]], num_examples: int) -> MetricRecord:
+def _metrics(statistics: Mapping[str, Sequence[float]], num_examples: float) -> MetricRecord:
     if taken := sorted({EXAMPLES, UNIFORM} & statistics.keys()):
         raise TaskBroken(f"the metric {', '.join(taken)} has the name of a weight of the reply: give it another one")
     sums = {name: list(numbers) for name, numbers in only_finite(statistics).items()}

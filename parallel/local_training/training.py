@@ -21,6 +21,7 @@ from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.scaffold import ControlVariates
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
+from atoll.parallel.optimizers.make import decay_groups
 from atoll.parallel.task.array_task import is_work
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
@@ -51,8 +52,8 @@ COUNTED_AT_ONCE = 256
 class Work:
     """The work of one local training."""
 
-    num_examples: int
-    """The weight in FedAvg, n_k >= 1: the size of the data set, or its units if the task says them (`Units.weight`);
+    num_examples: int | float
+    """The weight in FedAvg, n_k > 0: the size of the data set, or its units if the task says them (`Units.weight`);
     not the number of examples seen."""
 
     work: float
@@ -204,10 +205,11 @@ def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.
     """
     if local.has_own_optimizer:
         return own_optimizer(local, parameters)
+    groups = decay_groups(parameters, spares_vectors=not local.decay_vectors)
     if local.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+        return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=local.lr, weight_decay=local.weight_decay)
+    return kind(groups, lr=local.lr, weight_decay=local.weight_decay)
 
 
 def evaluate(
@@ -245,7 +247,7 @@ def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_
     return statistics
 
 
-def _weight(task: Task, dataset: Any) -> int:
+def _weight(task: Task, dataset: Any) -> int | float:
     """Return the weight in FedAvg of a site whose training reports no units: they are counted here."""
     units, num_examples = units_of(task), len(dataset)
     if units.function is None:

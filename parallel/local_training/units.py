@@ -8,11 +8,13 @@ matter. A task says it once, by `Task.units`; else it is guessed from the target
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
 
 from atoll.aggregation.printable import count_of
+from atoll.aggregation.weight import as_weight
 from atoll.parallel.local_training.trees import tensors
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.task import Task
@@ -127,11 +129,11 @@ class Units:
         factor, count = self.factors(targets, rows)
         return (loss * factor, count) if count else (0.0, 0.0)
 
-    def weight(self, of_steps: Sequence[float], sizes: Sequence[int], num_examples: int) -> int:
-        """Return the weight of an update in FedAvg, n_k >= 1: the units of the site's data, else its examples.
+    def weight(self, of_steps: Sequence[float], sizes: Sequence[int], num_examples: int) -> int | float:
+        """Return the weight of an update in FedAvg, n_k > 0: the units of the site's data, else its examples.
 
         They are those of the first epoch's batches. Where fewer were trained on, they are scaled up by the examples.
-        The weight is a whole number, so a sum that is none is rounded: to within 1/2.
+        A sum of fractions stays one, so that multiples of all units change no ratio of weights.
 
         Args:
             of_steps: units of each step, as `__call__` counts them.
@@ -139,7 +141,8 @@ class Units:
             num_examples: of the site's data.
 
         Raises:
-            TaskBroken: the trained examples have no units, as where every target is ignored: no update can weigh 0.
+            TaskBroken: the trained examples have no units, as where every target is ignored: no update can weigh 0;
+                or the weight is beyond those that the wire carries.
         """
         if self.function is None:
             return num_examples
@@ -150,7 +153,12 @@ class Units:
                 f"the targets of {count_of(seen, 'trained example')} have no units (task.units gives 0), so there is "
                 "nothing to train on and the update would weigh nothing: leave the site out, or mend its targets"
             )
-        return max(1, round(math.fsum(epoch) * num_examples / seen)) if seen else num_examples
+        if not seen:
+            return num_examples
+        try:
+            return as_weight(float(Fraction(math.fsum(epoch)) * num_examples / seen))
+        except ValueError as error:
+            raise TaskBroken(f"the units of the site's data are its weight: {error}: scale task.units") from error
 
 
 def units_of(task: Task) -> Units:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from atoll.aggregation.weight import as_weight
 from atoll.parallel.task.context import Context
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.metrics import Statistics, as_statistics
@@ -51,8 +52,9 @@ class Trained:
     model's shapes. All tensors of the model; or some of them, if the run accepts partial updates
     (`aggregation.partial`)."""
 
-    num_examples: int
-    """The size of the site's data, n_k >= 1: the update's weight in FedAvg."""
+    num_examples: int | float
+    """The size of the site's data, n_k > 0: the update's weight in FedAvg, of which only ratios matter. A number of
+    examples, or a fraction: a sum of weights."""
 
     statistics: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Sufficient statistics of the metrics by name, for example `{"loss": (sum of losses, examples)}`."""
@@ -113,8 +115,14 @@ def checked(trained: Trained) -> Trained:
     if not isinstance(trained, Trained):
         raise ValueError(f"train must return a Trained, got {type(trained).__name__}")
     faults = []
-    if not (is_count(trained.num_examples) and trained.num_examples >= 1):
-        faults.append(f"num_examples must be a whole number >= 1, got {trained.num_examples!r}")
+    weight: int | float = 1
+    if is_number(trained.num_examples):
+        try:
+            weight = as_weight(float(trained.num_examples))
+        except ValueError as error:
+            faults.append(f"num_examples: {error}")
+    else:
+        faults.append(f"num_examples must be a number > 0, got {trained.num_examples!r}")
     if not is_work(trained.work):
         faults.append(f"work must be in (0, 1], got {trained.work!r}")
     statistics: Statistics = {}
@@ -124,14 +132,14 @@ def checked(trained: Trained) -> Trained:
         faults.append(str(error))
     if faults:
         raise ValueError("; ".join(faults))
-    return Trained(trained.update, int(trained.num_examples), statistics, float(trained.work))
+    return Trained(trained.update, weight, statistics, float(trained.work))
 
 
-def is_count(value: Any) -> bool:
-    """Return whether a value is a whole number of Python or numpy, and no bool."""
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number of Python or numpy, and no bool."""
+    return hasattr(value, "__float__") and not isinstance(value, bool)
 
 
 def is_work(value: Any) -> bool:
     """Return whether a value is a number in (0, 1]."""
-    return hasattr(value, "__float__") and not isinstance(value, bool) and 0 < float(value) <= 1
+    return is_number(value) and 0 < float(value) <= 1

@@ -3,7 +3,7 @@
 begin        step (from which it continues), steps, the settings
 step         step, epoch, loss (before the step), grad_norm, lr, examples_per_s, memory_bytes, seconds, ...
 evaluation   step, and DATA/METRIC for each
-checkpoint   step
+checkpoint   step; once it is complete
 end          step, why (finished, early, interrupted), seconds
 """
 

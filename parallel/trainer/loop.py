@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.printable import count_of
+from atoll.parallel.checkpoint.errors import CheckpointFailed
 from atoll.parallel.checkpoint.export import export_model
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch
@@ -87,6 +88,9 @@ class Training:
     units: float = 0.0
     """The units of this rank's batches since the start of this process."""
 
+    reported: int | None = None
+    """The step of the newest checkpoint whose completion was reported."""
+
     def run(self) -> str:
         """Train to the end.
 
@@ -100,6 +104,7 @@ class Training:
                 form. Nothing of that step is saved.
         """
         self.meter.resume()
+        self.reported = self.saver.complete
         is_whole = self.engine.steps == 0
         for batch in self._batches():
             due = self._due()
@@ -114,12 +119,14 @@ class Training:
                 self._watch(self._evaluate())
             if due.checkpoint:
                 self._save()
+            self._report_complete()
             if due.evaluation or due.checkpoint:
                 self.meter.resume()
             if self.agreement.should_stop():
                 self._check_task()
                 self._check_finite()
                 self._save()
+                self._settle()
                 return "interrupted"
         if is_whole:
             self._check_units()
@@ -159,17 +166,25 @@ class Training:
 
     def _check_finite(self) -> None:
         if (step := self.guard.first_bad_step()) is not None:
-            newest = self.saver.newest
-            remains = f"the checkpoint of step {newest} is kept" if newest else "there is no checkpoint yet"
             raise NotFinite(
                 f"the loss or its gradient is no finite number in step {step} "
-                f"(learning rate {self.recipe.schedule(step - 1):g}); {remains}"
+                f"(learning rate {self.recipe.schedule(step - 1):g}); {self._kept()}"
             )
+
+    def _kept(self) -> str:
+        """Return the sentence about the newest checkpoint, which is complete or has failed when this returns."""
+        try:
+            self._settle()
+        except CheckpointFailed as error:
+            return str(error)
+        newest = self.saver.latest()
+        return "there is no checkpoint yet" if newest is None else f"the checkpoint of step {newest} is kept"
 
     def _check_task(self) -> None:
         """Refuse wrong guesses of the loss's units, and another form of the model, on all ranks together."""
         fault = self.unit_check.found or self.form.fault()
         if found := [sentence for sentence in self.ranks.gather(fault) if sentence]:
+            self._settle()
             raise TaskBroken(found[0])
 
     def _check_units(self) -> None:
@@ -213,13 +228,24 @@ class Training:
 
     def _save(self) -> None:
         if self.saver.newest != self.engine.steps:
+            self._settle()
             self.saver.save()
-            self.report({"event": "checkpoint", "step": self.engine.steps})
+
+    def _settle(self) -> None:
+        self.saver.settle()
+        self._report_complete()
+
+    def _report_complete(self) -> None:
+        """Report the newest checkpoint once it is complete; on the first rank, which knows."""
+        if self.saver.complete != self.reported:
+            self.reported = self.saver.complete
+            self.report({"event": "checkpoint", "step": self.reported})
 
     def _finish(self) -> str:
         """Leave the results of every training, also of one that had ended before."""
         if self.values is None:
             self._evaluate()
         self._save()
+        self._settle()
         export_model(self.engine.parts, self.folder / MODEL, self.tied, self.frozen)
         return "early" if self.patience.is_over else "finished"

@@ -16,6 +16,7 @@ from atoll.parallel.adapters.kept_lines import BASES
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.checkpoint.store import Store
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.assemble import assemble, begin_again
 from atoll.parallel.engine.axes import Axes
@@ -121,8 +122,7 @@ def _train(job: Job, here: Surroundings) -> Result:
 
 def _start(config: TrainConfig, here: Surroundings) -> Start | None:
     """Return the file from which a new training's model starts; None: there is none, or it has begun."""
-    folder = here.folder / CHECKPOINTS
-    if config.start is None or (folder.is_dir() and any(folder.iterdir())):
+    if config.start is None or Store(here.folder / CHECKPOINTS).latest() is not None:
         return None
     return Start(Path(config.start), config.strict)
 

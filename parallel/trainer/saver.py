@@ -58,6 +58,24 @@ class Saver:
         self.newest: int | None = None
         """The step of the newest checkpoint, complete or being written."""
 
+    @property
+    def complete(self) -> int | None:
+        """The step of the newest complete checkpoint of this training; on the first rank."""
+        return self._checkpointer.complete
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written, so that it is complete or has failed.
+
+        Raises:
+            CheckpointFailed: it was not written.
+        """
+        self._checkpointer.settle()
+
+    def latest(self) -> int | None:
+        """Return the step of the newest complete checkpoint, the same one on every rank."""
+        path = self._checkpointer.latest()
+        return None if path is None else int(path.name.removeprefix("step-"))
+
     def save(self) -> None:
         """Make the ranks' models equal and save them, unless this step is saved already."""
         engine = self._engine
@@ -76,10 +94,12 @@ class Saver:
         Raises:
             RunDiffers: it is of a training with other settings.
             CheckpointMismatch: it is of another model.
+            CheckpointBroken: it is damaged.
         """
         path = self._checkpointer.latest()
         if path is None:
             return False
+        self._checkpointer.check(path)
         _check_settings(path, self._settings)
         engine = self._engine
         restored = self._checkpointer.load(engine.parts, engine.optimizers, path)

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result
 from atoll.parallel.flower.client_host import ClientHost, config_record
 from atoll.parallel.flower.measured import Measured
 from atoll.parallel.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
-from atoll.parallel.flower.server_host import HOSTED, NotNative, ServerHost
+from atoll.parallel.flower.server_host import NotNative, ServerHost
 from atoll.parallel.flower.strategies import Native, native
 from atoll.parallel.flower.terms import Terms
 from atoll.parallel.local_training.warm_start import Aliases
@@ -275,18 +275,17 @@ def _only(records: Mapping[str, Any], kind: str, what: str) -> Any:
     return record
 
 
-def weighted(metrics: MetricRecord, weight: str) -> tuple[int, dict[str, tuple[float, float]]]:
+def weighted(metrics: MetricRecord, weight: str) -> tuple[int | float, dict[str, tuple[float, float]]]:
     """Return the weight of a reply, and its other metrics as (weight x value, weight); lists as in `numbers_of`.
 
     Raises:
-        TaskBroken: there is no weight, or it is no whole number.
+        TaskBroken: there is no weight, or it is no number >= 0.
     """
     number = metrics.get(weight)
-    if not isinstance(number, int | float) or isinstance(number, bool) or not float(number).is_integer():
-        fault = f"{weight!r} in the metrics of a reply must be a whole number, got {number!r}"
-        raise TaskBroken(f"{fault}; {HOSTED}" if isinstance(number, float) else fault)
+    if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number < math.inf:
+        raise TaskBroken(f"{weight!r} in the metrics of a reply must be a number >= 0, got {number!r}")
     others = {name: value for name, value in numbers_of(metrics).items() if name != weight}
-    return int(number), {name: (value * number, float(number)) for name, value in others.items()}
+    return number, {name: (value * number, float(number)) for name, value in others.items()}
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:

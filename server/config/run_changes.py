@@ -164,6 +164,25 @@ def _differences(one: Any, other: Any, key: str) -> Iterator[str]:
         yield key
 
 
+def moved_ends(old: RunConfig, new: RunConfig, *, version: int) -> Iterator[str]:
+    """Yield a sentence on each schedule whose end another number of rounds moves, after rounds with other values.
+
+    A schedule without `rounds` of its own ends with the run: the rounds so far are not those of a run that had begun
+    with the new number.
+    """
+    for table in ("local", "optimizer"):
+        for name, schedule in getattr(new.schedule, table).items():
+            before = getattr(old.schedule, table).get(name, schedule)
+            ends_with_run = before.ends_with_run and schedule.ends_with_run
+            if ends_with_run and new.rounds != old.rounds and version > schedule.same_until:
+                key = f"schedule.{table}.{name}"
+                yield (
+                    f"{key} ends in round {new.rounds} now and did so in round {old.rounds} until here, so the values "
+                    f"of rounds {schedule.same_until + 1} to {version} are not those of a run that begins with "
+                    f"{new.rounds} rounds (--set {key}.rounds={old.rounds} keeps its end)"
+                )
+
+
 def may_go_on(old: RunConfig, new: RunConfig, *, version: int) -> bool:
     """Return whether a resume could change the settings of a run at a version to these other ones."""
     return not are_equal(old, new) and not [*_faults(old, new, version)]

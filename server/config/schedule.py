@@ -45,6 +45,16 @@ class OneSchedule(BaseModel):
     rounds_from: list[int] | None = None
     """First round of each of the `values`, rising from 1; absent: 1, 2, 3, ..."""
 
+    @property
+    def ends_with_run(self) -> bool:
+        """Return whether the value reaches its end in the last round of the run."""
+        return self.kind in BOUNDED and self.rounds is None
+
+    @property
+    def same_until(self) -> int:
+        """The last round whose value depends on no `rounds`: the first one after the warm-up has the start."""
+        return (self.warmup or 0) + 1
+
     def table(self, rounds: int, start: object = None) -> dict[str, Any]:
         """Return the fields that are given, as they travel, with the run's rounds and the setting's own start."""
         table = {name: value for name, value in self if value is not None}

@@ -25,7 +25,7 @@ from atoll.server.audit.rounds import entries_of
 from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
-from atoll.server.config.run_changes import are_equal, with_number_of_versions
+from atoll.server.config.run_changes import are_equal, moved_ends, with_number_of_versions
 from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
@@ -301,18 +301,22 @@ class Coordinator:
     async def resume_run(self, run_id: RunId, overrides: Sequence[str] = ()) -> str:
         """Resume a paused run, or reopen an ended one: a finished one with more rounds, any with changed settings.
 
-        Without room it is queued, and the answer states that.
+        Without room it is queued; the answer states that, and the schedules whose end moves.
 
         Raises:
             UnknownRun: there is no such run.
             OperatorError: the run cannot be resumed now, or not with these settings.
         """
-        run, config = self._run(run_id), None
+        run, config, lines = self._run(run_id), None, list[str]()
         was_open = run.machine.ledger.is_open
         if isinstance(run, MessageDriver):
             check_repeatable(run, overrides)
         else:
+            before, version = run.config, run.machine.ledger.version
             config = await self._reconfigured(run, overrides)
+            lines += moved_ends(before, config or before, version=version)
+        for line in lines:
+            logger.info("run %s: %s", run_id, line)
         is_pausing = run.machine.ledger.pause_reason is not None
         digests = {} if config is None else {"config": digest_of(config.model_dump_json().encode())}
         self.audit.record(Action.RUN_RESUME, run_id, digests=digests)
@@ -324,9 +328,9 @@ class Coordinator:
         if wait:
             self.queue.append(run_id)
         await resumed
-        if not wait:
-            return ""
-        return f"max_runs allows {len(self.running)} at once: it is queued until one ends or is paused"
+        if wait:
+            lines.append(f"max_runs allows {len(self.running)} at once: it is queued until one ends or is paused")
+        return "; ".join(lines)
 
     async def _reconfigured(self, run: RunDriver, overrides: Sequence[str]) -> RunConfig | None:
         """Return the changed settings that a run follows from its resume on; None: they stay."""

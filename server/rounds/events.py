@@ -37,7 +37,7 @@ class Update:
     round_id: RoundId
     base_version: Version
     digest: Digest
-    num_examples: int
+    num_examples: int | float
     work: float  # fraction of the requested steps that were done, in (0, 1]
     num_bytes: int = 0
     statistics: Sums = field(default_factory=dict)
@@ -329,7 +329,7 @@ class Contribution:
 
     client_id: ClientId
     digest: Digest
-    num_examples: int
+    num_examples: int | float
     scale: float  # staleness discount, times work if partial_work = "scaled", times alpha in "fedasync"; in (0, 1]
     base_version: Version | None = None  # the version that it was trained from, in an asynchronous run
 

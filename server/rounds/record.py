@@ -34,7 +34,7 @@ class ClientRecord:
     num_reconnects: int = 0
     upload_begun_at: float | None = None
     digest: Digest | None = None  # of the accepted update, in time or late
-    num_examples: int = 0
+    num_examples: int | float = 0
     work: float = 0.0
     num_bytes: int = 0
     download_seconds: float = 0.0
@@ -56,7 +56,7 @@ class CarriedRecord:
     round_id: RoundId
     staleness: int
     digest: Digest
-    num_examples: int
+    num_examples: int | float
     scale: float
 
 

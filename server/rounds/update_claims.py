@@ -1,5 +1,6 @@
 """The claims of an update: their check, and their entry into the records. Pure."""
 
+from atoll.aggregation.weight import WEIGHT_MIN
 from atoll.protocol.vocabulary import RejectReason, Version
 from atoll.server.rounds.events import Reject, Update
 from atoll.server.rounds.membership import Membership
@@ -15,10 +16,10 @@ def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) 
     """Return the fault of an update's claims, which does not depend on its arrival; None: there is none."""
     if update.base_version != base_version:
         return RejectReason.WRONG_BASE, f"trained from version {update.base_version}, not {base_version}"
-    if update.num_examples < 1:
-        return RejectReason.NO_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
-    if update.num_examples > policy.max_examples:
-        return RejectReason.TOO_MANY_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
+    if not WEIGHT_MIN <= update.num_examples <= policy.max_examples:
+        is_less = update.num_examples < WEIGHT_MIN
+        fault = f"num_examples {update.num_examples} is not in {WEIGHT_MIN:g}..{policy.max_examples}"
+        return RejectReason.NO_EXAMPLES if is_less else RejectReason.TOO_MANY_EXAMPLES, fault
     if not WORK_MIN <= update.work <= 1:
         return RejectReason.BAD_WORK, f"work {update.work} is not in (0, 1] (at least {WORK_MIN})"
     if update.work < 1 and policy.partial_work == "refuse":

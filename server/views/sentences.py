@@ -1,6 +1,8 @@
 """The record of a round in plain sentences, as one line of a table, and as JSON. Pure."""
 
 import json
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from atoll.aggregation.printable import conclusion, lines_of, printable_size
@@ -52,7 +54,7 @@ def summary(record: RoundRecord) -> dict[str, Any]:
         "carried_in": len(earlier),
         "too_old": len(record.too_old),
         "staleness": max((row.staleness for row in earlier), default=0),
-        "num_examples": sum(used) + sum(row.num_examples for row in earlier),
+        "num_examples": _total([*used, *(row.num_examples for row in earlier)]),
         "num_bytes": sum(client.num_bytes for client in record.clients.values()),
         "bytes_saved": sum(bytes_saved(client) for client in record.clients.values()),
         "opened_at": record.opened_at,
@@ -289,12 +291,19 @@ def _after_colon(detail: str) -> str:
 # ---------------------------------------------------------------- the numbers
 
 
-def _plural(number: int, noun: str) -> str:
+def _total(weights: Sequence[float]) -> int | float:
+    """Return the sum of weights, in whatever order they stand."""
+    total = math.fsum(weights)
+    return int(total) if total.is_integer() else total
+
+
+def _plural(number: float, noun: str) -> str:
     return noun if number == 1 else f"{noun}s"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {_plural(number, noun)}"
+def _count(number: float, noun: str) -> str:
+    digits = format(number, "g") if isinstance(number, float) else format(number, ",")
+    return f"{digits} {_plural(number, noun)}"
 
 
 def _was(number: int) -> str:

@@ -106,8 +106,8 @@ class Trained:
     update: Arrays
     """Local minus global tensors by name; with SCAFFOLD also the change of the control variate."""
 
-    num_examples: int
-    """Number of the client's examples, n_k."""
+    num_examples: int | float
+    """The weight of the update in FedAvg, n_k: the number of the client's examples, or their units."""
 
     work: float
     """Steps done / steps requested, in (0, 1]."""

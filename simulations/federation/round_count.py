@@ -3,10 +3,10 @@
 The change is allowed if the outcome equals that of a run with the new number from the beginning. It is not if the
 planned end has already had an effect: the last version is measured regardless of `evaluation`; an update that is late
 for the last round is refused; near its end an asynchronous run refuses updates that no commit would follow; work in
-progress at the end of the run is lost.
+progress at the end of the run is lost; a schedule ends with the run, so earlier rounds had other values.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from atoll.aggregation.printable import count_of
 from atoll.protocol.vocabulary import Fate, RunState
@@ -17,13 +17,18 @@ AT_REST = frozenset({Fate.REPORTED, Fate.FAILED, Fate.REFUSED})
 """Fates of clients that were idle when the round ended."""
 
 
-def faults_of_rounds(ledger: Ledger, before: int, config: RunConfig) -> Iterator[str]:
+Differences = Mapping[str, tuple[str | None, str | None]]
+"""Settings by name with the values of the run in the folder and of the wanted one, as JSON; None: it has none."""
+
+
+def faults_of_rounds(ledger: Ledger, before: int, config: RunConfig, ends: Differences) -> Iterator[str]:
     """Yield the reasons that a run cannot end after `config.rounds` rounds.
 
     Args:
         ledger: the ledger of the run.
         before: its previous number of rounds.
         config: its settings, with the new number of rounds.
+        ends: the rounds in which schedules reach their end, where they differ.
     """
     if config.rounds <= ledger.version:
         yield (
@@ -34,6 +39,15 @@ def faults_of_rounds(ledger: Ledger, before: int, config: RunConfig) -> Iterator
         yield f"it began with {before}, and an asynchronous run refuses updates that are too late for its last round"
     elif ledger.version >= before:
         yield from _faults_of_finished_run(ledger, before, config)
+    for key, (there, _) in ends.items():
+        _, table, name, _ = key.split(".")
+        schedule = getattr(config.schedule, table)[name]
+        if ledger.version > schedule.same_until:
+            yield (
+                f"schedule.{table}.{name} reached its end in round {there} of it, and would do so in round "
+                f"{schedule.rounds or config.rounds}, so rounds {schedule.same_until + 1} to {ledger.version} had "
+                f"other values; --set {key}={there} keeps them"
+            )
 
 
 def _faults_of_finished_run(ledger: Ledger, before: int, config: RunConfig) -> Iterator[str]:

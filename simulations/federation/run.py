@@ -10,6 +10,7 @@ from pathlib import Path
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.round_schedule import BOUNDED
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.results_folder import SIMULATION, faults_of_place
 from atoll.protocol.durable import write_atomically
@@ -20,7 +21,7 @@ from atoll.simulations.federation.app import conclude, with_folder
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.report import Json
-from atoll.simulations.federation.round_count import faults_of_rounds
+from atoll.simulations.federation.round_count import Differences, faults_of_rounds
 from atoll.simulations.federation.setting import setting_of
 from atoll.simulations.federation.snapshots import STATE, SnapshotFile
 
@@ -89,14 +90,15 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
     if is_fresh:
         raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or pass --resume"])
     wrong = differing(file, folder)
-    if [*wrong] == ["rounds"]:
-        _check_rounds(file, folder, int(wrong["rounds"][0] or 0))
+    ends = {key: found for key, found in wrong.items() if key.startswith("schedule.") and key.endswith(".rounds")}
+    if "rounds" in wrong and wrong.keys() == {"rounds", *ends}:
+        _check_rounds(file, folder, int(wrong["rounds"][0] or 0), ends)
     elif wrong:
         differences = "; ".join(f"{key}: {there!r} there, {here!r} here" for key, (there, here) in [*wrong.items()][:5])
         raise ConfigError([f"{folder}: there is a run with other settings ({differences}); choose another --out"])
 
 
-def differing(file: SimulationFile, folder: Path) -> dict[str, tuple[str | None, str | None]]:
+def differing(file: SimulationFile, folder: Path) -> Differences:
     """Return the settings on which decisions depend that the run in a folder has otherwise: its value, and this one.
 
     Raises:
@@ -127,9 +129,9 @@ def _is_effective(folder: Path) -> bool:
         return False
 
 
-def _check_rounds(file: SimulationFile, folder: Path, before: int) -> None:
+def _check_rounds(file: SimulationFile, folder: Path, before: int, ends: Differences) -> None:
     snapshot = SnapshotFile(folder, time.monotonic).load()
-    if snapshot and (faults := [*faults_of_rounds(snapshot.ledger, before, file.run)]):
+    if snapshot and (faults := [*faults_of_rounds(snapshot.ledger, before, file.run, ends)]):
         there = f"{folder}: the run there cannot have {count_of(file.rounds, 'round')}"
         raise ConfigError([f"{there}: {fault}; choose another --out" for fault in faults])
 
@@ -149,6 +151,9 @@ def _settings_of(folder: Path) -> Json:
 
 
 def _decisive(text: str) -> Json:
-    """Return the settings on which decisions depend, by their full names."""
+    """Return the settings on which decisions depend, by their full names; schedules have the round of their end."""
     decisive = {name: value for name, value in tomllib.loads(text).items() if name not in MAY_DIFFER}
+    for schedule in [each for schedules in decisive.get("schedule", {}).values() for each in schedules.values()]:
+        if schedule["kind"] in BOUNDED:
+            schedule.setdefault("rounds", decisive["rounds"])
     return {key: json.dumps(value, default=str) for key, value in flat(decisive).items()}

@@ -205,7 +205,7 @@ def test_values_that_are_no_numbers_are_refused(tmp_path, name, bad):
 def test_no_updates_and_no_weight_are_refused(tmp_path, name):
     with pytest.raises(ValueError, match="no updates to fold"):
         aggregated(tmp_path / "a", name, [])
-    with pytest.raises(ValueError, match=r"weight 0 is not in 1\.\."):
+    with pytest.raises(ValueError, match=r"weight 0 is no integer >= 1"):
         aggregated(tmp_path / "b", name, cohort(8), [0] * 9)
 
 

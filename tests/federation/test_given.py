@@ -83,7 +83,9 @@ def test_a_resume_changes_the_course_and_the_record_says_from_which_round_on(tmp
         ):
             refused = subprocess.run([*resume, "--set", wrong], capture_output=True, text=True)
             assert (refused.returncode, sentence in refused.stderr) == (2, True), refused.stderr
-        subprocess.run([*resume, "--set", "task.smoothing=0.2", "--set", "schedule.local.lr.end=0.1"], check=True)
+        other = ("--set", "task.smoothing=0.2", "--set", "schedule.local.lr.end=0.1")
+        done = subprocess.run([*resume, *other], check=True, capture_output=True, text=True)
+        assert "schedule.local.lr ends in round 14 now and did so in round 12 until here" in done.stdout
         it.wait_for(lambda: "committed as version 14\n" in it.log("coordinator"))
         it.wait_for(lambda: str(it.history().run("given-1").state) == "finished")
         run = shown(it, "run", "show", "given-1")

@@ -27,15 +27,17 @@ SHARED: dict[str, tuple[str, ...]] = {
         "aggregation/codecs/error_feedback.py",
         "aggregation/codecs/names.py",
         "aggregation/entry_points.py",
+        "aggregation/file_digest.py",
         "aggregation/folders.py",
         "aggregation/printable.py",
         "aggregation/tensors",
         "aggregation/text_files.py",
         "aggregation/updates/encoded_writer.py",
+        "aggregation/weight.py",
     ),
 }
 """Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
-they are encoded there, and the text that a person writes or reads."""
+they are encoded there, the weight that an update claims, and the text that a person writes or reads."""
 
 TESTS_ELSEWHERE = {
     "atoll/cli/flower": "tests/federation/flower",
@@ -56,6 +58,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "place.py",
             "printable.py",
             "text_files.py",
+            "weight.py",
         ),
         ("file_digest.py", "optimizers.py"),
         ("own_optimizer.py",),

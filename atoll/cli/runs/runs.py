@@ -117,8 +117,9 @@ def resume(
     """Continue a paused run, or reopen an ended one from its last committed version.
 
     `--rounds 6` gives a finished run of 3 three more rounds; a paused, stopped or failed one may go on with other
-    settings of `rounds`, `pause`, `round`, `cohort`, `local`, `evaluation`, `model` and `stop`. Settings of `local`
-    that change are asked for at the sites again, where approval is by hand. A run that ended early goes on, and its
+    settings of `rounds`, `pause`, `round`, `cohort`, `local`, `schedule`, `evaluation`, `model` and `stop`. A cosine or
+    linear schedule that ends with the run gets another course, which the answer states. Settings of `local` that change
+    are asked for at the sites again, where approval is by hand. A run that ended early goes on, and its
     patience begins anew. It is queued while `max_runs` runs are active.
     """
     _report(resume_run(run, state, overrides, rounds=rounds), json)

@@ -252,7 +252,7 @@ class BatchTrainer:
             raise CannotBatch("the task draws random numbers in a step, and each client has a generator of its own")
         return measured
 
-    def _weight(self, of_steps: Array, count: int) -> int:
+    def _weight(self, of_steps: Array, count: int) -> int | float:
         """Return the weight of a client's update in FedAvg, from the units of its steps."""
         return self._loop.units.weight(of_steps.tolist(), self._batch_sizes(count), count)
 

@@ -101,7 +101,7 @@ class Written(NamedTuple):
     """A result as it is sent back, with the names of its arrays, which are in a row."""
 
     client_id: str
-    num_examples: int
+    num_examples: int | float
     work: float
     statistics: Statistics
     report: dict[str, Any]

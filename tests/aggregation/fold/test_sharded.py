@@ -15,6 +15,7 @@ from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.sharded import fold_shard
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import fold
+from atoll.aggregation.fold.weights import Share, integer_weights
 from atoll.aggregation.optimizers import DiLoCo, FedAdam, FedAvg
 from atoll.aggregation.rules import gram as gram_module
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean
@@ -72,9 +73,10 @@ def stored_round(folder: Path, rng, num_updates, omits=()):
     metadata = {safetensors_file.BUFFERS: json.dumps(["mean"])}
     safetensors_file.write(folder / "base", model(rng), metadata=metadata)
     factors = rng.choice([1.0, 0.25, 0.7, 1e-20], (num_updates, 2)).tolist()
+    claims = [rng.integers(1, 1 << 20) * rng.choice([1.0, 0.1, 1e-25]) for _ in factors]
     return [
-        Weighted(store(folder / f"u{k}", update(rng, omits if k % 2 else ())), int(rng.integers(1, 1 << 20)), *both)
-        for k, both in enumerate(factors)
+        Weighted(store(folder / f"u{k}", update(rng, omits if k % 2 else ())), weight, *both)
+        for k, (both, weight) in enumerate(zip(factors, integer_weights(list(map(Share, claims))), strict=True))
     ]
 
 

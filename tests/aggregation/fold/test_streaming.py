@@ -12,6 +12,7 @@ from atoll.aggregation.fold import streaming as fold_module
 from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.kernel import add_within_for
 from atoll.aggregation.fold.streaming import Weighted, fold
+from atoll.aggregation.fold.weights import Share, integer_weights
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.coverage import check_cover
 from atoll.aggregation.tensors.layout import Tensor
@@ -32,13 +33,15 @@ def model(rng, scale=1.0):
 
 
 def cohort(rng, num_updates):
-    """Updates over 24 orders of magnitude, some without a tensor, with weights from 1 to 2^40."""
+    """Updates over 24 orders of magnitude, some without a tensor, with weights from 1 to 2^40 or fractions of such."""
+    claims = [2 ** rng.uniform(0, 40) for _ in range(num_updates)]
+    weights = [int(claim) for claim in claims] if rng.random() < 0.5 else integer_weights(list(map(Share, claims)))
     updates = []
-    for _ in range(num_updates):
+    for weight in weights:
         arrays = model(rng, 10.0 ** rng.integers(-12, 12))
         for name in [name for name in SHAPES if rng.random() < 0.2]:
             del arrays[name]
-        updates.append((arrays, int(2 ** rng.uniform(0, 40))))
+        updates.append((arrays, weight))
     return updates
 
 
@@ -279,7 +282,7 @@ def test_fold_refuses_values_and_tensors_that_do_not_fit(tmp_path, base, update,
 
 @pytest.mark.parametrize("weight", [0, -1, (1 << 53) + 1])
 def test_fold_refuses_weights_out_of_range(tmp_path, weight):
-    with pytest.raises(ValueError, match=f"u0: weight {weight} is not in 1"):
+    with pytest.raises(ValueError, match=f"u0: weight {weight} is no integer >= 1"):
         fold_in(tmp_path, {"w": f32(0)}, [({"w": f32(1)}, weight)])
 
 

@@ -1,30 +1,34 @@
 import math
 import random
+import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from atoll.aggregation.fold.grid import WEIGHT_BITS
 from atoll.aggregation.fold.weights import (
-    FIXED_POINT_ONE,
     Normalized,
     Share,
     hinge_discount,
     integer_weights,
+    is_integer_weight,
     normalized,
     staleness_discount,
 )
+from atoll.aggregation.weight import WEIGHT_MAX, WEIGHT_MIN, as_weight
 
 Client = tuple[int, float, float]
 steps = st.floats(1, 1e9)
 
 
+claims = st.integers(1, WEIGHT_MAX) | st.floats(WEIGHT_MIN, float(WEIGHT_MAX)) | st.sampled_from([0.1, 0.2, 0.8, 3.0])
 shares = st.lists(
     st.builds(
         Share,
-        num_examples=st.integers(1, 10**12),
-        scale=st.floats(0, 1, exclude_min=True) | st.sampled_from([1.0, 0.5]),
+        num_examples=claims,
+        scale=st.floats(1e-39, 1, exclude_min=True) | st.sampled_from([1.0, 0.5]),
     ),
     min_size=1,
     max_size=12,
@@ -44,27 +48,46 @@ def test_weights_follow_their_shares_in_any_order(shares, seed):
     assert integer_weights([shares[i] for i in order]) == tuple(weights[i] for i in order)
 
 
-@given(shares=shares.filter(lambda shares: any(share.scale < 1 for share in shares)))
-def test_weights_are_the_shares_to_half_a_unit_of_two_to_the_thirty(shares):
-    exact = [share.num_examples * Fraction(share.scale) for share in shares]
-    for weight, x in zip(integer_weights(shares), exact, strict=True):
-        error = abs(weight - FIXED_POINT_ONE * x / max(exact))
-        assert 1 <= weight <= FIXED_POINT_ONE
-        assert error <= Fraction(1, 2) or weight == 1
+@given(shares=shares)
+def test_weights_have_the_ratios_of_the_float64_products_exactly_and_fit_the_grid(shares):
+    exact = [Fraction(float(share.num_examples) * share.scale) for share in shares]
+    weights = integer_weights(shares)
+    assert {weight / x for weight, x in zip(weights, exact, strict=True)} == {weights[0] / exact[0]}
+    assert all(is_integer_weight(weight) and float(weight) == weight for weight in weights)
+    assert sum(weights).bit_length() < WEIGHT_BITS - 20  # a million of them
 
 
-def test_weights_round_half_to_even_and_never_to_zero():
-    tie = [Share(1 << 31, 0.5), Share(3, 0.5), Share(5, 0.5), Share(1, 2.0**-60)]
-    assert integer_weights(tie) == (1 << 30, 2, 2, 1)
+@given(claims=st.lists(claims, min_size=1, max_size=6), power=st.integers(-20, 20))
+def test_a_power_of_two_in_all_weights_changes_no_ratio(claims, power):
+    scaled = [claim * 2.0**power for claim in claims]
+    assume(all(WEIGHT_MIN <= claim <= WEIGHT_MAX for claim in scaled))
+    one, other = integer_weights([Share(n) for n in claims]), integer_weights([Share(n) for n in scaled])
+    assert len({Fraction(a, b) for a, b in zip(one, other, strict=True)}) == 1
 
 
-def test_weights_scaled_down_alike_count_alike():
-    assert integer_weights([Share(10, 0.1), Share(20, 0.1)]) == (1 << 29, 1 << 30)
+def test_weights_of_fractions_and_discounts():
+    assert integer_weights([Share(0.75), Share(0.25)]) == (3, 1)
+    assert integer_weights([Share(20), Share(10, 0.5)]) == (20, 5)
+    assert integer_weights([Share(10, 0.1), Share(20, 0.1)]) == (1, 2)
+    large, small = integer_weights([Share(0.8), Share(0.2)])
+    assert large == 4 * small
 
 
-@pytest.mark.parametrize("num_examples", [0, -3])
-def test_share_refuses_num_examples_below_one(num_examples):
-    with pytest.raises(ValueError, match=f"num_examples {num_examples} is not at least 1"):
+@pytest.mark.parametrize("weight", [0, -1, (1 << 53) + 1, 3 << 52 | 1])
+def test_weight_that_float64_does_not_hold(weight):
+    assert not is_integer_weight(weight)
+
+
+def test_number_as_weight():
+    assert [type(as_weight(number)) for number in (3.0, 0.5, 1 << 53)] == [int, float, int]
+    for number in (0.0, -1.0, 1e-31, 1e16, math.inf, math.nan):
+        with pytest.raises(ValueError, match=r"in 1e-30\.\.9007199254740992, got"):
+            as_weight(number)
+
+
+@pytest.mark.parametrize("num_examples", [0, -3, 1e-31, math.nan, 1e16])
+def test_share_refuses_num_examples_out_of_range(num_examples):
+    with pytest.raises(ValueError, match=f"num_examples {re.escape(str(num_examples))} is not in 1e-30"):
         Share(num_examples)
 
 

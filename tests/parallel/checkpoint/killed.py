@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from atoll.parallel.checkpoint.store import Store
 
 def publish(store: Store, step: int, content: str = "") -> Path:
     (store.begin(step) / ".metadata").write_text(content, "utf-8")
-    store.publish(step, {})
+    store.publish(step, {}, {".metadata": sha256(content.encode()).hexdigest()})
     return store.path(step)
 
 

@@ -143,7 +143,7 @@ def test_a_checkpoint_says_of_itself_what_an_operator_may_ask(tmp_path: Path) ->
     model = about.pop("model")
     assert len(bytes.fromhex(model)) == 32
     assert about == {
-        "format": 1,
+        "format": 2,
         "step": 2,
         "mesh": {},
         "world": 2,

@@ -1,12 +1,14 @@
 import json
 import multiprocessing
 import signal
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.aggregation.file_digest import SUMS, read_sums, sums_text
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 from atoll.parallel.checkpoint.store import Store, read_about, reading, steps_to_keep
 from atoll.parallel.engine.forked import FROZEN, PRELOAD
@@ -67,14 +69,17 @@ def test_the_same_step_again_replaces_the_first(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000005"]
 
 
-@pytest.mark.parametrize("missing", [".metadata", "atoll.json"])
-def test_a_folder_without_one_of_its_two_tables_is_no_checkpoint(tmp_path: Path, missing: str) -> None:
+@pytest.mark.parametrize("missing", [".metadata", "atoll.json", "SHA256SUMS"])
+def test_a_folder_that_has_lost_one_of_its_tables_is_named_and_none_takes_its_place(
+    tmp_path: Path, missing: str
+) -> None:
     store = Store(tmp_path)
     publish(store, 1)
     (publish(store, 2) / missing).unlink()
-    assert store.latest() == store.path(1)
-    with pytest.raises(CheckpointBroken, match="no complete checkpoint"):
+    assert store.latest() == store.path(2)
+    with pytest.raises(CheckpointBroken, match=f"no complete checkpoint: it has no {missing}"):
         read_about(store.path(2))
+    assert store.steps() == [1]
 
 
 def test_without_its_name_the_highest_is_the_latest(tmp_path: Path) -> None:
@@ -88,8 +93,10 @@ def test_without_its_name_the_highest_is_the_latest(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
     path = publish(Store(tmp_path), 1)
-    (path / "atoll.json").write_text(json.dumps({"format": 2}), "utf-8")
-    with pytest.raises(CheckpointBroken, match="is of format 2, this program reads format 1"):
+    text = json.dumps({"format": 1, "step": 1})
+    (path / "atoll.json").write_text(text, "utf-8")
+    (path / SUMS).write_text(sums_text(read_sums(path) | {"atoll.json": sha256(text.encode()).hexdigest()}), "utf-8")
+    with pytest.raises(CheckpointBroken, match="is of format 1, this program reads format 2"):
         read_about(path)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.checkpoint.store import damage
 from atoll.parallel.crew.in_round import _copies_are_one, _due
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from tests.parallel.crew.clients import (
@@ -47,6 +48,14 @@ def test_a_killed_training_goes_on_with_the_same_bits(options: dict[str, Any], t
     others = dict.fromkeys(("parts", "evaluation", "mesh"))
     assert answer | others == expected | others
     assert [len(part) for part in answer["parts"]] == [len(part) for part in expected["parts"]]
+    (damaged,) = folder.glob("step-00000012")
+    file = damaged / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[:-1])
+    answer, found = on_a_mesh(tmp_path, options, name=name, local=ADAMW, **interrupted)  # begins anew
+    for tensor, values in update.items():
+        np.testing.assert_array_equal(found[tensor], values)
+    assert answer | others == expected | others
+    assert damage(damaged) == []
 
 
 @pytest.mark.parametrize(

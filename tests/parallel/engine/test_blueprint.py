@@ -6,9 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 
+from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.batchnorm import GhostBatchNorm, convert
 from atoll.parallel.engine.blueprint import Blueprint, balanced, blocks, cut, pieces, stage
+from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine.cases import OwnModule, cnn, decoder, mlp, own_sequential, repeating
 
 
@@ -151,3 +155,26 @@ def test_hooks_of_a_container_keep_it_whole_and_those_of_the_model_refuse_the_cu
     declared.blueprint = Blueprint(chain=("middle",))  # type: ignore[assignment]
     with pytest.raises(ValueError, match="OwnModule has forward hooks, which each stage would call"):
         cut(declared, 2)
+
+
+class Styled(nn.Module):
+    """A layer that tp shards, and one beside it."""
+
+    def __init__(self, beside: nn.Module) -> None:
+        super().__init__()
+        self.wide, self.beside = nn.Linear(8, 8), beside
+
+    @property
+    def blueprint(self) -> Blueprint:
+        return Blueprint(tensor=lambda _sequence, _loss: {"wide": ColwiseParallel()})
+
+
+def test_a_layer_with_a_parametrization_and_a_recurrent_one_are_refused_under_tp() -> None:
+    plan = Plan(mesh=Mesh(tp=2))
+    check_model(Styled(nn.LSTMCell(8, 8)), plan)
+    with pytest.raises(ValueError, match=r"tp=2: beside cannot be replicated: .*; use tp=1"):
+        check_model(Styled(nn.GRU(8, 8)), plan)
+    model = Styled(nn.Identity())
+    nn.utils.parametrizations.weight_norm(model.wide)
+    with pytest.raises(ValueError, match=r"tp=2: wide\.parametrizations\.weight\.original0, .* cannot be sharded"):
+        check_model(model, plan)

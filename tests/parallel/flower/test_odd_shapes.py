@@ -50,11 +50,10 @@ NOT_NATIVE = {
 """The reason for which an app runs hosted."""
 
 REFUSED = {
-    "weight of a fraction": "'num-examples' in the metrics of a reply must be a whole number, got 0.5",
-    "NaN weight": "'num-examples' in the metrics of a reply must be a whole number, got nan",
-    "infinite weight": "'num-examples' in the metrics of a reply must be a whole number, got inf",
-    "list of weights": "'num-examples' in the metrics of a reply must be a whole number, got [1, 2]",
-    "no examples at one": "num_examples must be a whole number >= 1, got 0",
+    "NaN weight": "'num-examples' in the metrics of a reply must be a number >= 0, got nan",
+    "infinite weight": "'num-examples' in the metrics of a reply must be a number >= 0, got inf",
+    "list of weights": "'num-examples' in the metrics of a reply must be a number >= 0, got [1, 2]",
+    "no examples at one": "num_examples: a weight must be in 1e-30..9007199254740992, got 0",
     "two records of arrays": "a reply to train has one ArrayRecord, this one has 2 (arrays, second)",
     "two records of metrics": "a reply to train has one MetricRecord, this one has 2 (metrics, second)",
 }

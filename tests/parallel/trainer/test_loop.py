@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll import Local
 from atoll.aggregation.tensors.safetensors_file import BUFFERS, read_metadata
-from atoll.parallel.checkpoint.errors import CheckpointMismatch
+from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointMismatch
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
@@ -134,6 +134,35 @@ def test_a_loss_that_is_no_number_ends_training_and_keeps_the_last_checkpoint(tm
     run(tmp_path, config=replace(CONFIG, checkpoint_every=5, eval_every=100))
     begins = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [event["step"] for event in begins if event["event"] == "begin"] == [0, 10]
+
+
+def test_a_damaged_checkpoint_is_refused_and_without_it_the_older_one_continues_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    config = replace(CONFIG, epochs=1, checkpoint_every=3)
+    run(tmp_path / "whole", config=config)
+    run(tmp_path / "parts", config=config, stop_after=6)
+    damaged = tmp_path / "parts" / "checkpoints" / "step-00000006"
+    file = damaged / "__0_0.distcp"
+    file.write_bytes(file.read_bytes().replace(b"\x3e", b"\x3f", 1))
+    with pytest.raises(CheckpointBroken, match=r"step-00000006/__0_0\.distcp is damaged.*continues from step 3"):
+        run(tmp_path / "parts", config=config)
+    damaged.rename(tmp_path / "away")
+    run(tmp_path / "parts", config=config)
+    assert tasks.losses(tmp_path / "parts") == tasks.losses(tmp_path / "whole")
+    models = [(tmp_path / each / "model.safetensors").read_bytes() for each in ("parts", "whole")]
+    assert models[0] == models[1]
+    complete = read_log(tmp_path / "whole" / "log.jsonl", "checkpoint")
+    assert sorted(complete) == [3, 6, 7]
+
+
+def test_a_training_whose_first_checkpoint_was_cut_off_starts_from_the_given_file_again(tmp_path: Path) -> None:
+    run(tmp_path / "first", config=replace(CONFIG, epochs=1))
+    config = replace(CONFIG, epochs=1, start=str(tmp_path / "first" / "model.safetensors"))
+    run(tmp_path / "whole", config=config)
+    (tmp_path / "cut" / "checkpoints" / "step-00000007.tmp").mkdir(parents=True)
+    run(tmp_path / "cut", config=config)
+    assert tasks.losses(tmp_path / "cut") == tasks.losses(tmp_path / "whole")
 
 
 def test_the_exported_model_is_what_the_federation_would_export(tmp_path: Path) -> None:

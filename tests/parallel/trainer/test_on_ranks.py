@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from atoll.parallel.checkpoint.store import Store, damage
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.run import Result
 from tests.parallel.trainer import tasks
-from tests.parallel.trainer.training import mesh, model, on_ranks, run
+from tests.parallel.trainer.training import CONFIG, mesh, model, on_ranks, run
 
 LAST = 28
 
@@ -40,6 +43,26 @@ def test_two_ranks_see_what_one_sees_also_where_the_data_is_uneven(alone: tuple[
     for name, value in expected.metrics.items():
         assert results[0].metrics[name] == pytest.approx(value, abs=1e-5 if name.endswith("loss") else 0)
     same_model(tmp_path, folder)
+
+
+BREAKING = replace(CONFIG, checkpoint_every=1, eval_every=100)
+
+
+def break_on_ranks(folder: Path) -> str:
+    broken = replace(tasks.task, loss=tasks.Breaking(12))
+    with pytest.raises(NotFinite) as caught:
+        run(folder, task=broken, plan=mesh(dp_replicate=2), config=BREAKING)
+    return str(caught.value)
+
+
+def test_a_checkpoint_that_was_being_written_is_complete_before_it_is_called_kept(tmp_path: Path) -> None:
+    for message in run_ranks(break_on_ranks, 2, tmp_path):
+        assert "in step 12 (learning rate 0.2); the checkpoint of step 11 is kept" in message
+    store = Store(tmp_path / "checkpoints")
+    assert store.latest() == store.path(11)
+    assert damage(store.path(11)) == []
+    complete = read_log(tmp_path / "log.jsonl", "checkpoint")
+    assert sorted(complete) == list(range(1, 12))
 
 
 def test_a_training_that_is_told_to_stop_on_one_rank_goes_on_under_every_other_mesh(

@@ -183,7 +183,11 @@ def test_a_crash_is_told_and_the_next_call_starts_anew(
         ("shape", "task_mismatch", r"^w is F32 \(4,\), expected F32 \(3,\)$"),
         ("float64", "task_mismatch", r"^w is float64 \(3,\), expected F32 \(3,\)$"),
         ("nothing", "training_failed", "train must return a Trained, got NoneType"),
-        ("counts", "training_failed", r"num_examples must be .* got 0; work must be in \(0, 1\], got 2.0; metric m"),
+        (
+            "counts",
+            "training_failed",
+            r"num_examples: a weight must be .* got 0; work must be in \(0, 1\], got 2.0; metric m",
+        ),
     ],
 )
 def test_an_error_of_the_task_has_a_kind_and_costs_no_process(

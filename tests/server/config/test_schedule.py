@@ -6,7 +6,7 @@ import pytest
 
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig
-from atoll.server.config.run_changes import changed, changes_of
+from atoll.server.config.run_changes import changed, changes_of, moved_ends
 
 TASK = 'task = "digits.py:task"\n'
 
@@ -102,6 +102,27 @@ def test_a_resumed_run_may_change_them_and_the_record_names_them_as_they_are_set
     assert found["rounds"] == (5, 9)
     assert found["schedule.local.lr"][0] is None
     assert found["schedule.local.lr"][1]["kind"] == "cosine"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "version", "is_told"),
+    [
+        ('local.lr={kind = "cosine"}', 3, True),
+        ('optimizer.lr={kind = "linear", end = 0.5}', 3, True),
+        ('local.lr={kind = "cosine", warmup = 2}', 3, False),  # round 3 has the start, whatever follows
+        ('local.lr={kind = "cosine"}', 1, False),
+        ('local.lr={kind = "linear", rounds = 7}', 3, False),
+        ('local.lr={kind = "exponential", factor = 0.5}', 3, False),
+    ],
+)
+def test_another_number_of_rounds_is_told_where_it_moves_the_end_of_a_schedule(schedule, version, is_told):
+    before = run(TASK, "rounds=5", f"schedule.{schedule}")
+    told = [*moved_ends(before, changed(before, ["rounds=9"], version=version), version=version)]
+    key = schedule.partition("=")[0]
+    assert len(told) == is_told
+    assert all(f"schedule.{key} ends in round 9 now and did so in round 5" in line for line in told)
+    kept = changed(before, ["rounds=9", f"schedule.{key}.rounds=5"], version=version) if is_told else before
+    assert not [*moved_ends(before, kept, version=version)]
 
 
 def test_a_value_of_a_task_beyond_64_bits_or_not_finite_is_a_fault_under_the_name_that_a_person_writes():

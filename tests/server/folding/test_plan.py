@@ -14,7 +14,6 @@ import pytest
 
 from atoll.aggregation.fold.means import Weighted, totals_of
 from atoll.aggregation.fold.streaming import fold
-from atoll.aggregation.fold.weights import FIXED_POINT_ONE
 from atoll.aggregation.tensors import safetensors_file
 from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
@@ -29,7 +28,7 @@ from atoll.server.rounds.policy import Mode
 from tests.aggregation.models import store
 
 MAGNITUDES = {"a": 1e-3, "b": 1.0, "c": 1e30}
-WEIGHTS = {"a": 10, "b": 1000, "c": 3}
+WEIGHTS = {"a": 0.1, "b": 1000, "c": 3e-25}
 NORMALIZERS = {"a": 2.0, "b": 1e9, "c": 40.0}
 
 
@@ -173,7 +172,7 @@ def mean(weights: object, factors: object, updates: list[float]) -> float:
 
 def test_a_synchronous_round_discounts_numerator_and_denominator() -> None:
     weights, factors = weights_and_factors(aggregate("sync", (10, 1.0), (10, 0.5)), METHOD, [1.0, 1.0])
-    assert (weights, factors) == ((FIXED_POINT_ONE, FIXED_POINT_ONE // 2), [1.0, 1.0])
+    assert (weights, factors) == ((10, 5), [1.0, 1.0])
     assert mean(weights, factors, [3.0, 6.0]) == pytest.approx((3 + 0.5 * 6) / 1.5)
 
 

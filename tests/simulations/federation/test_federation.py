@@ -189,6 +189,22 @@ def test_a_run_whose_last_round_was_another_than_a_middle_one_is_given_no_more(t
     assert simulate(tmp_path, *few, "rounds=3")[0]["model_digest"] == ended["model_digest"]
 
 
+@pytest.mark.parametrize("key", ["local.lr", "optimizer.lr"])
+def test_a_schedule_that_ends_with_the_run_keeps_its_number_of_rounds(tmp_path, key):
+    few, rounds = ("round.cohort_size=2", f'schedule.{key}={{kind = "cosine", end = 0.5}}'), f"schedule.{key}.rounds=3"
+    begun, _ = simulate(tmp_path / "parts", *few, "rounds=3")
+    fault = rf"schedule\.{key} reached its end in round 3 of it, and would do so in round 6, so rounds 2 to 3 had other"
+    with pytest.raises(ConfigError, match=f"the run there cannot have 6 rounds: {fault} values; --set {rounds}"):
+        simulate(tmp_path / "parts", *few, "rounds=6")
+    assert simulate(tmp_path / "parts", *few, "rounds=3")[0]["model_digest"] == begun["model_digest"]
+    found, _ = simulate(tmp_path / "parts", *few, "rounds=6", rounds)
+    assert found["model_digest"] == simulate(tmp_path / "whole", *few, "rounds=6", rounds)[0]["model_digest"]
+    assert found["model_digest"] != simulate(tmp_path / "longer", *few, "rounds=6")[0]["model_digest"]
+    simulate(tmp_path / "first", *few, "rounds=1")  # whose value is the start, however many follow
+    found, _ = simulate(tmp_path / "first", *few, "rounds=2")
+    assert found["model_digest"] == simulate(tmp_path / "second", *few, "rounds=2")[0]["model_digest"]
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_may_end_after_another_number_of_rounds(tmp_path):
     few = ("round.cohort_size=2", "round.late=next_round", "evaluation.server_every=2")
