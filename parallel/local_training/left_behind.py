@@ -17,8 +17,8 @@ _said: set[str] = set()
 
 
 class Kept:
-    """What a training or an evaluation of one's own keeps for the next, which is named and left as it is: it may be
-    what was read, or an open log.
+    """State that a training or an evaluation of one's own keeps for the next, which is named and left as it is: it
+    may be the data that it has read, or an open log.
 
     Args:
         roots: the objects by the names that their differences get.
@@ -37,8 +37,8 @@ class Kept:
 
 
 class LeftBehind:
-    """What a task's loss, metrics, units, optimizer and algorithm keep, which each job finds as after loading; what
-    `fit` keeps is named.
+    """State that a task's loss, metrics, units, optimizer and algorithm keep, which each job finds as after loading;
+    that of `fit` is named.
 
     Args:
         task: as it was loaded.

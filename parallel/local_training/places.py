@@ -194,7 +194,7 @@ class Empty(Cell):
         return next((attribute(self.path, name) for name, held in self.now.items() if held), "")
 
     def restore(self) -> bool:
-        """Empty them."""
+        """Empty all of them."""
         for held in self.now.values():
             held.clear()
         return True
@@ -228,7 +228,7 @@ class Listing(Cell):
 
 
 class SetOf(Listing):
-    """A set."""
+    """A set of values."""
 
     __slots__ = ()
 

@@ -82,7 +82,7 @@ class Merged:
     """The sum of the answers of an evaluation, each metric over the clients whose sums can be added."""
 
     sums: Sums | None
-    """None: there are none."""
+    """The sums by metric; None: there are none."""
     left_out: dict[ClientId, str]
     """The clients of which a metric is not in the sum, with the reason; their other metrics are."""
     num_clients: int
