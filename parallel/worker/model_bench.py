@@ -74,6 +74,10 @@ class ModelBench:
         self._has_one_job = request.get("warm") == ONE_JOB
         self._left = LeftBehind(self._here.task, local) if request.get("warm") == PROCESS else None
 
+    def visit(self, site: str) -> None:
+        """Work for another site from now on, with the same model; its data is read anew."""
+        self._here = self._here.at(site)
+
     @property
     def metrics(self) -> Metrics:
         """The task's metrics."""

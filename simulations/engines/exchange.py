@@ -53,6 +53,11 @@ class Exchange:
         self._passing, self._unchanged = PassingState(model), Unchanged(partial(frozen_tensors, model))
         self._find_state()
 
+    @property
+    def layers(self) -> frozenset[str]:
+        """The names of the model's tensors that stay at the clients."""
+        return frozenset(tensor.name for tensor in self._own_layout)
+
     def begin(self, version: Arrays) -> None:
         """Take the version that the next clients train from.
 
@@ -120,7 +125,7 @@ class Exchange:
             NotFinite: a tensor has NaN or infinite values.
             TaskBroken: the training has changed a tensor that does not travel.
         """
-        self._unchanged.check()
+        self.check_frozen()
         self._find_new_buffers()
         update, own = rows.update_of(index), rows.own_of(index)
         for name, trained, start in self._in_place:
@@ -134,6 +139,10 @@ class Exchange:
             torch.from_numpy(own[stays.name]).copy_(place.detach())
         self.finish(rows, index, update, control, num_steps)
         return update, own
+
+    def check_frozen(self) -> None:
+        """Check that nothing has changed the tensors that do not travel; raise TaskBroken with their names."""
+        self._unchanged.check()
 
     def finish(self, rows: Rows, index: int, update: Arrays, control: ControlVariates | None, num_steps: int) -> None:
         """Check the update, which is in its row, and write SCAFFOLD's new control variate beside it.

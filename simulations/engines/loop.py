@@ -1,6 +1,5 @@
 """The built-in training loop: one client after another in one model, with the bits of `ModelBench.train`."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.lone_row import lone_row_refused
@@ -27,16 +25,10 @@ from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
+from atoll.simulations.engines.one_state import OneState
 from atoll.simulations.engines.pooling import speed_up_pooling
 from atoll.simulations.engines.rows import Rows
 from atoll.simulations.engines.stepping import Steps
-
-logger = logging.getLogger(__name__)
-
-CHANGED_LATE = (
-    "clients have changed it on the model, which the first client had not, so others may have begun with it; from now "
-    "on each begins with it as task.model() made it"
-)
 
 BLOCK_BYTES = 8 << 20
 """Maximum size of the results of a window, which are contiguous in memory."""
@@ -56,8 +48,7 @@ class Loop:
         self.examples = ExamplesOf(training.task, training.device)
         self.model = build_model(training.task, training.model_seed).to(training.device).train()
         speed_up_pooling(self.model)
-        self._as_built = AsBuilt({"": self.model}, self.model.state_dict(keep_vars=True).values())
-        self._is_restored: bool | None = None  # None: no client has been trained
+        self._state = OneState(self.model)
         self.exchange = Exchange(training, self.model)
         self._follow(training)
         self._generator = torch.Generator()
@@ -78,9 +69,7 @@ class Loop:
         if (training := self._training.at(number)) is not self._training:
             self._follow(training)
         self.exchange.begin(version)
-        if self._is_restored is False and (late := self._as_built.differences()):
-            self._is_restored = True
-            logger.warning("%s: %s", ", ".join(late), CHANGED_LATE)
+        self._state.begin_round()
 
     def window(self, num_jobs: int) -> int:
         """Return the number of clients in a window: at most 1/16 of the cohort, so that processes can divide it."""
@@ -96,8 +85,7 @@ class Loop:
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
         """Train one client into a row, on its own examples or on given ones."""
         examples = examples or self.examples(job.client_id)
-        if self._is_restored:
-            self._as_built.restore()
+        self._state.begin()
         control = self.exchange.load(job)
         seed_everything(job.seed)
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self.model)
@@ -112,8 +100,7 @@ class Loop:
                 update, own = self.exchange.write(rows, index, control, done)
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
-        if self._is_restored is None:
-            self._is_restored = bool(self._as_built.differences())
+        self._state.end()
         return Trained(
             job.client_id,
             update,

@@ -51,7 +51,7 @@ class ClientWork:
 
     def evaluate(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
         """Return the sums of a client's evaluation, or the reason that there are none."""
-        return self.evaluations.of_client(client_id, request)
+        return self.evaluations.of_client(self.trainings.idle_engine(), client_id, request)
 
     def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
         """Return the update of a finished training, or its failure, and store the client's new state."""

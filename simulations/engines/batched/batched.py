@@ -35,8 +35,9 @@ from atoll.simulations.engines.batched.schedule import Schedule
 from atoll.simulations.engines.batched.shared import BATCH_NORMS, running_of
 from atoll.simulations.engines.batched.stack import CannotBatch, is_plain
 from atoll.simulations.engines.batched.swapping import obstacles_to_batching
+from atoll.simulations.engines.batched.together import together_if_possible
 from atoll.simulations.engines.benches import Benches
-from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
+from atoll.simulations.engines.engine import Failed, Job, Trained, Training, last_line, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
 from atoll.simulations.engines.one_process import OneProcess, on_device, threads_of_torch
@@ -155,7 +156,7 @@ class BatchTrainer:
                 except CannotBatch:  # caused by the examples of some clients
                     continue
                 except Exception as error:  # training the clients one by one shows which of them fails
-                    logger.warning("%d clients are trained one by one: %s", len(chosen), _last_line(error))
+                    logger.warning("%d clients are trained one by one: %s", len(chosen), last_line(error))
         for index, job in enumerate(jobs):
             if index not in results:
                 with naming(job.client_id):
@@ -413,14 +414,11 @@ class Batched(OneProcess):
     def __init__(self, training: Training, *, at_once: int | None = None, threads: int | None = 1) -> None:
         with threads_of_torch(threads):
             trainer = BatchTrainer(training, at_once=at_once)
-        super().__init__(on_device(f"batched (k={trainer.at_once})", training), trainer, threads)
+        name = on_device(f"batched (k={trainer.at_once})", training)
+        super().__init__(name, trainer, threads, lambda: together_if_possible(training))
         self.at_once, self.kind = trainer.at_once, trainer.kind
 
 
 def _with_plain_steps(training: Training) -> Training:
     """Return the same training with plain SGD, whose updates are proportional to the gradients."""
     return replace(training, overrides={**training.overrides, "optimizer": "sgd", "lr": 0.1})
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
