@@ -40,6 +40,8 @@ class Exchange:
         self.lr = training.local.lr
         """The learning rate of the round, for the control variates."""
         self._own_layout = _of_model(self.form.own)
+        self.is_stateless = not self.form.own
+        """Absence of tensors that stay at a client: none begins with local layers or a control variate."""
         self._variates = in_order(t for t in self.form.update if t.name.startswith(CONTROL))
         self._names = [t.name for t in _of_model(self.form.update)]
         names = {id(parameter): name for name, parameter in trained_by_name(model).items()}

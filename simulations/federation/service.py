@@ -90,6 +90,7 @@ class Service:
         self.bytes_down = self.bytes_up = self.bytes_up_plain = 0
         self._sampler, self._lease, self._round_due = sampler, lease, round_due
         self._task, self._local = task_name(config.task), json.dumps(dict(config.local), sort_keys=True)
+        self._codec, self._algorithm = config.aggregation.codec_name, config.aggregation.training
         self._connected: dict[ClientId, Client] = {}
         self._timer = DeadlineTimer(timeline, lambda: self.machine.deadline, lambda: self.post(TimePassed()))
         self._fetched = Digest(""), 0
@@ -170,8 +171,8 @@ class Service:
             max(0.0, effect.deadline - self._timeline.now),
             seed=seed,
             local=self._local,
-            codec=self.config.aggregation.codec_name,
-            algorithm=self.config.aggregation.training,
+            codec=self._codec,
+            algorithm=self._algorithm,
             counted_round=effect.counted_round,
             model_seed=self.config.seed,
         )

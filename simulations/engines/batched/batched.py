@@ -94,6 +94,7 @@ class BatchTrainer:
         self._hooks = Hooks(training) if training.task.algorithm is not None else None
         self._alone: Alone = self._loop if self._hooks is None else Benches(training)
         self.form = self._loop.form
+        self._sizes: dict[tuple[int, int | None], list[int]] = {}
         self._layout()
         self._wanted, self._activation_bytes = at_once, self._activations_of_one()
         own_loss = self._hooks.losses if self._hooks is not None and self._hooks.has_loss else None
@@ -177,7 +178,7 @@ class BatchTrainer:
         placed, tensors, offsets = concatenated([examples[index] for index in chosen])
         schedule = Schedule([jobs[index] for index in chosen], placed, self._local, offsets, joins=self._joins)
         members = [chosen[at] for at in schedule.order]
-        states = [self._loop.exchange.own_of(jobs[index]) for index in members]
+        states = self._states([jobs[index] for index in members])
         start = self._starts([layers for layers, _ in states])
         corrections = self._corrections([control for _, control in states])
         begun = torch.from_numpy(start).to(self._training.device)
@@ -194,24 +195,23 @@ class BatchTrainer:
         statistics, units = measured.statistics(), measured.units()
         results: dict[int, Trained | Failed] = {}
         with np.errstate(over="ignore", invalid="ignore"):
-            are_written = self._write_together(rows, members)
-            trained = [] if are_written else self._trained(len(chosen))
+            written = self._written_together(rows, members)
+            trained = [] if written else self._trained(len(chosen))
             running = self._net.running.arrays()
             for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
                 done = schedule.steps[at]
-                try:
-                    if are_written:
-                        update, own = rows.update_of(index), rows.own_of(index)
-                    else:
-                        each = [block[row] for block in trained]
-                        began = start[min(row, len(start) - 1)]
-                        self._write_running(rows, index, {name: every[row] for name, every in running.items()})
+                update, own = written[row] if written else Arrays(), Arrays()
+                if not written:
+                    each = [block[row] for block in trained]
+                    began = start[min(row, len(start) - 1)]
+                    self._write_running(rows, index, {name: every[row] for name, every in running.items()})
+                    try:
                         if self._hooks is not None:
                             self._hooks.write(row, rows.update_of(index), rows.own_of(index))
                         update, own = self._write(rows, index, each, began, *states[row], done)
-                except NotFinite as error:
-                    results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
-                    continue
+                    except NotFinite as error:
+                        results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
+                        continue
                 results[index] = Trained(
                     jobs[index].client_id,
                     update,
@@ -221,7 +221,7 @@ class BatchTrainer:
                     own,
                     report_of(self._training, done),
                     rows.update[index],
-                    rows.largest[index] if are_written else None,
+                    rows.largest[index] if written else None,
                 )
         return results
 
@@ -262,19 +262,21 @@ class BatchTrainer:
         self._net.stack.settle()
         return [self._net.stack.blocks[name][:clients].cpu().numpy() for name, _, _ in self._places]
 
-    def _write_together(self, rows: Rows, members: Sequence[int]) -> bool:
+    def _written_together(self, rows: Rows, members: Sequence[int]) -> list[Arrays]:
         """Write the rows of a product together, if they are adjacent and consist of the change of the weights alone.
 
         Returns:
-            True if they are written, and finite.
+            The updates, as views; none if they are not written, or not finite.
         """
         first, count = members[0], len(members)
         if not self._is_whole or any(index != first + row for row, index in enumerate(members)):
-            return False
+            return []
         together, largest = rows.update[first : first + count], rows.largest[first : first + count]
         for number, (name, columns, _) in enumerate(self._places):
             largest[:, number] = self._net.stack.moved(name, together[:, columns])
-        return bool(np.isfinite(largest).all())  # otherwise writing row by row shows which is not
+        if not np.isfinite(largest).all():  # writing row by row shows which is not
+            return []
+        return rows.updates_of(first, count)
 
     def _write(
         self,
@@ -314,6 +316,11 @@ class BatchTrainer:
             else:
                 update[name][...] = integer_difference(name, now, self._version[name])
 
+    def _states(self, jobs: Sequence[Job]) -> list[tuple[Arrays, ControlVariates | None]]:
+        """Return the local layers and the control variate that each client begins with."""
+        exchange = self._loop.exchange
+        return [({}, None)] * len(jobs) if exchange.is_stateless else [exchange.own_of(job) for job in jobs]
+
     def _starts(self, layers: Sequence[Arrays]) -> Array:
         """Return the starting weights (1, T), or (k, T) if clients begin with local layers."""
         if not any(layers):
@@ -346,7 +353,11 @@ class BatchTrainer:
         return self._batch_sizes(examples.count)[0]
 
     def _batch_sizes(self, count: int) -> list[int]:
-        return batch_sizes(count, self._local.batch_size, model=self._loop.model)
+        """Return the sizes of one epoch's batches of a client with this number of examples; they are cached."""
+        key = count, self._local.batch_size
+        if (sizes := self._sizes.get(key)) is None:
+            sizes = self._sizes[key] = batch_sizes(count, self._local.batch_size, model=self._loop.model)
+        return sizes
 
     def _layout(self) -> None:
         """Find the trained tensors: the columns of the stack, in the order of an update's."""
