@@ -156,7 +156,7 @@ def _faults_of_optimizer(local: Local, plan: Plan) -> Iterator[str]:
 def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[str]:
     """Yield a sentence if an own optimizer gives copies of the parameters other groups than the parameters.
 
-    It knows them by their identity then, such as from a list that the task keeps, and a mesh has others in their places.
+    It knows them by identity then, such as from a list that the task keeps, and a mesh has others in their places.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     copies = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
