@@ -93,6 +93,7 @@ class Jobs:
         try:
             order = TrainOrder(
                 task=invitation.task,
+                run_id=invitation.run_id,
                 model=self._cache.path(invitation.model_digest),
                 out=self._update_out,
                 round_id=invitation.round_id,
@@ -136,6 +137,7 @@ class Jobs:
         try:
             order = MessageOrder(
                 task=invitation.task,
+                run_id=invitation.run_id,
                 kind=invitation.message,
                 group=invitation.group,
                 message=self._cache.path(invitation.model_digest),
@@ -225,6 +227,7 @@ class Jobs:
         try:
             order = EvaluateOrder(
                 task=request.task,
+                run_id=request.run_id,
                 model=self._cache.path(request.model_digest),
                 version=request.version,
                 local=_overrides(request.local),
@@ -246,7 +249,11 @@ class Jobs:
         """Make the statistics of the site's data within `budget` seconds; returns StatisticsMade or JobFailed."""
         try:
             order = StatisticsOrder(
-                task=request.task, local=_overrides(request.local), model_seed=request.model_seed, budget=budget
+                task=request.task,
+                run_id=request.run_id,
+                local=_overrides(request.local),
+                model_seed=request.model_seed,
+                budget=budget,
             )
             found = await self._runner.statistics(order)
             await on_thread(None, self._save_seen)
