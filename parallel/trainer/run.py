@@ -136,13 +136,14 @@ def threads_for(model: nn.Module, wanted: int | None) -> int:
 
 def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
     has_norms = any(isinstance(module, _BatchNorm) for module in model.modules())
+    divisions = job.plan.microbatches * (job.plan.mesh.dp if job.plan.batchnorm == "local" else 1)
     try:
         return make_recipe(
             job.task.local,
             job.config,
             num_examples=num_examples,
             num_ranks=job.plan.mesh.dp,
-            least_rows=2 * job.plan.microbatches if has_norms else 1,
+            last_min=2 * divisions if has_norms else 1,
         )
     except ValueError as error:
         raise JobRefused(str(error)) from error
