@@ -22,6 +22,7 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed,
 from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
+from atoll.parallel.engine.passes import ReadyTwice
 from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.task.randomness import generators_kept
@@ -36,6 +37,7 @@ REFUSED = (
     CopiesDiffer,
     CallsDiffer,
     NotGathered,
+    ReadyTwice,
     TaskBroken,
     RunDiffers,
     CheckpointMismatch,
