@@ -121,7 +121,7 @@ def _compare(model: nn.Module, stages: list[nn.Module], plan: Plan, seed: int, d
             torch.testing.assert_close(hidden, outputs, rtol=1e-4, atol=1e-5, equal_nan=True)
         except Exception as error:
             mode = "training" if model.training else "evaluation"
-            why = f"the stages one after another give other outputs in {mode} than the model"
+            why = f"the stages one after another give other outputs than the model in {mode}"
             raise JobRefused(_more_than_chain(plan, why)) from error
 
 

@@ -168,5 +168,5 @@ class Skips(nn.Module):
 def test_a_pipeline_is_compared_in_training_too() -> None:
     pipeline = Plan(mesh=Mesh(pp=2))
     look(lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(), nn.Linear(6, 1)), pipeline)
-    with pytest.raises(JobRefused, match="give other outputs in training than the model"):
+    with pytest.raises(JobRefused, match="give other outputs than the model in training"):
         look(Skips, pipeline)
