@@ -1,5 +1,7 @@
 """The look at a forward pass before a training: what a mesh would do otherwise than one process."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ from torch import nn
 from atoll.parallel.adapters.pipeline_stages import INPUTS, first_output
 from atoll.parallel.data.batch import map_tensors, tensors
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
-from atoll.parallel.engine.borrowed import borrowed_blocks
+from atoll.parallel.engine.borrowed import Uses, borrowed_blocks
 from atoll.parallel.engine.inplace import Written, storage_of, written_in_forward
 from atoll.parallel.engine.passes import REENTRANT
 from atoll.parallel.engine.plan import Plan
@@ -19,9 +21,11 @@ from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.between_passes import follows_examples
 from atoll.parallel.trainer.job import JobRefused, model_on_meta
+from atoll.parallel.trainer.outside import loss_kept
+from atoll.parallel.trainer.references import reference_faults
 
 SMALL = 10_000_000
-"""Number of parameters up to which a model is built once more for a check, if its code does not run on `meta`."""
+"""Number of parameters up to which a model is built once more for a check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ def needs_look(plan: Plan) -> bool:
 def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     """Look at a forward pass of a model that is thrown away.
 
-    No pass may change a parameter where the change would be lost. The pass needs no memory where the model's code runs
-    on `meta`; else a small model takes a real one. A pass that fails here is left to the first step, which reports its
-    error.
+    No pass may change a parameter where the change would be lost, or read one where a plan has another in its place. A
+    small model takes a real pass, a large one on `meta`, without memory, if its code runs there. A pass that fails here
+    is left to the first step, which reports its error.
 
     Args:
         task: of the model.
@@ -60,16 +64,21 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     if not needs_look(plan):
         return Forward()
     model = model_on_meta(task)
-    seen = _look(model, data)
-    if seen is None and sum(parameter.numel() for parameter in model.parameters()) < SMALL:
-        with seeded(seed):
-            seen = _look(task.model(), data)
+    with seeded(seed), loss_kept(task.loss):
+        if sum(parameter.numel() for parameter in model.parameters()) < SMALL:
+            model = task.model()
+        try:
+            inputs, targets = _rows_on(model, data)
+        except Exception:  # any: of the task's data
+            return Forward()
+        found = _look(model, inputs, targets, task.loss)
+        if faults := reference_faults(model, plan, inputs, targets, task.loss):
+            raise JobRefused("; ".join(faults))
     if plan.mesh.pp > 1:
         _check_chain(task, plan, seed, data, model)
     is_small = sum(parameter.numel() for parameter in model.parameters()) < SMALL
     if is_small and (fault := follows_examples(task, plan, seed, data)):
         raise JobRefused(fault)
-    found = seen or Forward()
     if found.is_reentrant and plan.is_ddp:
         raise JobRefused(REENTRANT)
     if found.written.parameters and (plan.is_sharded or plan.mesh.pp > 1):
@@ -151,9 +160,10 @@ def _leaves_chain(model: nn.Module, data: Any) -> str:
         module = model.get_submodule(name)
         hooks.append(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
         hooks.append(module.register_forward_hook(lambda _module, _args, outputs: give(outputs)))
+    model.train()
     try:
         with torch.no_grad():
-            inputs = _rows_on(model, data)
+            inputs, _ = _rows_on(model, data)
             give(inputs)
             outputs = model(inputs)
     except Exception:
@@ -173,34 +183,37 @@ def _is_handed(given: Any, version: int, taken: Any) -> bool:
 
 
 def _rows_on(model: nn.Module, data: Any) -> Any:
-    """Return the inputs of two examples, on the device of a model."""
+    """Return inputs and targets of two examples, on the device of a model."""
     device = next(model.parameters()).device
-    return map_tensors(lambda tensor: tensor.to(device), fetcher(data)(torch.arange(min(2, len(data))))[0])
+    return map_tensors(lambda tensor: tensor.to(device), fetcher(data)(torch.arange(min(2, len(data)))))
 
 
-def _look(model: nn.Module, data: Any) -> Forward | None:
-    """Return what passes in training and evaluation do; None if that in training fails."""
-    found: list[Any] = []
+def _look(model: nn.Module, inputs: Any, targets: Any, loss: Callable[[Any, Any], torch.Tensor]) -> Forward:
+    """Return what passes in training and evaluation, and the loss, do; nothing if the one in training fails."""
     borrowed: list[str] = []
+    found: list[Any] = []
 
-    def outputs() -> Any:
-        found.append(model(inputs))
-        return found[-1]
+    def run() -> Any:
+        outputs = model(inputs)
+        found.append(outputs)
+        used = Uses({storage_of(parameter): name for name, parameter in model.named_parameters()}, lambda _name: False)
+        with suppress(Exception), used:  # any: the task's code, here perhaps with tensors that have no values
+            loss(outputs, targets)
+        return outputs, [model.get_parameter(name) for name in used.borrowed]
 
-    def run() -> None:
-        borrowed.extend(borrowed_blocks(model, blocks(model), outputs))
+    def watched() -> None:
+        borrowed.extend(borrowed_blocks(model, blocks(model), run))
 
     try:
-        inputs = _rows_on(model, data)
         model.train()
-        written = written_in_forward(model, run)
+        written = written_in_forward(model, watched)
     except Exception:
-        return None
+        return Forward()
     is_reentrant = any(_has_reentrant(tensor.grad_fn) for tensor in tensors(found))
     try:
         model.eval()
         with torch.no_grad():
-            run()
+            watched()
     except Exception:  # the first evaluation reports it
         pass
     return Forward(written, list(dict.fromkeys(borrowed)), is_reentrant)
