@@ -246,7 +246,7 @@ def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None, borrowed: Collectio
     for name in names:
         block = part.get_submodule(name)
         if plan.recompute != "none":
-            recompute.recompute(block, plan.recompute, is_compiled=plan.compile)
+            recompute.recompute(block, plan.recompute, name=name, is_compiled=plan.compile)
         if plan.compile:
             block.compile()
     if axes is None:

@@ -71,7 +71,7 @@ class Repetition:
         return is_due(self._seen + 1)
 
     def whole(self) -> AbstractContextManager[Any]:
-        """Return the context of a checkpoint whose repetition ends with the outputs, if they are to be compared."""
+        """Return the context of a checkpoint: the repetition of a pass that is due gets as far as the outputs."""
         return set_checkpoint_early_stop(False) if self.is_due and torch.is_grad_enabled() else nullcontext()
 
     def watched(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,7 +253,7 @@ def _holds_same(one: Any, other: Any, deep: int) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(is_same(one[key], other[key], deep) for key in one)
     if isinstance(one, set):
-        return one == other
+        return bool(one == other)
     return is_holder(one) and is_same(vars(one), vars(other), deep)
 
 

@@ -122,7 +122,8 @@ class Outside:
 
 
 def _named_modules(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return (part.module if isinstance(part, DistributedDataParallel) else part).named_modules()
+    inner: nn.Module = part.module if isinstance(part, DistributedDataParallel) else part
+    return inner.named_modules()
 
 
 def _is_of_a_task(kind: type) -> bool:

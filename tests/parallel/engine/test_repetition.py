@@ -81,7 +81,7 @@ def trained(kind: str, recomputed: str | None) -> dict[str, torch.Tensor]:
     blocks = nn.ModuleList([Moving(kind) for _ in range(2)])
     optimizer = torch.optim.SGD(blocks.parameters(), 0.1)
     for name, block in blocks.named_children() if recomputed else ():
-        recompute(block, recomputed or "", name)
+        recompute(block, recomputed or "", name=name)
     inputs = torch.randn(4, 8)
     for _ in range(STEPS):
         optimizer.zero_grad()
