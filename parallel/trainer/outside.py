@@ -123,7 +123,7 @@ class Outside:
 
 def _named_modules(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     inner: nn.Module = part.module if isinstance(part, DistributedDataParallel) else part
-    return inner.named_modules()
+    yield from inner.named_modules()
 
 
 def _is_of_a_task(kind: type) -> bool:
