@@ -176,7 +176,8 @@ class Engine:
         return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def _passing(self) -> AbstractContextManager[None]:
-        return pass_of_shards() if self.plan.is_sharded else nullcontext()
+        tp = self.plan.mesh.tp
+        return pass_of_shards(tp) if self.plan.is_sharded or tp > 1 else nullcontext()
 
     def flush(self) -> None:
         """Make the ranks' models equal, before an evaluation, a checkpoint or an export.
