@@ -103,11 +103,12 @@ def cases(draw: st.DrawFn) -> Case:
     )
     if Case(model, Training(), plan).depends_on_passes:  # a hook on a parameter is called once a step, not in each pass
         model = replace(model, hooks=tuple(hook for hook in model.hooks if hook != "after"))
+    has_batch_norm = any(block.kind == "batch norm" for block in model.blocks)
     training = Training(
         optimizer=draw(st.sampled_from(optimizers)),
         clip=draw(st.sampled_from([None, None, 0.1])),
         loss=draw(st.sampled_from(["mean", "ignored"])),
-        rows=draw(st.sampled_from([16, 20, 22])),
+        rows=16 if has_batch_norm else draw(st.sampled_from([16, 20, 22])),  # its last batch may not be too small
     )
     return Case(model, training, plan)
 
