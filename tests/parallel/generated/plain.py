@@ -21,24 +21,30 @@ class Training:
     optimizer: str = "sgd"
     """sgd, momentum, adam, adamw."""
     clip: float | None = None
+    decays_vectors: bool = True
+    """Let biases and scales decay, too; else they are a group without decay."""
     loss: str = "mean"
     """mean: the mean over the examples; ignored: classes, of which some do not count."""
     rows: int = 22
     batch: int = 8
 
 
-def optimizer_of(kind: str, parameters: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of a kind."""
-    match kind:
+def optimizer_of(training: Training, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer, in two groups if vectors and scalars do not decay."""
+    groups: list[Any] = [{"params": parameters}]
+    if not training.decays_vectors:
+        vectors = [each for each in parameters if each.dim() < 2]
+        groups = [{"params": [each for each in parameters if each.dim() > 1]}, {"params": vectors, "weight_decay": 0.0}]
+    match training.optimizer:
         case "sgd":
-            return torch.optim.SGD(parameters, lr=0.1)
+            return torch.optim.SGD(groups, lr=0.1)
         case "momentum":
-            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+            return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
         case "adam":
-            return torch.optim.Adam(parameters, lr=0.01)
+            return torch.optim.Adam(groups, lr=0.01)
         case "adamw":
-            return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
-    raise ValueError(kind)
+            return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+    raise ValueError(training.optimizer)
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def train(
     torch.manual_seed(0)
     model = make()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = optimizer_of(training.optimizer, trained)
+    optimizer = optimizer_of(training, trained)
     buffers = [[each.clone() for each in model.buffers()] for _ in range(ranks)]
     generators = [_generator(rank) for rank in range(ranks)]
     losses = []

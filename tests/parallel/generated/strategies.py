@@ -27,6 +27,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"tp": 2, "dp_shard": 2, "sequence_parallel": False},
     {"tp": 2, "dp_replicate": 2, "sequence_parallel": False},
     *({"pp": ranks, "schedule": schedule} for ranks in (2, 3) for schedule in ("1f1b", "gpipe")),
+    *({"pp": 2, "schedule": schedule} for schedule in ("interleaved-1f1b", "zbv-zero-bubble")),
     {"pp": 2, "dp_replicate": 2},
     {"pp": 2, "dp_shard": 2},
     {"pp": 2, "tp": 2, "sequence_parallel": False},
@@ -85,7 +86,12 @@ def cases(draw: st.DrawFn) -> Case:
     optimizers = ["sgd", "momentum"] if dtype == "float32" else ["sgd", "momentum", "adam", "adamw"]
     if entry == "sparse":
         optimizers = ["sgd"]
-    blocks = draw(st.lists(st.builds(Block, st.sampled_from(kinds), st.sampled_from([*MADE])), min_size=1, max_size=4))
+    least = (
+        2 if plan.get("schedule") in ("interleaved-1f1b", "zbv-zero-bubble") else 1
+    )  # four pieces for the stages of two ranks
+    blocks = draw(
+        st.lists(st.builds(Block, st.sampled_from(kinds), st.sampled_from([*MADE])), min_size=least, max_size=4)
+    )
     if has_tp:
         blocks[0] = Block("residual", draw(st.sampled_from([*MADE])))
     sharing = ["none", "none", "weights", "module"] + ["head"] * (entry != "features")
@@ -106,6 +112,7 @@ def cases(draw: st.DrawFn) -> Case:
     has_batch_norm = any(block.kind == "batch norm" for block in model.blocks)
     training = Training(
         optimizer=draw(st.sampled_from(optimizers)),
+        decays_vectors=draw(st.booleans()),
         clip=draw(st.sampled_from([None, None, 0.1])),
         loss=draw(st.sampled_from(["mean", "ignored"])),
         rows=16 if has_batch_norm else draw(st.sampled_from([16, 20, 22])),  # its last batch may not be too small

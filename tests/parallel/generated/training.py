@@ -53,7 +53,13 @@ def local_of(case: Case) -> Local:
         "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
     }
     kind = kinds[case.training.optimizer]
-    return Local(batch_size=case.training.batch, shuffle=False, clip_norm=case.training.clip, **kind)
+    return Local(
+        batch_size=case.training.batch,
+        shuffle=False,
+        clip_norm=case.training.clip,
+        decay_vectors=case.training.decays_vectors,
+        **kind,
+    )
 
 
 def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
