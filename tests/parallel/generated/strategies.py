@@ -120,5 +120,10 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(model, training, plan)
 
 
+def _made(kind: str) -> list[str]:
+    """Return the ways in which a block's tensors may come to be: one that it holds twice must stay the same."""
+    return ["plain", "deepcopy", "filled"] if kind in ("tagged", "held") else [*MADE]
+
+
 def _buffers(plan: dict[str, Any]) -> list[str]:
     return ["constant", "passing", "expanded"] + ["average"] * ("pp" not in plan and "tp" not in plan)
