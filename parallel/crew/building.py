@@ -24,7 +24,7 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
-from atoll.parallel.exchange.initial import Blank, blank_of, fill
+from atoll.parallel.exchange.initial import NotBlank, attributes_of, blank_of, blank_or_none, differing_attributes, fill
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
 from atoll.parallel.local_training.frozen import Unchanged, frozen_of
@@ -215,7 +215,7 @@ def build(
     """
     plan, axes, device, ranks = here.plan, here.axes, here.device, here.ranks
     make = partial(bare_model, task, seed)
-    blank = together(ranks, lambda: _blank(make)) if is_divided(plan) else None
+    blank = together(ranks, lambda: blank_or_none(make)) if is_divided(plan) else None
     model = together(ranks, partial(build_model, task, seed)) if blank is None else blank.model
     base = together(ranks, lambda: base_of(task, model, seed))
     outline, tally = Outline.of(model), Tally(task, plan, axes, ranks)
@@ -238,30 +238,32 @@ def build(
     return MeshModel(engine, outline, tally, base)
 
 
-def _blank(make: Callable[[], nn.Module]) -> Blank | None:
-    """Return the model without memory for its parameters; None if its code needs their values."""
-    try:
-        return blank_of(make)
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
 def _is_drawn(model: nn.Module, outline: Outline, base: Matched | None, make_other: Callable[[], nn.Module]) -> bool:
     """Return whether tensors that do not travel need the draws of a real construction: frozen ones that are in no
-    file, or buffers that depend on the seed.
+    file, or buffers and attributes that depend on the seed, or on the values of parameters.
     """
     if drawn_of(outline.frozen, outline.tied, base):
         return True
-    tables = _tables(model)
-    if not tables:
+    tables, attributes = _tables(model), attributes_of(model)
+    if any(table.is_meta for table in tables):
+        return True
+    if not tables and not any(
+        isinstance(leaf, float | torch.Tensor) for found in attributes.values() for leaf in found
+    ):
         return False
-    other = blank_of(make_other).model
-    return any(not torch.equal(one, two) for one, two in zip(tables, _tables(other), strict=True))
+    try:
+        other = blank_of(make_other).model
+    except NotBlank:
+        return True
+    same = zip(tables, _tables(other), strict=True)
+    return any(not torch.equal(one, two) for one, two in same) or bool(
+        differing_attributes(attributes, attributes_of(other))
+    )
 
 
 def _tables(model: nn.Module) -> list[torch.Tensor]:
     return [
-        buffer.cpu()
+        buffer
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
         if name in module._non_persistent_buffers_set

@@ -54,7 +54,7 @@ def pass_of_shards(tp: int) -> Iterator[None]:
         ) from error
 
 
-class _Uses(TorchDispatchMode):
+class Uses(TorchDispatchMode):
     """The storages that operators have used while the block that they belong to was not being called."""
 
     def __init__(self, block_of: Mapping[int, str], is_called: Callable[[str], bool]) -> None:
@@ -89,7 +89,7 @@ def borrowed_blocks(model: nn.Module, block_names: Iterable[str], run: Callable[
     """
     blocks = {name: model.get_submodule(name) for name in block_names}
     depth = dict.fromkeys(blocks, 0)
-    uses = _Uses(
+    uses = Uses(
         {storage_of(parameter): name for name, block in blocks.items() for parameter in block.parameters()},
         lambda name: depth[name] > 0,
     )

@@ -71,6 +71,10 @@ class ModelBench:
         elif self._here.site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(local, [torch.nn.Parameter(torch.zeros(1))])
 
+    def visit(self, site: str) -> None:
+        """Work for another site from now on, with the same model; its data is read anew."""
+        self._here = self._here.at(site)
+
     @property
     def metrics(self) -> Metrics:
         """The task's metrics."""

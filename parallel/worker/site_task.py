@@ -1,6 +1,7 @@
 """A `Task` at one site: its data, its options in the present run, and the settings of each round."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -52,6 +53,12 @@ class SiteTask:
         self.algorithm: str = request.get("algorithm") or "fedavg"
         check_training(task, self.algorithm, self.local)
         self._datasets: dict[str, Any] = {}
+
+    def at(self, site: str) -> "SiteTask":
+        """Return the same task at another site, whose data is read anew."""
+        other = copy(self)
+        other.site, other._datasets = site, {}
+        return other
 
     def local_of(self, request: Json, round_: int) -> Local:
         """Return the settings of a round, which makes the version of its number; take the options of the request's run.
