@@ -8,9 +8,11 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from textwrap import indent
 from typing import Any
 
+from atoll.aggregation.noise.key import key_of
 from atoll.aggregation.printable import conclusion
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
@@ -68,7 +70,7 @@ def workers_of(
             threads=threads,
             device=device,
             settings=settings,
-            environment=environment,
+            environment=replace(environment, noise=key_of(state.noise_secret, "task", name, site)),
         )
         for name, reference in tasks.items()
     }
@@ -145,6 +147,7 @@ class WorkerRunner:
             "has_counted": order.has_counted,
             "own_out": str(order.own_out.absolute()),
             "model_seed": order.model_seed,
+            "noise": order.noise.hex(),
         }
         if order.codec:
             request |= {"codec": order.codec, "owed": [str(path.absolute()) for path in order.owed]}
@@ -175,6 +178,7 @@ class WorkerRunner:
             "local": dict(order.local),
             "own": str(order.own.absolute()) if order.own else None,
             "own_out": str(order.own_out.absolute()),
+            "noise": order.noise.hex(),
         }
         answer = await self._run(order.task, "message", order.budget, request)
         return Training(
@@ -195,13 +199,14 @@ class WorkerRunner:
             "local": dict(order.local),
             "own": str(order.own.absolute()) if order.own else None,
             "model_seed": order.model_seed,
+            "noise": order.noise.hex(),
         }
         answer = await self._run(order.task, "evaluate", order.budget, request)
         return None if answer["statistics"] is None else _sums(answer["statistics"])
 
     async def statistics(self, order: StatisticsOrder) -> SiteStatistics:
         """Make statistics in the task's worker; see `Runner`."""
-        request = {"local": dict(order.local), "model_seed": order.model_seed}
+        request = {"local": dict(order.local), "model_seed": order.model_seed, "noise": order.noise.hex()}
         answer = await self._run(order.task, "statistics", order.budget, request)
         try:
             return await on_thread(None, from_plain, answer["statistics"])

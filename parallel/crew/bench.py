@@ -147,7 +147,7 @@ class MeshBench:
         dataset = together(self._ranks, self._training_data)
         outline = self._outline()
         self._use.begin()
-        context = self._here.context(request, round=request.get("round_id") or 0)
+        context = self._context(request, round=request.get("round_id") or 0)
         self._check_hooks(local, context)
         with within(context):
             seed_everything(request["seed"])
@@ -170,6 +170,8 @@ class MeshBench:
                     after_step=after_step,
                 )
                 begun_at = model.engine.steps
+                if begun_at:  # after a checkpoint: the noise of the steps before it is used
+                    context.noise.narrow("step", begun_at)
                 self._use.begin_training()
                 work, is_stopped = training.run()
                 self._check_buffers(model)
@@ -212,7 +214,7 @@ class MeshBench:
         rows = self._rows_of(local)
         size = EVALUATED_AT_ONCE if rows is None else rows * mesh.dp
         rank = 0 if self._axes is None else self._axes.dp_rank
-        context = self._here.context(request, site=None if where == "server" else self._here.site)
+        context = self._context(request, site=None if where == "server" else self._here.site)
         with within(context):
             if where != "server" and (client := self._client(model, local, context, request)):
                 client.load_evaluated()
@@ -420,6 +422,13 @@ class MeshBench:
             model.engine.amend = in_turn(model.engine.amend, client.change_gradients)
             client.begin()
         return client
+
+    def _context(self, request: Json, **circumstances: Any) -> Context:
+        """Return the context of a request's job, with noise of this rank: other rows need other noise."""
+        context = self._here.context(request, **circumstances)
+        if self._axes is not None:
+            context.noise.narrow("rank", self._axes.draw)
+        return context
 
     def _seed(self, seed: int) -> None:
         """Seed what the model draws: as in one process, or on each rank its own."""

@@ -12,11 +12,12 @@ from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
 from atoll.parallel.task.array_values import valued
 from atoll.parallel.task.arrays import Arrays, check_finite, check_grows, check_like, check_rows_like, layout_of
 from atoll.parallel.task.content import Content
-from atoll.parallel.task.context import context_of, within
+from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
+from atoll.parallel.task.noise import noise_of_job
 from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
 from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
@@ -33,6 +34,7 @@ class ArrayBench(AllTravels):
         self._loaded = valued(task, settings=mine)
         self._task, self._options = valued(self._loaded, given.options), given.options
         self._site: str | None = request.get("site")
+        self._loading = request
         self._local = given.local
         check_algorithm(request.get("algorithm") or "fedavg", None)
         self.grows = request.get("algorithm") == CONCATENATE
@@ -85,7 +87,7 @@ class ArrayBench(AllTravels):
         parameters = arrays.version
         layout = layout_of(parameters)
         seed, round_id = request["seed"], request.get("round_id", 0)
-        context = context_of(self._task, site=self._site, round=round_id, version=version, seed=seed, deadline=deadline)
+        context = self._context(request, round=round_id, version=version, seed=seed, deadline=deadline)
         local = {**self._local, **given.overrides(version + 1)}
         instructions = Instructions(self._site, seed, round_id, deadline, local, context)
         seed_everything(instructions.seed)
@@ -106,7 +108,7 @@ class ArrayBench(AllTravels):
             raise TaskBroken("this worker was started without a site, so it has no data")
         self._given(request)
         seed_everything(request["seed"])
-        with within(context_of(self._task, site=self._site, round=request["round_id"], seed=request["seed"])):
+        with within(self._context(request, round=request["round_id"], seed=request["seed"])):
             reply = answer(kind, content, site=self._site)
         if not isinstance(reply, Content):
             raise TaskBroken(f"message must return a Content, got {type(reply).__name__}")
@@ -120,7 +122,7 @@ class ArrayBench(AllTravels):
         if evaluate is None or (split != "server" and site is None):
             return "the task has no `evaluate`, or there is no site"
         seed, version = request.get("model_seed") or 0, request.get("version") or 0
-        with seeded(seed), within(context_of(self._task, site=site, version=version, seed=seed)):
+        with seeded(seed), within(self._context(request, site=site, version=version, seed=seed)):
             statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
         return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)
 
@@ -130,12 +132,17 @@ class ArrayBench(AllTravels):
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data")
         seed = request.get("model_seed") or 0
-        with seeded(DATA_SEED), within(context_of(self._task, site=self._site, seed=seed)):
+        with seeded(DATA_SEED), within(self._context(request, seed=seed)):
             return of_array_task(self._task, self._site)
 
     def no_statistics(self) -> str:
         """Return the reason that the task gives none; empty: it does."""
         return cannot_give(self._task)
+
+    def _context(self, request: dict[str, Any], **circumstances: Any) -> Context:
+        """Return the context of a request's job; its noise as in `SiteTask`."""
+        noise = noise_of_job(request, self._loading)
+        return context_of(self._task, **{"site": self._site, "noise": noise} | circumstances)
 
     def _given(self, request: dict[str, Any]) -> Given:
         """Return the values of the request's run, and take its options."""

@@ -71,6 +71,8 @@ class Environment:
     """The current folder of a Flower app's `main()`, which is made; None: that of this process."""
     load_timeout_s: float = LOAD_TIMEOUT_S
     """Seconds in which the process must have started and loaded the task."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of the noise that no request has a key for; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class Worker:
         settings: the site's own settings for the task.
         threads: number of threads of the process; None: the libraries' own choice.
         device: torch's device: "cpu", "cuda", or "auto" for a GPU if there is one.
-        environment: the interpreter, the folder of a Flower app's `main()`, and the time to load.
+        environment: the interpreter, the folder of a Flower app's `main()`, the time to load, and the key of noise.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Worker:
             "threads": threads,
             "device": device,
             "folder": None if folder is None else str(folder.absolute()),
+            "noise": environment.noise.hex(),
             "bases": str(log_path.absolute().with_name(BASES)),
         }
         self._threads = threads

@@ -105,12 +105,13 @@ def train(
 
 
 def _passes(rows: int, ranks: int, micro_batches: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the first and the end row of each micro-batch of each rank; one without rows makes a pass over a filler."""
+    """Yield the first and the end row of each micro-batch of each rank; one without rows passes over the rank's first."""
     for rank in range(ranks):
         begin, end = rows * rank // ranks, rows * (rank + 1) // ranks
         sizes = [len(part) for part in np.array_split(np.arange(end - begin), micro_batches)]
         starts = [begin + sum(sizes[:index]) for index in range(micro_batches)]
-        yield [(min(start, rows - 1), start + size) for start, size in zip(starts, sizes, strict=True)]
+        found = zip(starts, sizes, strict=True)
+        yield [(start, start + size) if size else (min(begin, rows - 1),) * 2 for start, size in found]
 
 
 def _exchange(model: nn.Module, values: list[torch.Tensor]) -> None:
