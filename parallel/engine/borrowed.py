@@ -27,6 +27,10 @@ _IN_PLACE = "_ToTorchTensor is a view and is being modified inplace"
 """The sign of a change in place of a layer's result under tp."""
 
 
+_NO_STRATEGY = "does not have a sharding strategy registered"
+"""The sign of an operator that torch cannot compute on the tensors of tp."""
+
+
 @contextmanager
 def pass_of_shards(tp: int) -> Iterator[None]:
     """Turn torch's errors about shards in a pass of a sharded model into one that names the way out.
@@ -44,6 +48,10 @@ def pass_of_shards(tp: int) -> Iterator[None]:
             raise NotGathered(
                 f"tp={tp}: forward changes the result of a layer in place, such as by ReLU(inplace=True), which torch "
                 "cannot follow on tensors that tp hands out: use inplace=False, or tp=1"
+            ) from error
+        if tp > 1 and _NO_STRATEGY in str(error):
+            raise NotGathered(
+                f"tp={tp}: {str(error).rstrip('.')} in torch, so tp cannot run this model: use tp=1"
             ) from error
         if not any(sign in str(error) for sign in _SIGNS):
             raise

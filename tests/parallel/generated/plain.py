@@ -105,7 +105,7 @@ def train(
 
 
 def _passes(rows: int, ranks: int, micro_batches: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the first and the end row of each micro-batch of each rank; one without rows passes over the rank's first."""
+    """Yield the first and the end row of each micro-batch of each rank; one without rows passes over its first row."""
     for rank in range(ranks):
         begin, end = rows * rank // ranks, rows * (rank + 1) // ranks
         sizes = [len(part) for part in np.array_split(np.arange(end - begin), micro_batches)]
