@@ -5,6 +5,7 @@ only the one in use has a living worker.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
+
+logger = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
@@ -261,8 +264,11 @@ class WorkerRunner:
                 raise RunnerFailed(FailureReason.OUT_OF_TIME, "the job was stopped before it began")
             budget = max(self._until - time.monotonic(), 0.001)
             timeout = budget + self._lease + ANSWER_SLACK_S
-            return worker.call(op, timeout, budget_s=budget, lease_s=self._lease, **request)
+            answer = worker.call(op, timeout, budget_s=budget, lease_s=self._lease, **request)
+            _log(answer.get("said", ()))
+            return answer
         except WorkerError as error:
+            _log(error.said)
             raise RunnerFailed(FailureReason(error.kind), error.detail) from error
         except WorkerHung as error:
             raise RunnerFailed(FailureReason.WORKER_HUNG, str(error)) from error
@@ -272,6 +278,11 @@ class WorkerRunner:
             if not self._is_closed:
                 raise
             raise RunnerFailed(FailureReason.SHUTTING_DOWN, "the agent is being stopped") from error
+
+
+def _log(said: Iterable[tuple[int, str]]) -> None:
+    for level, sentence in said:
+        logger.log(level, "%s", sentence)
 
 
 def _pieces(fields: Iterable[Sequence[Any]]) -> tuple[Piece, ...]:

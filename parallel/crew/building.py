@@ -27,7 +27,9 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import NotBlank, attributes_of, blank_of, blank_or_none, differing_attributes, fill
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.frozen import Unchanged, frozen_of
+from atoll.parallel.local_training.left_behind import restored
 from atoll.parallel.local_training.parameters import bare_model, build_model, forms_of
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.same_form import SameForm
@@ -112,6 +114,7 @@ class MeshModel:
         self.is_new = True
         """These have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
+        self._as_built = AsBuilt.of_parts(engine.parts)
         self.form = tally.form = SameForm(*engine.parts)
         """The form of the parts here, which no forward pass may change."""
 
@@ -149,6 +152,7 @@ class MeshModel:
             TaskMismatch: a file is of another model.
             OSError: one cannot be read.
         """
+        restored(self._as_built)
         for passing in self._passing:
             passing.restore()
         self.stays, shares = stays, self.shares()
