@@ -25,6 +25,8 @@ class Training:
     """Let biases and scales decay, too; else they are a group without decay."""
     loss: str = "mean"
     """mean: the mean over the examples; ignored: classes, of which some do not count."""
+    travels: str = "all"
+    """all, or trained: the tensors that the exported model has."""
     rows: int = 22
     batch: int = 8
 
@@ -53,6 +55,8 @@ class Trace:
 
     losses: list[float]
     state: dict[str, np.ndarray[Any, Any]]
+    trained: frozenset[str]
+    """The names in it that the optimizer moves."""
 
 
 def train(
@@ -101,7 +105,8 @@ def train(
     for index, buffer in enumerate(model.buffers()):
         mine = [of_rank[index] for of_rank in buffers]
         buffer.data = torch.stack(mine).mean(0) if buffer.is_floating_point() else mine[0]
-    return Trace(losses, _state(model))
+    names = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return Trace(losses, _state(model), names)
 
 
 def _passes(rows: int, ranks: int, micro_batches: int) -> Iterator[list[tuple[int, int]]]:

@@ -88,6 +88,7 @@ def train_case(case: Case, rank: int, folder: Path) -> Answer:
         loss=loss_of,
         sites=["a"],
         local=local_of(case),
+        travels=case.training.travels,
     )
     config = TrainConfig(
         batch_size=case.training.batch, log_every=1, eval_every=EVER, checkpoint_every=EVER, asynchronous=False
