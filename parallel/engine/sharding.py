@@ -38,18 +38,16 @@ class Replicated(ParallelStyle):
         return distribute_module(
             module,
             device_mesh,
-            input_fn=lambda _module, inputs, mesh: tuple(_as_replica(value, mesh) for value in inputs),  # type: ignore[arg-type]
-            output_fn=lambda _module, outputs, _mesh: _as_local(outputs),
+            input_fn=lambda _module, inputs, mesh: map_tensors(lambda value: _as_replica(value, mesh), inputs),
+            output_fn=lambda _module, outputs, _mesh: map_tensors(_as_local, outputs),
         )
 
 
-def _as_replica(value: Any, mesh: DeviceMesh) -> Any:
-    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-        return DTensor.from_local(value, mesh, (Replicate(),), run_check=False)
-    return value
+def _as_replica(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (Replicate(),), run_check=False)
 
 
-def _as_local(value: Any) -> Any:
+def _as_local(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 

@@ -181,9 +181,10 @@ class Engine:
         return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def _passing(self) -> AbstractContextManager[None]:
-        if self.plan.is_sharded:
-            return pass_of_shards()
-        return pass_of_copies() if self.plan.is_ddp else nullcontext()
+        if self.plan.is_ddp:
+            return pass_of_copies()
+        tp = self.plan.mesh.tp
+        return pass_of_shards(tp) if self.plan.is_sharded or tp > 1 else nullcontext()
 
     def flush(self) -> None:
         """Make the ranks' models equal, before an evaluation, a checkpoint or an export.
