@@ -56,8 +56,8 @@ def central(task: Task) -> State:
 def divided(task: Task, ranks: int, micro_batches: int) -> State:
     """Return the model after the epochs, where each step is several forward passes, each of consecutive rows.
 
-    The micro-batches of a rank come one after the other; each rank begins a step with the same model, and the mean of
-    what the ranks make of its buffers goes on.
+    The micro-batches of a rank come one after the other; each rank begins a step with the same model and the same
+    numbers on its modules, and the mean of what the ranks make of its buffers goes on.
     """
     model = fresh(task)
     inputs, targets = batch_of(task, list(SITES))
@@ -69,15 +69,22 @@ def divided(task: Task, ranks: int, micro_batches: int) -> State:
     for _ in range(task.local.epochs):
         optimizer.zero_grad()
         begun = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        counted = [(module, _numbers(module)) for module in model.modules()]
         after: list[State] = []
         for rank in range(ranks):
             _restore(model, begun)
+            for module, numbers in counted:
+                vars(module).update(numbers)
             for rows, of_rows in chunks[rank * micro_batches : (rank + 1) * micro_batches]:
                 (task.loss(model(rows), of_rows).sum() / parts).backward()  # type: ignore[no-untyped-call]
             after.append({name: buffer.clone() for name, buffer in model.named_buffers()})
         _restore(model, {name: _mean([of_rank[name] for of_rank in after]) for name in begun})
         optimizer.step()
     return _float32(model)
+
+
+def _numbers(module: nn.Module) -> dict[str, int | float]:
+    return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
 
 
 def _restore(model: nn.Module, values: State) -> None:

@@ -1,4 +1,4 @@
-"""State and references outside of parameters: sums in buffers, counts on modules and losses, hooks, a held weight."""
+"""State and references outside of parameters: sums in buffers, counts on modules, hooks, a held weight."""
 
 import torch
 from torch import nn
@@ -38,18 +38,6 @@ class Cooling(nn.Module):
         return self.body(inputs) / max(1, self.passes)
 
 
-class Centred:
-    """A loss that keeps the mean of all outputs, and takes it off."""
-
-    def __init__(self) -> None:
-        self.centre = torch.zeros(3)
-
-    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = F.cross_entropy(outputs - self.centre, targets)
-        self.centre = 0.5 * self.centre + 0.5 * outputs.detach().mean(0)
-        return loss
-
-
 class OfWeights:
     """A loss that holds the weight of the newest model, and adds its norm."""
 
@@ -77,6 +65,5 @@ penalty = OfWeights()
 
 running_sums = of_model(Welford, local=IN_ORDER)
 counting_passes = of_model(Cooling, local=IN_ORDER)
-centred_loss = of_model(layers, loss=Centred(), local=IN_ORDER)
 weight_in_the_loss = of_model(penalty.model, loss=penalty)
 forward_hooks = of_model(hooked)
