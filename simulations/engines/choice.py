@@ -53,8 +53,8 @@ SHARE_OF_PROCESSES = 0.75
 too."""
 
 MESSAGES_S = 80e-6
-"""Processor seconds of a client's messages, draw, fold and record in a round, which no engine makes faster: a tiny model
-trains in less, and then more processes gain nothing."""
+"""Processor seconds of a client's messages, draw, fold and record in a round, which no engine makes faster: a tiny
+model trains in less, and then more processes gain nothing."""
 
 
 Clocks = tuple[Callable[[], float], Callable[[], float]]
