@@ -1,7 +1,7 @@
 """The interface of an agent to its worker: orders (train, evaluate, answer, make statistics) and results."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ class TrainOrder:
     """The order to train the model in one file and to write the update, a safetensors file, into another."""
 
     task: str
+    run_id: str = ""
+    """Run of the job."""
     model: Path
     out: Path
     """File of the update; or folder of one in parts (`pieces.part_name`)."""
@@ -51,6 +53,8 @@ class TrainOrder:
     """Files of residuals, which earlier updates left out and this one adds."""
     residual: Path | None = None
     """File of the residual that this update leaves out."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of its noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,8 @@ class EvaluateOrder:
     """The order to evaluate the model in a file on the site's test data."""
 
     task: str
+    run_id: str = ""
+    """Run of the job."""
     model: Path
     version: int = 0
     """Version of the global model."""
@@ -69,6 +75,8 @@ class EvaluateOrder:
     """Seed of the task's initial model."""
     budget: float
     """Seconds from now after which the evaluation stops by itself."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of its noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +84,16 @@ class StatisticsOrder:
     """The order to make statistics of the site's data."""
 
     task: str
+    run_id: str = ""
+    """Run of the job."""
     local: Mapping[str, Any]
     """Values of the run for the task (`given`)."""
     model_seed: int = 0
     """Seed of the run."""
     budget: float
     """Seconds from now after which it ends without a result."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of its noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +101,8 @@ class MessageOrder:
     """The order to answer the message in one file and to write the reply, a safetensors file, into another."""
 
     task: str
+    run_id: str = ""
+    """Run of the job."""
     kind: str
     """Kind of the message: "train", "evaluate" or "query", with an action as in "query.stats"."""
     group: str
@@ -105,6 +119,8 @@ class MessageOrder:
     """File of the client state after this message; not written when the task keeps none."""
     budget: float
     """Seconds from now after which its answer is not awaited."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of its noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +202,10 @@ class Runner(Protocol):
 
     def kill(self) -> None:
         """End the running job at once; it fails."""
+        ...
+
+    def run_ended(self, run_id: str) -> None:
+        """Take note of the end of a run: a later job of it, after a resume, is one of a new start."""
         ...
 
     async def close(self) -> None:

@@ -1,11 +1,11 @@
 """Evaluation of model versions on the server's test data and on the clients'."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from atoll.client.session.events import EvaluationRequest
 from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.metrics import Statistics, only_finite
-from atoll.parallel.task.randomness import data_of
+from atoll.parallel.task.metrics import Metrics, Statistics, sound
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.benches import bench_of
@@ -29,15 +29,28 @@ class Evaluations:
         request: the settings of a worker's request.
         versions: the versions of the model.
         states: the states of the clients.
+        sizes: the number of test examples of each client; None: of a task that reads its own data.
     """
 
-    def __init__(self, task: Task | ArrayTask, request: dict[str, Any], versions: Models, states: ClientStates) -> None:
+    def __init__(
+        self,
+        task: Task | ArrayTask,
+        request: dict[str, Any],
+        versions: Models,
+        states: ClientStates,
+        sizes: Mapping[ClientId, int] | None = None,
+    ) -> None:
         self._task, self._request, self._versions, self._states = task, request, versions, states
         self._server = bench_of(task, request)
         self._asked: dict[ClientId, EvaluationRequest] = {}
         self._found: dict[ClientId, Statistics | str] = {}
         self._version: Version | None = None
-        self._sizes: dict[ClientId, int] = {}
+        self._sizes = sizes or {}
+
+    @property
+    def metrics(self) -> Metrics:
+        """The task's metrics."""
+        return self._server.metrics
 
     def check(self, config: RunConfig) -> None:
         """Check that the server has test data if it measures versions, and that the metrics of the settings exist.
@@ -58,7 +71,7 @@ class Evaluations:
         """Measure a version on the server's test data; return the sums, or the reason that there are none."""
         received = Received(self._versions.arrays(version.digest))
         asked = self._request | {"split": "server", "version": version.version}
-        return _refused(self._server.evaluate(received, asked))
+        return self._sound(self._server.evaluate(received, asked))
 
     def ask(self, client_id: ClientId, request: EvaluationRequest) -> None:
         """Note that a client will evaluate a version; those of earlier versions are dropped."""
@@ -77,7 +90,7 @@ class Evaluations:
             asked, self._asked = self._asked, {}
             jobs = [self._job(name, each) for name, each in asked.items()]
             arrays = self._versions.arrays(self._versions.version(request.version).digest)
-            self._found |= zip(asked, map(_refused, engine.evaluate(arrays, jobs)), strict=True)
+            self._found |= zip(asked, map(self._sound, engine.evaluate(arrays, jobs)), strict=True)
         return self._found.pop(client_id)
 
     def _job(self, client_id: ClientId, request: EvaluationRequest) -> Job:
@@ -86,11 +99,7 @@ class Evaluations:
 
     def num_examples(self, client_id: ClientId) -> int:
         """Return the number of a client's test examples."""
-        if client_id not in self._sizes:
-            data = data_of(self._task, client_id, "test") if isinstance(self._task, Task) else None
-            self._sizes[client_id] = 0 if data is None else len(data)
-        return self._sizes[client_id]
+        return self._sizes.get(client_id, 0)
 
-
-def _refused(found: Statistics | str) -> Statistics | str:
-    return found if isinstance(found, str) else only_finite(found)
+    def _sound(self, found: Statistics | str) -> Statistics | str:
+        return found if isinstance(found, str) else sound(self._server.metrics, found)

@@ -74,6 +74,10 @@ class Setting:
     sampler: Sampler | Oort
     adversary: Adversary | None = None
     lease: float = 30.0
+    num_test_examples: Mapping[ClientId, int] | None = None
+    """The number of test examples of each client; None: the task reads its own data."""
+    are_sizes_kept: bool = False
+    """Origin of the numbers of examples: True if an earlier process has counted them."""
     population_report: Callable[[], Json] | None = None
     """The report on the population; None: the task's data was not dealt."""
     notes: tuple[str, ...] = ()
@@ -125,7 +129,9 @@ class Federation:
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.client_states = ClientStates(folder / "clients", numbers, saved.client_states if saved else ())
         self.updates = Updates(folder / "updates", self.versions.row_layout, saved.updates if saved else ())
-        self.evaluations = Evaluations(setting.task, request, self.versions, self.client_states)
+        self.evaluations = Evaluations(
+            setting.task, request, self.versions, self.client_states, setting.num_test_examples
+        )
         self.evaluations.check(config)
         self.engine = self._engine(saved.engine if saved else None)
         for line in filter(None, (self.versions.note, config.round.warning_of_staleness(len(numbers)))):
@@ -175,6 +181,7 @@ class Federation:
             updates=self.updates,
             states=self.client_states,
             has_codec=bool(setting.config.aggregation.codec_name),
+            kept_sizes=setting.num_examples if setting.are_sizes_kept else {},
             statistics={Digest(digest): sums for digest, sums in statistics.items()},
         )
 

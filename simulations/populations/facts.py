@@ -25,6 +25,7 @@ from atoll.parallel.task.collated import form_fault
 from atoll.parallel.task.randomness import generators_kept, seeded_data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
+from atoll.simulations.populations.opened_files import OPENED
 from atoll.simulations.populations.partitions import Ints
 from atoll.simulations.populations.pool import NoLabels, labels_of, reading
 
@@ -64,6 +65,8 @@ class Facts:
     """The number of test examples of each (K,)."""
     labels: tuple[tuple[list[int], list[int]] | str | None, ...]
     """The labels of each, as in `SiteFacts`."""
+    are_kept: bool = False
+    """Origin of the facts: True if an earlier process has read them."""
 
     @classmethod
     def of_all(cls, facts: Sequence[SiteFacts]) -> "Facts":
@@ -74,7 +77,7 @@ class Facts:
     def of(self, chosen: np.ndarray[Any, Any]) -> "Facts":
         """Return those of some sites, by a mask (K,)."""
         labels = tuple(own for own, is_in in zip(self.labels, chosen.tolist(), strict=True) if is_in)
-        return Facts(self.train[chosen], self.test[chosen], labels)
+        return Facts(self.train[chosen], self.test[chosen], labels, self.are_kept)
 
 
 ReadFacts = Callable[[Task], Facts]
@@ -134,15 +137,15 @@ def facts_of_sites(task: Task) -> Facts:
     """
     sites = list(task.sites)
     began = time.monotonic()
-    found = _read(task, sites[:FIRST])
+    found = read_sites(task, sites[:FIRST])
     rest = sites[FIRST:]
     per_site = (time.monotonic() - began) / max(1, len(found))
     if per_site * len(rest) < WORTH_S or (processes := _processes()) < 2:
-        return Facts.of_all(found + _read(task, rest))
+        return Facts.of_all(found + read_sites(task, rest))
     there = _read_in_processes(task, rest, processes)
     again = range(0, len(rest), max(1, len(rest) // READ_TWICE))
-    if _read(task, [rest[place] for place in again]) != [there[place] for place in again]:
-        there = _read(task, rest)  # its data depends on the process that reads it
+    if read_sites(task, [rest[place] for place in again]) != [there[place] for place in again]:
+        there = read_sites(task, rest)  # its data depends on the process that reads it
     return Facts.of_all(found + there)
 
 
@@ -153,7 +156,8 @@ def _processes() -> int:
     return len(os.sched_getaffinity(0)) if may_fork else 1
 
 
-def _read(task: Task, sites: Sequence[str]) -> list[SiteFacts]:
+def read_sites(task: Task, sites: Sequence[str]) -> list[SiteFacts]:
+    """Read the data of some sites in this process, and return their facts."""
     with generators_kept():
         return [_of_site(task, site) for site in sites]
 
@@ -212,19 +216,22 @@ def _read_in_processes(task: Task, sites: Sequence[str], processes: int) -> list
         for child in children:
             child.kill()
             child.join()
-    return [facts for number, block in enumerate(blocks) for facts in found.get(number) or _read(task, block)]
+    return [facts for number, block in enumerate(blocks) for facts in found.get(number) or read_sites(task, block)]
 
 
 def _answers(connections: dict[Connection, None]) -> Iterator[tuple[int, list[SiteFacts]]]:
-    """Yield the blocks that the processes have read, until each has ended."""
+    """Yield the blocks that the processes have read, until each has ended; note the files that they have opened."""
     while connections:
         for connection in wait([*connections]):
             assert isinstance(connection, Connection)
             try:
-                yield connection.recv()
+                number, facts, opened = connection.recv()
             except (EOFError, OSError):
                 connection.close()
                 del connections[connection]
+                continue
+            OPENED.add(opened)
+            yield number, facts
 
 
 def _serve(connection: Connection, task: Task, blocks: Sequence[tuple[int, Sequence[str]]]) -> None:
@@ -232,8 +239,9 @@ def _serve(connection: Connection, task: Task, blocks: Sequence[tuple[int, Seque
     for one in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and ends this process
         signal.signal(one, signal.SIG_IGN)
     end_with_the_parent()
+    OPENED.news()  # what the parent has opened, it knows
     torch.set_num_threads(1)  # the parent's OpenMP threads are not here
     with suppress(Exception):
         for number, sites in blocks:
-            connection.send((number, _read(task, sites)))
+            connection.send((number, read_sites(task, sites), OPENED.news()))
     connection.close()

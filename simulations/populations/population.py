@@ -102,6 +102,12 @@ class Population:
     """The clients that `drop_empty` left out, as they have no training examples."""
 
     @property
+    def are_kept(self) -> bool:
+        """The answer whether an earlier process has read the sizes."""
+        facts = self.train.facts if isinstance(self.train, OwnSites) else None
+        return facts is not None and facts.are_kept
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """The differences between these clients and the task's own sites, a sentence each; empty: there are none."""
         told = []

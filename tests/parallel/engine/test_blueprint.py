@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from atoll.parallel.engine.assemble import check_model
-from atoll.parallel.engine.batchnorm import GhostBatchNorm, convert
+from atoll.parallel.engine.batchnorm import SharedBatchNorm, convert
 from atoll.parallel.engine.blueprint import Blueprint, balanced, blocks, cut, pieces, stage
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
@@ -52,12 +52,23 @@ def test_stages_one_after_another_are_the_model(model: nn.Module, num_stages: in
     assert sorted(names) == sorted(name for name, _ in model.named_parameters(remove_duplicate=False))
 
 
-def test_a_stage_does_not_share_memory_with_the_model() -> None:
-    model = mlp()
-    part = stage(model, pieces(model)[:1])
-    with torch.no_grad():
-        next(part.parameters()).zero_()
-    assert next(model.parameters()).abs().sum() > 0
+def test_a_stage_has_the_layers_of_the_model_but_a_copy_of_a_weight_that_another_stage_of_its_rank_has() -> None:
+    model = tied_blocks_in_a_row()
+    model[0].weight.rate = 0.5  # type: ignore[union-attr, assignment]
+    first = stage(model, ["0"])
+    assert first[0] is model[0]  # type: ignore[index]
+    second = stage(model, ["1", "2"], set(first.parameters()))
+    copied = second[2].weight  # type: ignore[index]
+    assert copied is not model[2].weight
+    assert torch.equal(copied, model[2].weight)
+    assert copied.rate == 0.5
+    assert not isinstance(model[0], nn.Identity), "the model stays"
+
+
+def tied_blocks_in_a_row() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
 
 
 def test_blocks_are_found_where_a_model_says_nothing() -> None:
@@ -120,7 +131,7 @@ def test_a_batch_norm_is_converted_under_each_of_its_names() -> None:
     norm = nn.BatchNorm1d(4)
     model = nn.Sequential(OrderedDict(first=norm, middle=nn.Linear(4, 4), last=norm))
     convert(model, "ghost:2", None)
-    assert isinstance(model.first, GhostBatchNorm)
+    assert isinstance(model.first, SharedBatchNorm)
     assert model.first is model.last
 
 
