@@ -40,7 +40,7 @@ from atoll.protocol.durable import remove
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread
-from atoll.protocol.vocabulary import ClientId, FailureReason
+from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId, RunId
 from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class Jobs:
         try:
             order = TrainOrder(
                 task=invitation.task,
+                run_id=invitation.run_id,
                 model=self._cache.path(invitation.model_digest),
                 out=self._update_out,
                 round_id=invitation.round_id,
@@ -102,7 +103,7 @@ class Jobs:
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
                 algorithm=invitation.algorithm,
-                own=self._state_that_counted(invitation),
+                own=await self._state_that_counted(invitation),
                 has_counted=bool(invitation.counted_round),
                 own_out=self._client_state_out,
                 model_seed=invitation.model_seed,
@@ -139,6 +140,7 @@ class Jobs:
         try:
             order = MessageOrder(
                 task=invitation.task,
+                run_id=invitation.run_id,
                 kind=invitation.message,
                 group=invitation.group,
                 message=self._cache.path(invitation.model_digest),
@@ -146,7 +148,7 @@ class Jobs:
                 number=invitation.round_id,
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
-                own=self._client_state.find(invitation.run_id, invitation.counted_round),
+                own=await self._own(invitation.run_id, invitation.counted_round),
                 own_out=self._client_state_out,
                 budget=budget,
                 noise=self._noise_of(invitation, invitation.message),
@@ -163,18 +165,21 @@ class Jobs:
         purpose = (what, invitation.run_id, invitation.round_id, invitation.model_digest)
         return key_of(self._noise_secret, *purpose, self._client_id)
 
-    def _state_that_counted(self, invitation: Invitation) -> Path | None:
+    async def _state_that_counted(self, invitation: Invitation) -> Path | None:
         """Return the client state of the newest training whose update is in a committed model; None: there is none.
 
         Raises:
             RunnerFailed: its file is missing, and the algorithm cannot train without it.
         """
         counted = invitation.counted_round
-        found = self._client_state.find(invitation.run_id, counted)
+        found = await self._own(invitation.run_id, counted)
         if found is None and counted and invitation.algorithm == "scaffold":
             detail = f"the control variate of round {counted} is no longer in this agent's state directory (personal/)"
             raise RunnerFailed(FailureReason.TRAINING_FAILED, f"{detail}: put it back, or start a new run")
         return found
+
+    async def _own(self, run_id: RunId, counted: RoundId) -> Path | None:
+        return await on_thread(None, self._client_state.find, run_id, counted)  # reads all of its file
 
     async def _spool_update(self, invitation: Invitation, trained: Training) -> Entry:
         if invitation.message:
@@ -234,10 +239,11 @@ class Jobs:
         try:
             order = EvaluateOrder(
                 task=request.task,
+                run_id=request.run_id,
                 model=self._cache.path(request.model_digest),
                 version=request.version,
                 local=_overrides(request.local),
-                own=self._client_state.find(request.run_id, request.counted_round),
+                own=await self._own(request.run_id, request.counted_round),
                 model_seed=request.model_seed,
                 budget=budget,
                 noise=key_of(
@@ -264,6 +270,7 @@ class Jobs:
         try:
             order = StatisticsOrder(
                 task=request.task,
+                run_id=request.run_id,
                 local=_overrides(request.local),
                 model_seed=request.model_seed,
                 budget=budget,

@@ -27,18 +27,15 @@ from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.exchange.initial import NotBlank, attributes_of, blank_of, blank_or_none, differing_attributes, fill
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.frozen import Unchanged, frozen_of
+from atoll.parallel.local_training.left_behind import restored
 from atoll.parallel.local_training.parameters import bare_model, build_model, forms_of
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.optimizers.norms import local
 from atoll.parallel.task.task import Task
-
-THEIR_OWN = (
-    "a forward pass changes these buffers by the examples that it sees, and each rank sees others, so this mesh cannot "
-    "compute what one process does; divide the model along tp or pp alone, or leave them out of its state "
-    "(register_buffer(..., persistent=False))"
-)
+from atoll.parallel.trainer.between_passes import OWN_EXAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +109,7 @@ class MeshModel:
         self.is_new = True
         """These have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
+        self._as_built = AsBuilt.of_parts(engine.parts)
         self.form = tally.form = SameForm(*engine.parts)
         """The form of the parts here, which no forward pass may change."""
 
@@ -149,6 +147,7 @@ class MeshModel:
             TaskMismatch: a file is of another model.
             OSError: one cannot be read.
         """
+        restored(self._as_built)
         for passing in self._passing:
             passing.restore()
         self.stays, shares = stays, self.shares()
@@ -160,7 +159,7 @@ class MeshModel:
     def faults_of_buffers(self) -> list[str]:
         """Return the fault of buffers that follow the examples of each rank; every rank must call it."""
         names = differing_buffers(self.engine.parts, self.engine.axes)
-        return [f"{', '.join(names)}: {THEIR_OWN}"] if names else []
+        return [f"{', '.join(names)}: {OWN_EXAMPLES.format(mesh=self.engine.plan.mesh)}"] if names else []
 
     def shards(self) -> list[Shard]:
         """Return the boxes of the trained parameters; of a tied weight on two stages each copy."""

@@ -46,6 +46,7 @@ from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.task import Task, load_task
+from atoll.parallel.task.told import Told
 from atoll.parallel.worker.inbox import Inbox, Job
 from atoll.parallel.worker.operations import detail_of, kind_of
 from atoll.parallel.worker.process import LOG_BYTES_MAX
@@ -151,6 +152,7 @@ class _Member:
         self._folder, self._world, self._orders, self._make_bench = folder, world, orders, make_bench
         self._check = check
         self._bench: Bench | None = None
+        self._told = Told()
 
     def lead(self, line: Line) -> None:
         """Carry out the agent's requests with all ranks, as rank 0."""
@@ -162,7 +164,7 @@ class _Member:
             if job.request["op"] == "quit":
                 return
             answer, faults = self._carried_out(job.request, job.deadline)
-            line.send(_answer(job, answer, faults))
+            line.send(_answer(job, answer, faults) | self._told.take())
             inbox.finished(job)
 
     def follow(self) -> None:

@@ -26,7 +26,7 @@ from atoll.parallel.task.array_task import is_work
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import Statistics, add, as_statistics, merge, of_batch
+from atoll.parallel.task.metrics import Statistics, add, as_statistics, of_batch
 from atoll.parallel.task.randomness import seed_everything, seeded
 from atoll.parallel.task.task import Task
 
@@ -264,7 +264,7 @@ class Evaluation:
                 self._check.see(outputs, targets)
                 loss = one_loss(task.loss(outputs, targets))
                 found = _statistics(task, loss, outputs, targets, len(indices))
-                sums = merge([found] if sums is None else (sums, found))
+                sums = add(sums or {}, found)
         if sums is None:
             return {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
         return sums

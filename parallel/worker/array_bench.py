@@ -1,7 +1,7 @@
 """The bench of an `ArrayTask` and one site; all that the task returns is checked."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.aggregation.tensors.layout import BESIDE
 from atoll.parallel.local_training.algorithms import CONCATENATE, check_algorithm
@@ -20,7 +20,10 @@ from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.noise import noise_of_job
 from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
-from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
+from atoll.parallel.worker.bench import PROCESS, AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
+
+if TYPE_CHECKING:
+    from atoll.parallel.local_training.left_behind import Kept
 
 
 class ArrayBench(AllTravels):
@@ -38,6 +41,7 @@ class ArrayBench(AllTravels):
         self._local = given.local
         check_algorithm(request.get("algorithm") or "fedavg", None)
         self.grows = request.get("algorithm") == CONCATENATE
+        self._kept = _kept_by(task) if request.get("warm") == PROCESS else None
 
     def initial(self, seed: int) -> Arrays:
         """Return the task's initial arrays, checked."""
@@ -83,6 +87,8 @@ class ArrayBench(AllTravels):
         check_algorithm(request.get("algorithm") or "fedavg", None)
         if deadline.passed():
             raise OutOfTime("the deadline passed before the training began")
+        if self._kept is not None:
+            self._kept.name()
         given, version = self._given(request), request.get("version") or 0
         parameters = arrays.version
         layout = layout_of(parameters)
@@ -116,6 +122,8 @@ class ArrayBench(AllTravels):
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
         """Return the statistics of the task's own `evaluate`, or the reason why there are none."""
+        if self._kept is not None:
+            self._kept.name()
         self._given(request)
         evaluate, split = getattr(self._task, "evaluate", None), request["split"]
         site = None if split == "server" else self._site
@@ -155,3 +163,9 @@ class ArrayBench(AllTravels):
         """Return that the task's `evaluate` names its metrics itself, or that it has none."""
         has = getattr(self._task, "evaluate", None) is not None
         return Measures(None if has else (), "" if has else "the task has no `evaluate`")
+
+
+def _kept_by(task: ArrayTask) -> "Kept":
+    from atoll.parallel.local_training import left_behind  # after the task: knows torch if that has imported it
+
+    return left_behind.Kept({"": task})

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,10 +54,11 @@ class WorkerHung(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """The task's code failed. `kind` is the protocol's name for the error, `detail` its text for a person."""
+    """The task's code failed. `kind` is the protocol's name for the error, `detail` its text for a person, `said` what
+    the worker has told the site before (`told`)."""
 
-    def __init__(self, kind: str, detail: str) -> None:
-        self.kind, self.detail = kind, detail
+    def __init__(self, kind: str, detail: str, said: Sequence[tuple[int, str]] = ()) -> None:
+        self.kind, self.detail, self.said = kind, detail, said
         super().__init__(f"{kind}: {detail}")
 
 
@@ -253,7 +254,7 @@ class _Process:
             self._reaper.join(DIE_TIMEOUT_S)
             self.kill()
         if "error" in answer:
-            raise WorkerError(answer["error"], answer["detail"])
+            raise WorkerError(answer["error"], answer["detail"], answer.get("said", ()))
         return answer
 
     def tell(self, op: str, args: Mapping[str, Any]) -> None:

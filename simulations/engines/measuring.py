@@ -26,6 +26,7 @@ from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.engine import Job, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
+from atoll.simulations.engines.one_state import OneState
 
 NO_DATA = "this site has no such data"
 
@@ -70,6 +71,7 @@ class OneModel:
         repeat_on(training.device)
         self.examples = ExamplesOf(self.task, training.device, "test")
         self.model = build_model(self.task, training.model_seed).to(training.device).eval()
+        self._state = OneState(self.model)
         self._exchange = Exchange(training, self.model)
         self._evaluation = Evaluation(self.task, self.model, device=training.device)
         self._has_context = depends_on_context(self.task)
@@ -80,6 +82,7 @@ class OneModel:
         """Take the version that is measured next; raise TaskMismatch if it belongs to another model."""
         self._number = number
         self._exchange.begin(version)
+        self._state.begin_round()
 
     def measure(self, jobs: Sequence[Job]) -> list[Statistics | str]:
         """Evaluate one client after another; see `Measurer`."""
@@ -97,11 +100,13 @@ class OneModel:
         seed_everything(job.seed)
         with within(self._context(job)) if self._has_context else nullcontext():
             found = self._evaluation(partial(_batch, examples), examples.count)
+        self._state.end()
         self.check_frozen()
         return found
 
     def load(self, job: Job) -> None:
         """Load the version, with the layers that stay at the client, into the model."""
+        self._state.begin()
         own = {name: array for name, array in (job.own or {}).items() if name in self._layers}
         self._exchange.load(job if own.keys() == (job.own or {}).keys() else replace(job, own=own or None))
 

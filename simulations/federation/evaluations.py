@@ -5,7 +5,7 @@ from typing import Any
 
 from atoll.client.session.events import EvaluationRequest
 from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.metrics import Statistics, only_finite
+from atoll.parallel.task.metrics import Metrics, Statistics, sound
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.benches import bench_of
@@ -47,6 +47,11 @@ class Evaluations:
         self._version: Version | None = None
         self._sizes = sizes or {}
 
+    @property
+    def metrics(self) -> Metrics:
+        """The task's metrics."""
+        return self._server.metrics
+
     def check(self, config: RunConfig) -> None:
         """Check that the server has test data if it measures versions, and that the metrics of the settings exist.
 
@@ -66,7 +71,7 @@ class Evaluations:
         """Measure a version on the server's test data; return the sums, or the reason that there are none."""
         received = Received(self._versions.arrays(version.digest))
         asked = self._request | {"split": "server", "version": version.version}
-        return _refused(self._server.evaluate(received, asked))
+        return self._sound(self._server.evaluate(received, asked))
 
     def ask(self, client_id: ClientId, request: EvaluationRequest) -> None:
         """Note that a client will evaluate a version; those of earlier versions are dropped."""
@@ -85,7 +90,7 @@ class Evaluations:
             asked, self._asked = self._asked, {}
             jobs = [self._job(name, each) for name, each in asked.items()]
             arrays = self._versions.arrays(self._versions.version(request.version).digest)
-            self._found |= zip(asked, map(_refused, engine.evaluate(arrays, jobs)), strict=True)
+            self._found |= zip(asked, map(self._sound, engine.evaluate(arrays, jobs)), strict=True)
         return self._found.pop(client_id)
 
     def _job(self, client_id: ClientId, request: EvaluationRequest) -> Job:
@@ -96,6 +101,5 @@ class Evaluations:
         """Return the number of a client's test examples."""
         return self._sizes.get(client_id, 0)
 
-
-def _refused(found: Statistics | str) -> Statistics | str:
-    return found if isinstance(found, str) else only_finite(found)
+    def _sound(self, found: Statistics | str) -> Statistics | str:
+        return found if isinstance(found, str) else sound(self._server.metrics, found)

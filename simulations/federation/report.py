@@ -22,7 +22,7 @@ from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, 
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
-from atoll.server.rounds.client_evaluation import addable
+from atoll.server.rounds.client_evaluation import merged
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 
@@ -53,9 +53,7 @@ class Measured:
         if self.server is not None:
             line["server"] = values(metrics, self.server)
         if self.clients:
-            line["clients"] = values(
-                metrics, merge(addable({ClientId(name): sums for name, sums in self.clients.items()})[0].values())
-            )
+            line["clients"] = values(metrics, merge(self.clients.values()))
             if with_clients:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
@@ -63,6 +61,8 @@ class Measured:
     def refusals(self) -> dict[str, str]:
         """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
         found = refusals_of("clients", sorted(self.clients.items()))
+        left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
+        found |= {f"clients.{name}": why for name, why in left_out.items()}
         return found | {name: NOT_FINITE for name in refusals_of("server", [("server", self.server or {})])}
 
 
@@ -70,6 +70,8 @@ def refusals_of(where: str, statistics: Iterable[tuple[str, Statistics]]) -> dic
     """Return the metrics whose sums were refused, as `where.metric`, each with the owners of the sums."""
     owners: dict[str, list[str]] = {}
     for owner, sums in statistics:
+        if all(map(len, sums.values())):  # nearly always
+            continue
         for name in names_refused(sums):
             owners.setdefault(f"{where}.{name}", []).append(owner)
     return {name: f"{NOT_FINITE} at {_listed(of_name)}" for name, of_name in sorted(owners.items())}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from atoll.aggregation.printable import count_of
 from atoll.client.session.events import EvaluationRequest, Invitation, JobFailed
 from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.task.metrics import Statistics, only_finite
+from atoll.parallel.task.metrics import Statistics, sound
 from atoll.parallel.worker.model_files import write_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
@@ -80,7 +80,7 @@ class ClientWork:
             num_bytes = plain_bytes = self.updates.add(
                 digest, outcome.update, outcome.report, outcome.row, outcome.magnitudes
             )
-        self.statistics[digest] = statistics = only_finite(outcome.statistics)
+        self.statistics[digest] = statistics = sound(self.evaluations.metrics, outcome.statistics)
         return Update(
             name,
             invitation.round_id,

@@ -341,7 +341,7 @@ class Crew:
             if event.kind == "answer":
                 answer: Json = event.content
                 if "error" in answer:
-                    raise WorkerError(answer["error"], answer["detail"])
+                    raise WorkerError(answer["error"], answer["detail"], answer.get("said", ()))
                 return answer
             self._line = None
             raise _Lost("ranks have ended")

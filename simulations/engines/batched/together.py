@@ -20,7 +20,7 @@ from atoll.parallel.local_training.trees import map_tensors
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import depends_on_context
-from atoll.parallel.task.metrics import Statistics, merge
+from atoll.parallel.task.metrics import Statistics, of_parts
 from atoll.parallel.task.randomness import generators_kept, seed_everything
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.batched.concatenation import concatenated, of_one_kind
@@ -123,7 +123,7 @@ class Together:
             self._alone.check_frozen()
             for number, one in zip(parts.clients[first:end].tolist(), sums, strict=True):
                 found[number].append(one)
-        return [one[0] if len(one) == 1 else merge(one) for one in found]
+        return [one[0] if len(one) == 1 else of_parts(one) for one in found]
 
     def _pass(self, tensors: Sequence[torch.Tensor], rows: torch.Tensor, lengths: Ints) -> list[Statistics]:
         """Return the sums of each part of the examples, whose lengths ascend, from one forward pass."""

@@ -265,7 +265,7 @@ def mine(inputs: torch.Tensor, targets: torch.Tensor, axes: Axes | None) -> Batc
         return Batch(inputs, targets, count_units(targets))
     rows = torch.arange(len(inputs)).tensor_split(axes.mesh.dp)[axes.dp_rank]
     if len(rows) == 0:
-        return Batch(inputs[:1], targets[:1], 0)
+        return Batch(inputs[:1], targets[:1], 0, is_filler=True)
     return Batch(inputs[rows], targets[rows], count_units(targets[rows]))
 
 

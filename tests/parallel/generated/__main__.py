@@ -1,4 +1,4 @@
-"""Many generated models: `python -m tests.parallel.generated [--models 5000] [--seed 0]`; a wrong one fails, shrunk."""
+"""Many generated models: `python -m tests.parallel.generated [--models 5000] [--seed 0]`; each wrong one is shown."""
 
 import argparse
 import sys

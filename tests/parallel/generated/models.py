@@ -157,6 +157,54 @@ class Scaled(nn.Module):
         return self.gain * x + x @ self.matrix + self.shift
 
 
+class Listed(nn.Module):
+    """Parameters in a list and in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.ParameterList([nn.Parameter(torch.randn(WIDTH) / 4) for _ in range(2)])
+        self.tables = nn.ParameterDict({"mix": nn.Parameter(torch.randn(WIDTH, WIDTH) / 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.rows[0] + self.rows[1] + x @ self.tables["mix"]
+
+
+class Tagged(nn.Module):
+    """A linear layer whose parameter has an attribute, which forward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.linear.weight.factor = 0.5  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor: float = self.linear.weight.factor  # type: ignore[assignment]
+        return x + factor * self.linear(x)
+
+
+class Held(nn.Module):
+    """A linear layer whose weight lies in a list, too, and is used from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.held = [self.linear.weight]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(nn.functional.linear(x, self.held[0], self.linear.bias))
+
+
+class Unused(nn.Module):
+    """A linear layer, and one that no pass calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.spare = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
 class Buffered(nn.Module):
     """A block around another one, with buffers of each kind that is asked for."""
 
@@ -256,6 +304,10 @@ BLOCKS: dict[str, Callable[[float], nn.Module]] = {
     "lstm": lambda _: Recurrent(nn.LSTM),
     "mixture": lambda _: Mixture(),
     "scaled": lambda _: Scaled(),
+    "listed": lambda _: Listed(),
+    "tagged": lambda _: Tagged(),
+    "held": lambda _: Held(),
+    "unused": lambda _: Unused(),
 }
 """The blocks by kind, from the probability of dropout."""
 

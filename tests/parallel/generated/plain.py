@@ -21,24 +21,32 @@ class Training:
     optimizer: str = "sgd"
     """sgd, momentum, adam, adamw."""
     clip: float | None = None
+    decays_vectors: bool = True
+    """Let biases and scales decay, too; else they are a group without decay."""
     loss: str = "mean"
     """mean: the mean over the examples; ignored: classes, of which some do not count."""
+    travels: str = "all"
+    """all, or trained: the tensors that the exported model has."""
     rows: int = 22
     batch: int = 8
 
 
-def optimizer_of(kind: str, parameters: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of a kind."""
-    match kind:
+def optimizer_of(training: Training, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer, in two groups if vectors and scalars do not decay."""
+    groups: list[Any] = [{"params": parameters}]
+    if not training.decays_vectors:
+        vectors = [each for each in parameters if each.dim() < 2]
+        groups = [{"params": [each for each in parameters if each.dim() > 1]}, {"params": vectors, "weight_decay": 0.0}]
+    match training.optimizer:
         case "sgd":
-            return torch.optim.SGD(parameters, lr=0.1)
+            return torch.optim.SGD(groups, lr=0.1)
         case "momentum":
-            return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01)
+            return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
         case "adam":
-            return torch.optim.Adam(parameters, lr=0.01)
+            return torch.optim.Adam(groups, lr=0.01)
         case "adamw":
-            return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
-    raise ValueError(kind)
+            return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+    raise ValueError(training.optimizer)
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,8 @@ class Trace:
 
     losses: list[float]
     state: dict[str, np.ndarray[Any, Any]]
+    trained: frozenset[str]
+    """The names in it that the optimizer moves."""
 
 
 def train(
@@ -63,7 +73,7 @@ def train(
     torch.manual_seed(0)
     model = make()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = optimizer_of(training.optimizer, trained)
+    optimizer = optimizer_of(training, trained)
     buffers = [[each.clone() for each in model.buffers()] for _ in range(ranks)]
     generators = [_generator(rank) for rank in range(ranks)]
     losses = []
@@ -95,16 +105,18 @@ def train(
     for index, buffer in enumerate(model.buffers()):
         mine = [of_rank[index] for of_rank in buffers]
         buffer.data = torch.stack(mine).mean(0) if buffer.is_floating_point() else mine[0]
-    return Trace(losses, _state(model))
+    names = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return Trace(losses, _state(model), names)
 
 
 def _passes(rows: int, ranks: int, micro_batches: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the first and the end row of each micro-batch of each rank; one without rows makes a pass over a filler."""
+    """Yield the first and the end row of each micro-batch of each rank; one without rows passes over its first row."""
     for rank in range(ranks):
         begin, end = rows * rank // ranks, rows * (rank + 1) // ranks
         sizes = [len(part) for part in np.array_split(np.arange(end - begin), micro_batches)]
         starts = [begin + sum(sizes[:index]) for index in range(micro_batches)]
-        yield [(min(start, rows - 1), start + size) for start, size in zip(starts, sizes, strict=True)]
+        found = zip(starts, sizes, strict=True)
+        yield [(start, start + size) if size else (min(begin, rows - 1),) * 2 for start, size in found]
 
 
 def _exchange(model: nn.Module, values: list[torch.Tensor]) -> None:

@@ -53,7 +53,13 @@ def local_of(case: Case) -> Local:
         "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
     }
     kind = kinds[case.training.optimizer]
-    return Local(batch_size=case.training.batch, shuffle=False, clip_norm=case.training.clip, **kind)
+    return Local(
+        batch_size=case.training.batch,
+        shuffle=False,
+        clip_norm=case.training.clip,
+        decay_vectors=case.training.decays_vectors,
+        **kind,
+    )
 
 
 def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -82,6 +88,7 @@ def train_case(case: Case, rank: int, folder: Path) -> Answer:
         loss=loss_of,
         sites=["a"],
         local=local_of(case),
+        travels=case.training.travels,
     )
     config = TrainConfig(
         batch_size=case.training.batch, log_every=1, eval_every=EVER, checkpoint_every=EVER, asynchronous=False
