@@ -21,6 +21,11 @@ _LIBRARIES = (_ATOLL, *sysconfig.get_paths().values(), "<")
 """Beginnings of file names that are not the user's: Atoll, Python, installed packages, generated code."""
 
 
+def is_of_user(file: str) -> bool:
+    """Return whether a file is the user's code."""
+    return not file.startswith(_LIBRARIES)
+
+
 @contextmanager
 def task_failures_in_one_line() -> Iterator[None]:
     """Turn a failure of the task or of a worker process into one line.
@@ -88,6 +93,6 @@ def _place(frames: list[str]) -> str:
     """Return the innermost frame in user code, as the end of a message; empty: all frames are those of libraries."""
     for frame in reversed(frames):
         found = _FRAME.match(frame)
-        if found is not None and not found["file"].startswith(_LIBRARIES):
+        if found is not None and is_of_user(found["file"]):
             return f" ({found['file']}, line {found['line']})"
     return ""

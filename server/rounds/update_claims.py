@@ -18,7 +18,9 @@ def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) 
         return RejectReason.WRONG_BASE, f"trained from version {update.base_version}, not {base_version}"
     if not WEIGHT_MIN <= update.num_examples <= policy.max_examples:
         is_less = update.num_examples < WEIGHT_MIN
-        fault = f"num_examples {update.num_examples} is not in {WEIGHT_MIN:g}..{policy.max_examples}"
+        fault = (
+            f"num_examples {update.num_examples} is not in {WEIGHT_MIN:g}..{policy.max_examples} (round.max_examples)"
+        )
         return RejectReason.NO_EXAMPLES if is_less else RejectReason.TOO_MANY_EXAMPLES, fault
     if not WORK_MIN <= update.work <= 1:
         return RejectReason.BAD_WORK, f"work {update.work} is not in (0, 1] (at least {WORK_MIN})"

@@ -33,7 +33,10 @@ NAMES_MAX = 20
 """Maximum number of clients that the reason of a refusal lists."""
 
 REASON_MAX = 200
-"""Maximum number of characters of a failed client's reason."""
+"""Maximum number of characters of a client's reason."""
+
+REASONS = {"failures": Fate.FAILED, "refusals": Fate.REFUSED, "losses": Fate.LOST}
+"""The keys of a line under which it has the reasons of clients with these fates, by client."""
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
 
@@ -99,9 +102,9 @@ def line_of(
             fate (`invitation_tally`); None: the fates are those of this round's invitations.
 
     Returns:
-        The line, with `fates` and `train_values` by client for at most `FATES_MAX` invitations, with `failures` by
-        client if there are any, and with `not_finite` if sums were refused: the metrics that leave clients out, each
-        with these clients.
+        The line, with `fates` and `train_values` by client for at most `FATES_MAX` invitations, with the reasons of
+        `REASONS` by client if there are any, and with `not_finite` if sums were refused: the metrics that leave clients
+        out, each with these clients.
     """
     fates = Counter(client.fate for client in record.clients.values()) if ended is None else Counter(ended)
     in_model = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
@@ -135,9 +138,10 @@ def line_of(
         line["train_values"] = {name: values(metrics, sums) for name, sums in of_clients}
     if left_out := refusals_of("train", train):
         line["not_finite"] = left_out
-    if any(client.fate is Fate.FAILED for client in record.clients.values()):
-        failed = islice(record.with_fate(Fate.FAILED), FATES_MAX)
-        line["failures"] = {name: _reason_of(client) for name, client in failed}
+    for key, fate in REASONS.items():
+        if fates[fate] if ended is None else any(client.fate is fate for client in record.clients.values()):
+            of_fate = islice(record.with_fate(fate), FATES_MAX)
+            line[key] = {name: _reason_of(client) for name, client in of_fate}
     return line
 
 
@@ -180,8 +184,33 @@ def _of_buffer(record: RoundRecord) -> Json:
 
 
 def _reason_of(client: ClientRecord) -> str:
-    """Return the reason of a failure with the client's detail."""
+    """Return the reason of a failure, a refusal or a loss with its detail."""
     return f"{client.reason}: {client.detail}"[:REASON_MAX] if client.detail else client.reason
+
+
+class Reasons:
+    """Reasons of clients that failed, were refused or lost, counted by the word before the colon."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {key: Counter() for key in REASONS}
+        self._first: dict[tuple[str, str], str] = {}
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count the reasons in the line of a round."""
+        for key, counts in self._counts.items():
+            for client, reason in line.get(key, {}).items():
+                word = reason.partition(":")[0]
+                counts[word] += 1
+                self._first.setdefault((key, word), f"{client}: {' '.join(reason.split())}")
+
+    @property
+    def result(self) -> Json:
+        """The part of a run's result: of each kind and reason the number, and the first client with its detail."""
+        return {
+            key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
+            for key, counts in self._counts.items()
+            if counts
+        }
 
 
 class RunFolder:
@@ -205,15 +234,19 @@ class RunFolder:
             raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of {count_of(num_rounds, 'round')} that ended")
         if valid != lines:
             write_atomically(path, "".join(f"{line}\n" for line in valid).encode())
-        self._rounds = path.open("a", encoding="utf-8")
+        self._rounds, self._reasons = path.open("a", encoding="utf-8"), Reasons()
+        for line in valid:
+            self._reasons.add(json.loads(line))
 
     def add(self, line: Json) -> None:
         """Append the line of a round."""
         self._rounds.write(to_json(line) + "\n")
         self._rounds.flush()
+        self._reasons.add(line)
 
     def finish(self, result: Json) -> None:
-        """Write the result of a run that has ended or was interrupted."""
+        """Write the result of a run that has ended or was interrupted, with the reasons of clients in `REASONS`."""
+        result |= self._reasons.result
         text = to_json(result, indent=2) + "\n"
         (self._folder / RESULT).write_text(text, encoding="utf-8")
 
