@@ -25,7 +25,21 @@ if TYPE_CHECKING:
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
 
-LISTED = frozenset({"fates", "failures", "refusals", "losses", "client_values", "train_values", "not_finite", "buffer"})
+LISTED = frozenset(
+    {
+        "fates",
+        "failures",
+        "refusals",
+        "losses",
+        "steps",
+        "carried",
+        "malicious",
+        "client_values",
+        "train_values",
+        "not_finite",
+        "buffer",
+    }
+)
 """The parts of a round's line by client, which `SimulatedRun.rounds` leaves out."""
 
 

@@ -127,9 +127,10 @@ def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, f
     """Return the value of every metric in `sums`; None where it is undefined or its sums were refused.
 
     Without a `Metric`, two statistics are (total, count) with the value total / count, undefined if the count is 0; any
-    other number of statistics has no value.
+    other number of statistics has no value. The task's metrics come first, in its order.
     """
-    return {name: _value(metrics.get(name), tuple(numbers)) for name, numbers in sums.items()}
+    names = [*(name for name in metrics if name in sums), *(name for name in sums if name not in metrics)]
+    return {name: _value(metrics.get(name), tuple(sums[name])) for name in names}
 
 
 def finite(values: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -18,6 +18,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts
+from atoll.protocol.strict_json import INT64_MAX
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.protocol.wire.mesh_use import MeshUse
@@ -170,6 +171,7 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
         train_seconds=_seconds(opened.train_seconds),
         disclosure=Disclosure.read(opened.metrics, opened.min_sites),
         mesh=_mesh(opened),
+        steps=min(opened.steps, INT64_MAX),
     )
 
 

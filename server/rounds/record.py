@@ -50,6 +50,7 @@ class ClientRecord:
     extended: float = 0.0  # seconds by which outages have extended it
     rest: float = 0.0  # seconds for which the client is not invited after this failure
     mesh: MeshUse | None = None  # of a client that is a mesh of ranks
+    steps: int = 0  # of the optimizer; 0: not known
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ A metric is the task's value of the sums over all examples, never a mean of valu
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -23,7 +23,7 @@ from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import addable
-from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 
 FATES_MAX = 1000
@@ -50,8 +50,11 @@ class Measured:
     server: Statistics | None = None
     clients: Mapping[str, Statistics] = field(default_factory=dict)
 
-    def values(self, metrics: Metrics, *, with_clients: bool) -> Json:
-        """Return the part of a round's line about its version, with the values of each client if asked."""
+    def values(self, metrics: Metrics, *, with_clients: bool, malicious: Container[str] = ()) -> Json:
+        """Return the part of a round's line about its version, with the values of each client if asked.
+
+        If some clients are malicious, the values of the honest ones together are there, too.
+        """
         line: Json = {}
         if self.server is not None:
             line["server"] = values(metrics, self.server)
@@ -59,6 +62,9 @@ class Measured:
             line["clients"] = values(
                 metrics, merge(addable({ClientId(name): sums for name, sums in self.clients.items()})[0].values())
             )
+            if malicious:
+                honest = {ClientId(name): sums for name, sums in self.clients.items() if name not in malicious}
+                line["honest_clients"] = values(metrics, merge(addable(honest)[0].values()))
             if with_clients:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
@@ -90,6 +96,7 @@ def line_of(
     train: Sequence[tuple[str, Statistics]],
     totals: Mapping[str, Any],
     ended: Mapping[Fate, int] | None = None,
+    malicious: Collection[str] = (),
 ) -> Json:
     """Return the line of one round.
 
@@ -100,6 +107,7 @@ def line_of(
         totals: seconds and bytes since the beginning of the run, which are added to the line.
         ended: in an asynchronous run, the number of invitations of any round that have ended since the last line, by
             fate (`invitation_tally`); None: the fates are those of this round's invitations.
+        malicious: the clients of the attack; then the line has those of its invitations, and `honest_train`.
 
     Returns:
         The line, with `fates` and `train_values` by client for at most `FATES_MAX` invitations, with the reasons of
@@ -125,15 +133,24 @@ def line_of(
         "refused": fates[Fate.REFUSED],
         "stragglers": fates[Fate.STRAGGLER] + fates[Fate.LATE] + fates[Fate.CARRIED],
         "released": fates[Fate.RELEASED],
+        "num_steps": sum(client.steps for client in record.clients.values()),
         **totals,
         "train": values(metrics, sums) if (sums := merge(sums for _, sums in train)) else None,
         "server": None,
         "clients": None,
     }
+    if malicious:
+        honest = merge(sums for name, sums in train if name not in malicious)
+        line["malicious"] = sorted(record.clients.keys() & set(malicious))[:FATES_MAX]
+        line["honest_train"] = values(metrics, honest) if honest else None
     if record.mode != "sync":
         line |= _of_buffer(record)
+    elif record.carried:
+        line["carried"] = [_stale(row, record) for row in record.carried[:FATES_MAX]]
     if len(record.clients) <= FATES_MAX:
-        line["fates"] = {name: str(client.fate) for name, client in sorted(record.clients.items())}
+        of_all = sorted(record.clients.items())
+        line["fates"] = {name: str(client.fate) for name, client in of_all}
+        line["steps"] = {name: client.steps for name, client in of_all if client.steps}
         of_clients = sorted(train, key=itemgetter(0))  # a client may be twice in a buffer: its last training counts
         line["train_values"] = {name: values(metrics, sums) for name, sums in of_clients}
     if left_out := refusals_of("train", train):
@@ -172,14 +189,22 @@ def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:
 def _of_buffer(record: RoundRecord) -> Json:
     """Return the updates that the version counts, and the invitations whose work has become too old since the last."""
     return {
-        "buffer": [
-            {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness, "weight": row.scale}
-            for row in record.buffer[:FATES_MAX]
-        ],
+        "buffer": [_stale(row, record) | {"weight": row.scale} for row in record.buffer[:FATES_MAX]],
         "too_old": [
             {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness}
             for row in record.too_old[:FATES_MAX]
         ],
+    }
+
+
+def _stale(row: CarriedRecord, record: RoundRecord) -> Json:
+    """Return an update that may be late: whose, of which round and version, and with which weight n_k s_k it counts."""
+    return {
+        "client": row.client_id,
+        "round": int(row.round_id),
+        "staleness": row.staleness,
+        "version": int(record.base_version) - row.staleness,
+        "weight": row.num_examples * row.scale,
     }
 
 
@@ -188,15 +213,18 @@ def _reason_of(client: ClientRecord) -> str:
     return f"{client.reason}: {client.detail}"[:REASON_MAX] if client.detail else client.reason
 
 
-class Reasons:
-    """Reasons of clients that failed, were refused or lost, counted by the word before the colon."""
+class Tally:
+    """The steps of the accepted updates, and the reasons of clients that failed, were refused or lost, counted by the
+    word before the colon."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {key: Counter() for key in REASONS}
         self._first: dict[tuple[str, str], str] = {}
+        self._num_steps = 0
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Count the reasons in the line of a round."""
+        """Count the reasons and the steps in the line of a round."""
+        self._num_steps += line.get("num_steps", 0)
         for key, counts in self._counts.items():
             for client, reason in line.get(key, {}).items():
                 word = reason.partition(":")[0]
@@ -205,8 +233,8 @@ class Reasons:
 
     @property
     def result(self) -> Json:
-        """The part of a run's result: of each kind and reason the number, and the first client with its detail."""
-        return {
+        """The part of a run's result: the steps, and of each kind and reason the number and the first client."""
+        return {"num_steps": self._num_steps} | {
             key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
             for key, counts in self._counts.items()
             if counts
@@ -234,19 +262,19 @@ class RunFolder:
             raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of {count_of(num_rounds, 'round')} that ended")
         if valid != lines:
             write_atomically(path, "".join(f"{line}\n" for line in valid).encode())
-        self._rounds, self._reasons = path.open("a", encoding="utf-8"), Reasons()
+        self._rounds, self._tally = path.open("a", encoding="utf-8"), Tally()
         for line in valid:
-            self._reasons.add(json.loads(line))
+            self._tally.add(json.loads(line))
 
     def add(self, line: Json) -> None:
         """Append the line of a round."""
         self._rounds.write(to_json(line) + "\n")
         self._rounds.flush()
-        self._reasons.add(line)
+        self._tally.add(line)
 
     def finish(self, result: Json) -> None:
         """Write the result of a run that has ended or was interrupted, with the reasons of clients in `REASONS`."""
-        result |= self._reasons.result
+        result |= self._tally.result
         text = to_json(result, indent=2) + "\n"
         (self._folder / RESULT).write_text(text, encoding="utf-8")
 

@@ -88,6 +88,7 @@ class ClientWork:
             download_seconds,
             training.ends - training.began,
             plain_bytes,
+            steps=outcome.report.get("steps", 0),
         )
 
     def _encoded(self, digest: Digest, training: Training, outcome: Trained) -> int:
