@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory
 
-.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table test-cuda check format constraints proto docs notebooks bench soak pages odd-tasks chaos-hour deaths fuzz papers mutants clean
+.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table test-cuda check format constraints proto docs notebooks bench bench-guard soak pages odd-tasks chaos-hour deaths fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -115,8 +115,12 @@ docs: setup
 bench: setup
 	@for name in $(or $(NAME),$(BENCHMARKS)); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-soak: setup
+bench-guard: setup # the speed of this checkout against an earlier commit, in turns: ten minutes; BASE=commit
+	@$(BIN)/python -m benchmarks.guard $(if $(BASE),--base $(BASE)) $(GUARD)
+
+soak: setup # 20,000 seeded histories; 5,000 generated models in every plan, of which the refused are counted by reason
 	$(BIN)/python -m atoll.simulations.histories --seeds 20000
+	$(BIN)/python -W ignore -m tests.parallel.generated --models 5000
 
 deaths: setup # a real coordinator dies at every entry of a ServerApp's run; about an hour
 	ATOLL_EVERY_DEATH=1 $(BIN)/python -m pytest -q -n 2 --dist load -m long tests/messages/test_coordinator_deaths.py

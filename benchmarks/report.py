@@ -11,6 +11,7 @@ machine   the machine and its software
 import json
 import os
 import platform
+import random
 import sys
 import tempfile
 import time
@@ -94,6 +95,13 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that is at least as large as this share of all values."""
     ordered = sorted(values)
     return ordered[max(0, -(-round(share * 1000) * len(ordered) // 1000) - 1)]
+
+
+def interval(ratios: Sequence[float], draws: int = 2000) -> tuple[float, float]:
+    """Return the middle 95 % of the medians of resampled ratios (bootstrap)."""
+    chance = random.Random(0)
+    medians = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return medians[draws // 40], medians[-draws // 40]
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:

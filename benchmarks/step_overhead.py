@@ -11,12 +11,13 @@ number of steps, so that pairs are interleaved in one process. The batches of th
     fsdp    ours under fully_shard at one rank, the loop by hand without any wrapper
 
 Memory is the growth of the resident set (on a GPU, of the peak allocation) since before the model was built, with each
-side in its own process. The interval is a bootstrap of the median ratio.
+side in its own process. A tiny model has been trained there before, so that modules that torch and the trainer import
+at their first use do not count: they are no memory of a model, and which of them are imported earlier is chance. The
+interval is a bootstrap of the median ratio.
 """
 
 import argparse
 import gc
-import random
 import resource
 import tempfile
 import time
@@ -40,12 +41,13 @@ from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job
 from atoll.parallel.trainer.run import Surroundings, train
 from atoll.parallel.world import World
-from benchmarks.report import Bar, conclude, say, spread
+from benchmarks.report import Bar, conclude, interval, say, spread
 
 SIZES = {
     "cpu": {"config": {"vocab": 256, "dim": 256, "layers": 8, "heads": 4, "sequence": 128}, "batch": 16},
     "cuda": {"config": {"vocab": 32_000, "dim": 1024, "layers": 12, "heads": 16, "sequence": 1024}, "batch": 16},
 }
+TINY = {"vocab": 16, "dim": 8, "layers": 1, "heads": 1, "sequence": 4}
 BARS = {"plain": 0.97, "ddp": 0.97, "fsdp": 0.95}
 LR = 1e-4
 WARM_UP = 2
@@ -140,14 +142,20 @@ def pairs(name: str, device: str, number: int, seconds: float) -> list[tuple[flo
 def memory(name: str, device: str, side: str) -> float:
     """Return the growth of the peak memory while one side takes ten steps [bytes]."""
     torch.set_num_threads(1)
-    tokens(device, 2)
+    config, SIZES[device]["config"] = SIZES[device]["config"], TINY
+    _train(name, device, side, steps=2)
+    SIZES[device]["config"] = config
     gc.collect()
     before = _held(device)
-    if side == "ours":
-        ours(name, device, 10, 10, lambda _event: None)
-    else:
-        by_hand(name, device)(10)
+    _train(name, device, side, steps=10)
     return _held(device) - before
+
+
+def _train(name: str, device: str, side: str, *, steps: int) -> None:
+    if side == "ours":
+        ours(name, device, steps, steps, lambda _event: None)
+    else:
+        by_hand(name, device)(steps)
 
 
 def _held(device: str) -> float:
@@ -177,13 +185,6 @@ def _wait(device: str) -> None:
 
 def _how(device: str) -> dict[str, bool]:
     return {"fused": True} if device == "cuda" else {"foreach": True}
-
-
-def interval(ratios: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """Return the middle 95 % of the medians of resampled ratios."""
-    chance = random.Random(0)
-    medians = sorted(median(chance.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[draws // 40], medians[-draws // 40]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,6 +24,12 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
 """The same three under the names of Open MPI's `mpirun`."""
 
+SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+"""The same three for the tasks of a Slurm step. A batch script alone is no step, and has no number of tasks."""
+
+SLURM_PORTS = range(20_000, 30_000)
+"""The ports at which the ranks of a Slurm step meet, by the numbers of job and step."""
+
 TIMEOUT_S = 300.0
 """Longest wait of a collective for the slowest rank [s]; models are built and compiled before the first collective."""
 
@@ -57,19 +63,21 @@ class World:
         return self.rank == 0
 
     def device(self, kind: str) -> torch.device:
-        """Return this rank's device of a kind, `cpu` or `cuda`."""
-        return torch.device(kind, self.local_rank) if kind == "cuda" else torch.device(kind)
+        """Return this rank's device of a kind, `cpu` or `cuda`; the one GPU where a launcher shows no other to it."""
+        if kind != "cuda":
+            return torch.device(kind)
+        return torch.device(kind, 0 if torch.cuda.device_count() == 1 else self.local_rank)
 
 
 def read_world(environ: Mapping[str, str] = os.environ) -> World:
-    """Return the rank that `torchrun` or `mpirun` has assigned to this process; rank 0 of 1 without either.
+    """Return the rank that `torchrun`, `mpirun` or `srun` has assigned to this process; rank 0 of 1 without any.
 
     Raises:
         ValueError: only some of the variables are set, or one is no number in its range.
     """
-    for names in (VARIABLES, MPI_VARIABLES):
+    for names in (VARIABLES, MPI_VARIABLES, SLURM_VARIABLES):
         given = {name: environ[name] for name in names if name in environ}
-        if not given:
+        if not given or (names == SLURM_VARIABLES and names[-1] not in given):
             continue
         if len(given) < len(names):
             raise ValueError(f"the launcher must set {', '.join(names)}; got only {', '.join(given)}")
@@ -82,11 +90,60 @@ def read_world(environ: Mapping[str, str] = os.environ) -> World:
 
 
 def ranks_here(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of ranks on this machine, as `torchrun` or `mpirun` tells it; None: a launcher does not."""
+    """Return the number of ranks on this machine, as the launcher tells it; None: it does not."""
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if name in environ:
             return int(environ[name])
+    if is_slurm(environ) and (counts := environ.get("SLURM_STEP_TASKS_PER_NODE")):
+        return _tasks_on(int(environ.get("SLURM_NODEID", "0")), counts)
     return 1 if read_world(environ).size == 1 else None
+
+
+def is_slurm(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is a task of a Slurm step that no other launcher has divided further."""
+    return SLURM_VARIABLES[-1] in environ and not any(name in environ for name in (*VARIABLES, *MPI_VARIABLES))
+
+
+def meeting_place(world: World, environ: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Return the address and the port where the ranks meet: MASTER_ADDR and MASTER_PORT, or those of a Slurm step.
+
+    A step's ranks meet on its first node, at a port of `SLURM_PORTS` that follows from the numbers of job and step.
+
+    Raises:
+        ValueError: a variable is missing, or the port is no number.
+    """
+    given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ}
+    if is_slurm(environ):
+        nodes = environ.get("SLURM_STEP_NODELIST", "")
+        number = sum(int(environ.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+        of_step = {"MASTER_ADDR": _first_host(nodes)} if nodes else {}
+        given = {**of_step, "MASTER_PORT": str(SLURM_PORTS[number % len(SLURM_PORTS)]), **given}
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in given]:
+        raise ValueError(
+            f"set {' and '.join(missing)} to the address where the {world.size} ranks meet; torchrun sets them, "
+            f"mpirun takes -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500"
+        )
+    if not given["MASTER_PORT"].isdecimal():
+        raise ValueError(f"MASTER_PORT: must be a whole number, got {given['MASTER_PORT']!r}")
+    return given["MASTER_ADDR"], int(given["MASTER_PORT"])
+
+
+def _first_host(nodes: str) -> str:
+    """Return the first host of Slurm's list: `gpu[03-07,12]-a,login1` begins with `gpu03-a`."""
+    first = re.match(r"(?:[^,\[]|\[[^]]*\])*", nodes)
+    assert first is not None
+    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", first[0])
+
+
+def _tasks_on(node: int, counts: str) -> int | None:
+    """Return the number of tasks on a node, from `4(x2),3`: four on each of two nodes, three on another."""
+    each: list[int] = []
+    for word in counts.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
+        if found is None:
+            return None
+        each += [int(found[1])] * int(found[2] or 1)
+    return each[node] if node < len(each) else None
 
 
 @contextmanager
@@ -101,8 +158,8 @@ def process_group(
     Args:
         world: this process's rank.
         device: `cpu` or `cuda`.
-        store: a torch store for the rendezvous; left out: the one at MASTER_ADDR and MASTER_PORT, or for a rank alone
-            one of its own.
+        store: a torch store for the rendezvous; left out: the one at `meeting_place`, or for a rank alone one of its
+            own.
         timeout_s: longest wait of a collective [s].
 
     Raises:
@@ -116,11 +173,9 @@ def process_group(
         return
     if store is None and world.size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
-    if store is None and (missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]):
-        raise ValueError(
-            f"set {' and '.join(missing)} to the address where the {world.size} ranks meet; torchrun sets them, "
-            f"mpirun takes -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500"
-        )
+    if store is None:
+        address, port = meeting_place(world)
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     wait = timedelta(seconds=timeout_s)
     if store is None:

@@ -56,6 +56,14 @@ def pytest_collection_finish() -> None:
     vars(gc)["unfreeze"] = lambda: None
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what passed tests have measured (`record_property("said", ...)`), also in processes of pytest-xdist."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in report.user_properties:
+            if name == "said":
+                terminalreporter.write_line(str(value))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let what a test has printed be text: the processes that run tests beside each other send it to the first one."""

@@ -1,17 +1,18 @@
 """The client state that stays at a site between rounds and is never sent: a control variate, the site's local layers.
 
-    <run>.<round>.safetensors    state after the training for that round
+    <run>.<round>.<SHA-256>.safetensors    state after the training for that round; the digest is that of the file
 
 The state after a training becomes current neither when the training ends nor when its update is accepted, but when the
 update is in a committed model: only then do client state and model come from the same rounds. So the store stages each
 state under its round, durable before its update is, and the next invitation names the round that counted. A crash at
-any point, a refused update or an abandoned round needs no undo.
+any point, a refused update or an abandoned round needs no undo. A file is compared with its name before it is used.
 """
 
 import os
 import re
 from pathlib import Path
 
+from atoll.aggregation.file_digest import sha256_of_file
 from atoll.aggregation.folders import sync_folder
 from atoll.client.disk.spool import plain_name
 from atoll.protocol.durable import move_into
@@ -21,6 +22,10 @@ KEEP = 8
 """Most staged states of one run, beside the one that counted."""
 
 
+class StateDamaged(OSError):
+    """The file of a client state has other bytes than were written; the message names it, and the way out."""
+
+
 class PersonalState:
     """The client states in one folder, of all runs."""
 
@@ -28,9 +33,21 @@ class PersonalState:
         self._folder = folder
 
     def find(self, run_id: RunId, counted_round: RoundId) -> Path | None:
-        """Return the state after the training that counted; None when none has counted, or its file is missing."""
-        path = self._path(run_id, counted_round)
-        return path if counted_round and path.is_file() else None
+        """Return the state after the training that counted; None when none has counted, or its file is missing.
+
+        Raises:
+            StateDamaged: its bytes are others.
+        """
+        found = self._files(run_id).get(counted_round, []) if counted_round else []
+        if not found:
+            return None
+        path = max(found, key=lambda each: each.stat().st_mtime_ns)  # one was being replaced
+        if sha256_of_file(path) != _digest_of(path):
+            raise StateDamaged(
+                f"{path} is damaged, for its bytes are not those of the SHA-256 in its name: put the file of a backup "
+                "back, or delete it, and go on as without the state"
+            )
+        return path
 
     def stage(self, run_id: RunId, round_id: RoundId, counted_round: RoundId, data: Path) -> None:
         """Stage the state after a training by moving its file; durable on return.
@@ -40,17 +57,24 @@ class PersonalState:
         """
         with data.open("rb") as file:
             os.fsync(file.fileno())
-        move_into(data, self._path(run_id, round_id))
+        path = self._folder / f"{plain_name(run_id)}.{round_id}.{sha256_of_file(data)}.safetensors"
+        move_into(data, path)
         sync_folder(self._folder)
-        rounds = self._rounds(run_id)
-        staged = [number for number in rounds if counted_round < number <= round_id]
-        for number in {*rounds} - {counted_round, *staged[-KEEP:]}:
-            self._path(run_id, number).unlink(missing_ok=True)
+        files = self._files(run_id)
+        staged = [number for number in sorted(files) if counted_round < number <= round_id]
+        kept = {counted_round, *staged[-KEEP:]}
+        for number, of_round in files.items():
+            for each in of_round:
+                if number not in kept or (number == round_id and each != path):
+                    each.unlink(missing_ok=True)
 
-    def _rounds(self, run_id: RunId) -> list[RoundId]:
-        name = re.compile(re.escape(plain_name(run_id)) + r"\.([0-9]+)\.safetensors")
-        found = map(name.fullmatch, os.listdir(self._folder))
-        return sorted(RoundId(int(match[1])) for match in found if match)
+    def _files(self, run_id: RunId) -> dict[RoundId, list[Path]]:
+        name = re.compile(re.escape(plain_name(run_id)) + r"\.([0-9]+)\.[0-9a-f]{64}\.safetensors")
+        found: dict[RoundId, list[Path]] = {}
+        for match in filter(None, map(name.fullmatch, os.listdir(self._folder))):
+            found.setdefault(RoundId(int(match[1])), []).append(self._folder / match[0])
+        return found
 
-    def _path(self, run_id: RunId, round_id: RoundId) -> Path:
-        return self._folder / f"{plain_name(run_id)}.{round_id}.safetensors"
+
+def _digest_of(path: Path) -> str:
+    return path.stem.rpartition(".")[2]

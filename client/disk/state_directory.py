@@ -6,6 +6,7 @@ models/       versions of the global model (`model_cache`)
 kept/         residuals of error feedback that one update leaves for the next (`residual_store`)
 personal/     client state that stays at the site between the rounds of a run (`client_state`)
 folder_id     random id, which a restart keeps (`protocol/folder_id`)
+noise.key     secret of the noise that this site draws (`protocol/identity/noise_secret`)
 identity/     credential: the agent's key and certificate (`protocol/identity/credential`)
 seen          newest round and version of each run that the coordinator has shown (`seen_store`)
 work/         output files of the worker; emptied when an agent starts
@@ -21,6 +22,7 @@ from pathlib import Path
 from atoll.protocol.durable import remove
 from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.folder_id import folder_id
+from atoll.protocol.identity.noise_secret import noise_secret
 from atoll.protocol.settings import ConfigError
 
 SERVER_FILES = "state.db", "database.json", "rank.json"
@@ -46,6 +48,7 @@ class StateDirectory:
                 folder.mkdir(exist_ok=True)
             self._lock = lock_file(path / "lock", f"{os.getpid()}\n")
             self.folder_id = folder_id(path)
+            self.noise_secret = noise_secret(path)
         except Locked as error:
             owner = error.owner or "unknown"
             raise ConfigError(

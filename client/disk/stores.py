@@ -1,6 +1,6 @@
 """The stores in an agent's state directory that its jobs and uploads share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +21,8 @@ class Stores:
     client_state: PersonalState
     work: Path
     """Folder that the worker writes into; the stores take over its files."""
+    noise_secret: bytes = field(repr=False)
+    """Secret of the noise that this site draws."""
 
     @classmethod
     def open(cls, state: StateDirectory, *, spool_max_bytes: int) -> Self:
@@ -32,4 +34,11 @@ class Stores:
         """
         spool = Spool(state.spool, spool_max_bytes)
         residuals = ResidualStore(state.residuals, spool.entries().values())
-        return cls(spool, ModelCache(state.models), residuals, PersonalState(state.client_state), state.work)
+        return cls(
+            spool,
+            ModelCache(state.models),
+            residuals,
+            PersonalState(state.client_state),
+            state.work,
+            state.noise_secret,
+        )

@@ -4,6 +4,7 @@ Events are in the past tense, effects are imperatives. An update is referred to 
 """
 
 from collections.abc import Mapping
+from dataclasses import field
 
 from atoll.parallel.statistics.parts import SiteStatistics
 from atoll.protocol.value_type import value
@@ -45,11 +46,11 @@ class Invitation:
     """Kind of the message of a server program that the version is the content of; empty: it is a model."""
     group: str = ""
     """The message's group."""
+    key: tuple[str, RunId, int] = field(init=False, repr=False, compare=False)
+    """Name of the job; made once, because a round of a client asks for it eleven times."""
 
-    @property
-    def key(self) -> tuple[str, RunId, int]:
-        """Name of the job."""
-        return ("round", self.run_id, self.round_id)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", ("round", self.run_id, self.round_id))
 
 
 @value

@@ -178,9 +178,9 @@ class Session:
             event: that has happened.
             now: instant on the session's clock [s].
         """
-        effects: list[Effect] = []
+        effects: Effects = ()
         if (due := self._job_due()) is not None and now >= due:
-            effects += self._job_overdue(now)
+            effects = self._job_overdue(now)
         if self.waiting:
             effects += self._give_up_waiting(now)
         effects += self._on(event, now)
@@ -188,12 +188,14 @@ class Session:
             effects += self._start_next(now)
         if self.is_connected and self.outgoing:
             effects += self._due_uploads(now)
-        return tuple(effects)
+        return effects
 
     def _on(self, event: Event, now: float) -> Effects:
         match event:
             case ModelReady() | Trained() | Evaluated() | StatisticsMade() | JobFailed():
                 return self._job_advanced(event, now)
+            case Answered() | UploadCut():
+                return self._upload_ended(event, now)
             case Connected():
                 self.is_connected, self._num_dials = True, 0
                 for outgoing in self.outgoing.values():
@@ -210,8 +212,6 @@ class Session:
                 return self._released(("round", run_id, round_id), submit, now)
             case RunEnded(run_id):
                 return self._run_ended(run_id, now)
-            case Answered() | UploadCut():
-                return self._upload_ended(event, now)
         return ()
 
     def _back_off(self) -> float:

@@ -20,6 +20,7 @@ from atoll.client.session.events import (
     StatisticsRequest,
     Sums,
 )
+from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import strict_json
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
@@ -27,7 +28,7 @@ from atoll.protocol.manifest import ID_MAX
 from atoll.protocol.site_statistics import BYTES_MAX, encode
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
-from atoll.protocol.wire.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
+from atoll.protocol.wire.channel import PROTOCOL
 
 logger = logging.getLogger(__name__)
 
@@ -256,9 +257,9 @@ def statistics(sums: Sums) -> dict[str, pb.Statistics]:
 def too_many(sums: Sums) -> str:
     """Return the reason why sums are too many to be sent; empty: they are not."""
     count = sum(map(len, sums.values()))
-    if len(sums) <= METRICS_MAX and count <= STATISTICS_MAX:
+    if len(sums) <= METRICS_MAX and count <= SUMS_MAX:
         return ""
     return (
         f"{count_of(len(sums), 'metric')} of {count_of(count, 'sum')}; allowed: at most "
-        f"{METRICS_MAX} of {STATISTICS_MAX} together"
+        f"{METRICS_MAX} of {SUMS_MAX} together"
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.noise.key import key_of
 from atoll.aggregation.printable import count_of
 from atoll.client.crew_config import CrewConfig
 from atoll.client.disk.state_directory import StateDirectory
@@ -70,6 +71,7 @@ def crews_of(
             site=site,
             settings=settings,
             entry=entry,
+            noise=key_of(state.noise_secret, "task", name, site),
         )
         for name, reference in tasks.items()
     }
@@ -101,7 +103,14 @@ def terms_of(config: CrewConfig, folder: Path, log: Path, device: str, load_time
 
 
 def _crew(
-    task: str, terms: CrewTerms, config: CrewConfig, *, site: str, settings: Mapping[str, Any] | None, entry: str
+    task: str,
+    terms: CrewTerms,
+    config: CrewConfig,
+    *,
+    site: str,
+    settings: Mapping[str, Any] | None,
+    entry: str,
+    noise: bytes,
 ) -> Crew:
     log = Path(f"{terms.ranks.log}.log")
 
@@ -113,7 +122,7 @@ def _crew(
         with log.open("ab") as output:
             return Launcher(command, environment, log=output, on_end=on_end)
 
-    return Crew(task, terms, start, site=site, settings=settings)
+    return Crew(task, terms, start, site=site, settings=settings, noise=noise)
 
 
 def command_of(config: CrewConfig, terms: CrewTerms, entry: str = ENTRY) -> tuple[list[str], dict[str, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.folders import finds_no_room
+from atoll.aggregation.noise.key import key_of
 from atoll.client.disk.residual_store import Owner
 from atoll.client.disk.spool import Costs, Entry
 from atoll.client.disk.stores import Stores
@@ -39,7 +40,7 @@ from atoll.protocol.durable import remove
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import on_thread
-from atoll.protocol.vocabulary import ClientId, FailureReason
+from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId, RunId
 from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Jobs:
         self._client_id, self._runner, self._versions, self._save_seen = ClientId(site), runner, versions, save_seen
         self._spool, self._cache = stores.spool, stores.models
         self._residuals, self._client_state = stores.residuals, stores.client_state
+        self._noise_secret = stores.noise_secret
         self._update_out = stores.work / "update.safetensors"
         self._residual_out = stores.work / "residual"
         self._client_state_out = stores.work / "own"
@@ -100,7 +102,7 @@ class Jobs:
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
                 algorithm=invitation.algorithm,
-                own=self._state_that_counted(invitation),
+                own=await self._state_that_counted(invitation),
                 has_counted=bool(invitation.counted_round),
                 own_out=self._client_state_out,
                 model_seed=invitation.model_seed,
@@ -108,6 +110,7 @@ class Jobs:
                 codec=invitation.codec,
                 owed=self._residuals.current(_residual_owner(invitation)) if invitation.codec else (),
                 residual=self._residual_out,
+                noise=self._noise_of(invitation, "train"),
             )
             trained = await self._training(order)
             crash_points.reached("agent.trained")
@@ -143,9 +146,10 @@ class Jobs:
                 number=invitation.round_id,
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
-                own=self._client_state.find(invitation.run_id, invitation.counted_round),
+                own=await self._own(invitation.run_id, invitation.counted_round),
                 own_out=self._client_state_out,
                 budget=budget,
+                noise=self._noise_of(invitation, invitation.message),
             )
             entry = await self._spool_update(invitation, await self._runner.message(order))
         except RunnerFailed as error:
@@ -154,18 +158,26 @@ class Jobs:
             return JobFailed(key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
         return Trained(key, entry.digest)
 
-    def _state_that_counted(self, invitation: Invitation) -> Path | None:
+    def _noise_of(self, invitation: Invitation, what: str) -> bytes:
+        """Return the key of the noise for an invitation: a repeated one has the same, another one has another."""
+        purpose = (what, invitation.run_id, invitation.round_id, invitation.model_digest)
+        return key_of(self._noise_secret, *purpose, self._client_id)
+
+    async def _state_that_counted(self, invitation: Invitation) -> Path | None:
         """Return the client state of the newest training whose update is in a committed model; None: there is none.
 
         Raises:
             RunnerFailed: its file is missing, and the algorithm cannot train without it.
         """
         counted = invitation.counted_round
-        found = self._client_state.find(invitation.run_id, counted)
+        found = await self._own(invitation.run_id, counted)
         if found is None and counted and invitation.algorithm == "scaffold":
             detail = f"the control variate of round {counted} is no longer in this agent's state directory (personal/)"
             raise RunnerFailed(FailureReason.TRAINING_FAILED, f"{detail}: put it back, or start a new run")
         return found
+
+    async def _own(self, run_id: RunId, counted: RoundId) -> Path | None:
+        return await on_thread(None, self._client_state.find, run_id, counted)  # reads all of its file
 
     async def _spool_update(self, invitation: Invitation, trained: Training) -> Entry:
         if invitation.message:
@@ -233,9 +245,17 @@ class Jobs:
                 model=self._cache.path(request.model_digest),
                 version=request.version,
                 local=_overrides(request.local),
-                own=self._client_state.find(request.run_id, request.counted_round),
+                own=await self._own(request.run_id, request.counted_round),
                 model_seed=request.model_seed,
                 budget=budget,
+                noise=key_of(
+                    self._noise_secret,
+                    "evaluate",
+                    request.run_id,
+                    request.version,
+                    request.model_digest,
+                    self._client_id,
+                ),
             )
             sums = await self._runner.evaluate(order)
             await on_thread(None, self._save_seen)
@@ -251,7 +271,11 @@ class Jobs:
         """Make the statistics of the site's data within `budget` seconds; returns StatisticsMade or JobFailed."""
         try:
             order = StatisticsOrder(
-                task=request.task, local=_overrides(request.local), model_seed=request.model_seed, budget=budget
+                task=request.task,
+                local=_overrides(request.local),
+                model_seed=request.model_seed,
+                budget=budget,
+                noise=key_of(self._noise_secret, "statistics", request.run_id, request.number, self._client_id),
             )
             found = await self._runner.statistics(order)
             await on_thread(None, self._save_seen)

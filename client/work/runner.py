@@ -1,7 +1,7 @@
 """The interface of an agent to its worker: orders (train, evaluate, answer, make statistics) and results."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,6 +51,8 @@ class TrainOrder:
     """Files of residuals, which earlier updates left out and this one adds."""
     residual: Path | None = None
     """File of the residual that this update leaves out."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of its noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class EvaluateOrder:
     """Seed of the task's initial model."""
     budget: float
     """Seconds from now after which the evaluation stops by itself."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of its noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class StatisticsOrder:
     """Seed of the run."""
     budget: float
     """Seconds from now after which it ends without a result."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of its noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,8 @@ class MessageOrder:
     """File of the client state after this message; not written when the task keeps none."""
     budget: float
     """Seconds from now after which its answer is not awaited."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of its noise; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

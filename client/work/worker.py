@@ -5,12 +5,15 @@ only the one in use has a living worker.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from textwrap import indent
 from typing import Any
 
+from atoll.aggregation.noise.key import key_of
 from atoll.aggregation.printable import conclusion
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
@@ -26,6 +29,8 @@ from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.mesh_use import MeshUse
+
+logger = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
@@ -68,7 +73,7 @@ def workers_of(
             threads=threads,
             device=device,
             settings=settings,
-            environment=environment,
+            environment=replace(environment, noise=key_of(state.noise_secret, "task", name, site)),
         )
         for name, reference in tasks.items()
     }
@@ -145,6 +150,7 @@ class WorkerRunner:
             "has_counted": order.has_counted,
             "own_out": str(order.own_out.absolute()),
             "model_seed": order.model_seed,
+            "noise": order.noise.hex(),
         }
         if order.codec:
             request |= {"codec": order.codec, "owed": [str(path.absolute()) for path in order.owed]}
@@ -176,6 +182,7 @@ class WorkerRunner:
             "local": dict(order.local),
             "own": str(order.own.absolute()) if order.own else None,
             "own_out": str(order.own_out.absolute()),
+            "noise": order.noise.hex(),
         }
         answer = await self._run(order.task, "message", order.budget, request)
         return Training(
@@ -196,13 +203,14 @@ class WorkerRunner:
             "local": dict(order.local),
             "own": str(order.own.absolute()) if order.own else None,
             "model_seed": order.model_seed,
+            "noise": order.noise.hex(),
         }
         answer = await self._run(order.task, "evaluate", order.budget, request)
         return None if answer["statistics"] is None else _sums(answer["statistics"])
 
     async def statistics(self, order: StatisticsOrder) -> SiteStatistics:
         """Make statistics in the task's worker; see `Runner`."""
-        request = {"local": dict(order.local), "model_seed": order.model_seed}
+        request = {"local": dict(order.local), "model_seed": order.model_seed, "noise": order.noise.hex()}
         answer = await self._run(order.task, "statistics", order.budget, request)
         try:
             return await on_thread(None, from_plain, answer["statistics"])
@@ -257,8 +265,11 @@ class WorkerRunner:
                 raise RunnerFailed(FailureReason.OUT_OF_TIME, "the job was stopped before it began")
             budget = max(self._until - time.monotonic(), 0.001)
             timeout = budget + self._lease + ANSWER_SLACK_S
-            return worker.call(op, timeout, budget_s=budget, lease_s=self._lease, **request)
+            answer = worker.call(op, timeout, budget_s=budget, lease_s=self._lease, **request)
+            _log(answer.get("said", ()))
+            return answer
         except WorkerError as error:
+            _log(error.said)
             raise RunnerFailed(FailureReason(error.kind), error.detail) from error
         except WorkerHung as error:
             raise RunnerFailed(FailureReason.WORKER_HUNG, str(error)) from error
@@ -268,6 +279,11 @@ class WorkerRunner:
             if not self._is_closed:
                 raise
             raise RunnerFailed(FailureReason.SHUTTING_DOWN, "the agent is being stopped") from error
+
+
+def _log(said: Iterable[tuple[int, str]]) -> None:
+    for level, sentence in said:
+        logger.log(level, "%s", sentence)
 
 
 def _pieces(fields: Iterable[Sequence[Any]]) -> tuple[Piece, ...]:

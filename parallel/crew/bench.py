@@ -40,6 +40,7 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.batches import batch_sizes
 from atoll.parallel.local_training.client import form_of_shared
+from atoll.parallel.local_training.left_behind import LeftBehind
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.local_order import draw_order
 from atoll.parallel.local_training.parameters import forms_of
@@ -48,7 +49,7 @@ from atoll.parallel.task.context import Context, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import only_finite
+from atoll.parallel.task.metrics import sound
 from atoll.parallel.task.randomness import repeat_on, seed_everything, seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.data import in_order as loader_in_order
@@ -106,6 +107,7 @@ class MeshBench:
         self._built_for: tuple[Task, int, int | None, str | None] | None = None
         self._tried: tuple[Task, dict[str, DTensor], set[tuple[Local, int]]] | None = None
         self._model: MeshModel | None = None
+        self._left = LeftBehind(self._here.task, self._here.local, with_process=False)
 
     @property
     def steps(self) -> int:
@@ -147,7 +149,7 @@ class MeshBench:
         dataset = together(self._ranks, self._training_data)
         outline = self._outline()
         self._use.begin()
-        context = self._here.context(request, round=request.get("round_id") or 0)
+        context = self._context(request, round=request.get("round_id") or 0)
         self._check_hooks(local, context)
         with within(context):
             seed_everything(request["seed"])
@@ -170,6 +172,8 @@ class MeshBench:
                     after_step=after_step,
                 )
                 begun_at = model.engine.steps
+                if begun_at:  # after a checkpoint: the noise of the steps before it is used
+                    context.noise.narrow("step", begun_at)
                 self._use.begin_training()
                 work, is_stopped = training.run()
                 self._check_buffers(model)
@@ -186,7 +190,7 @@ class MeshBench:
         return {
             "num_examples": work.num_examples,
             "work": work.work,
-            "statistics": only_finite(work.statistics),
+            "statistics": sound(self._here.task.metrics, work.statistics),
             "stopped": is_stopped,
             "parts": parts,
             "has_own": bool(files.kept),
@@ -212,7 +216,7 @@ class MeshBench:
         rows = self._rows_of(local)
         size = EVALUATED_AT_ONCE if rows is None else rows * mesh.dp
         rank = 0 if self._axes is None else self._axes.dp_rank
-        context = self._here.context(request, site=None if where == "server" else self._here.site)
+        context = self._context(request, site=None if where == "server" else self._here.site)
         with within(context):
             if where != "server" and (client := self._client(model, local, context, request)):
                 client.load_evaluated()
@@ -220,7 +224,7 @@ class MeshBench:
             batches = loader_in_order(data, batch_size=size, num_ranks=mesh.dp, rank=rank, device=self._device)
             found = statistics(model.engine, self._here.task, batches, self._ranks, model.tally.check)
         self._check_frozen(model)
-        return {"statistics": only_finite(found)}
+        return {"statistics": sound(self._here.task.metrics, found)}
 
     def statistics(self, request: Json, deadline: Deadline) -> Json:
         """Return the statistics of the site's data, from rank 0 alone: the others go on at once.
@@ -300,6 +304,7 @@ class MeshBench:
         Raises:
             TaskMismatch: the tensors that do not travel are others than the coordinator's.
         """
+        self._left.restore()
         task, seed, rows = self._here.task, model_seed(request), self._rows_of(local)
         key, begins = (task, seed, rows, local.keep), local.keep is not None and self._own_of(request, local) is None
         if self._model is None or self._built_for != key or (begins and not self._model.is_new):
@@ -420,6 +425,13 @@ class MeshBench:
             model.engine.amend = in_turn(model.engine.amend, client.change_gradients)
             client.begin()
         return client
+
+    def _context(self, request: Json, **circumstances: Any) -> Context:
+        """Return the context of a request's job, with noise of this rank: other rows need other noise."""
+        context = self._here.context(request, **circumstances)
+        if self._axes is not None:
+            context.noise.narrow("rank", self._axes.draw)
+        return context
 
     def _seed(self, seed: int) -> None:
         """Seed what the model draws: as in one process, or on each rank its own."""

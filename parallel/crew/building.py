@@ -24,10 +24,12 @@ from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
-from atoll.parallel.exchange.initial import Blank, blank_of, fill
+from atoll.parallel.exchange.initial import NotBlank, attributes_of, blank_of, blank_or_none, differing_attributes, fill
 from atoll.parallel.exchange.load import load_shares
 from atoll.parallel.exchange.shares import Share, owned, shares_of
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.frozen import Unchanged, frozen_of
+from atoll.parallel.local_training.left_behind import restored
 from atoll.parallel.local_training.parameters import bare_model, build_model, forms_of
 from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.same_form import SameForm
@@ -112,6 +114,7 @@ class MeshModel:
         self.is_new = True
         """These have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
+        self._as_built = AsBuilt.of_parts(engine.parts)
         self.form = tally.form = SameForm(*engine.parts)
         """The form of the parts here, which no forward pass may change."""
 
@@ -149,6 +152,7 @@ class MeshModel:
             TaskMismatch: a file is of another model.
             OSError: one cannot be read.
         """
+        restored(self._as_built)
         for passing in self._passing:
             passing.restore()
         self.stays, shares = stays, self.shares()
@@ -215,7 +219,7 @@ def build(
     """
     plan, axes, device, ranks = here.plan, here.axes, here.device, here.ranks
     make = partial(bare_model, task, seed)
-    blank = together(ranks, lambda: _blank(make)) if is_divided(plan) else None
+    blank = together(ranks, lambda: blank_or_none(make)) if is_divided(plan) else None
     model = together(ranks, partial(build_model, task, seed)) if blank is None else blank.model
     base = together(ranks, lambda: base_of(task, model, seed))
     outline, tally = Outline.of(model), Tally(task, plan, axes, ranks)
@@ -238,30 +242,32 @@ def build(
     return MeshModel(engine, outline, tally, base)
 
 
-def _blank(make: Callable[[], nn.Module]) -> Blank | None:
-    """Return the model without memory for its parameters; None if its code needs their values."""
-    try:
-        return blank_of(make)
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
 def _is_drawn(model: nn.Module, outline: Outline, base: Matched | None, make_other: Callable[[], nn.Module]) -> bool:
     """Return whether tensors that do not travel need the draws of a real construction: frozen ones that are in no
-    file, or buffers that depend on the seed.
+    file, or buffers and attributes that depend on the seed, or on the values of parameters.
     """
     if drawn_of(outline.frozen, outline.tied, base):
         return True
-    tables = _tables(model)
-    if not tables:
+    tables, attributes = _tables(model), attributes_of(model)
+    if any(table.is_meta for table in tables):
+        return True
+    if not tables and not any(
+        isinstance(leaf, float | torch.Tensor) for found in attributes.values() for leaf in found
+    ):
         return False
-    other = blank_of(make_other).model
-    return any(not torch.equal(one, two) for one, two in zip(tables, _tables(other), strict=True))
+    try:
+        other = blank_of(make_other).model
+    except NotBlank:
+        return True
+    same = zip(tables, _tables(other), strict=True)
+    return any(not torch.equal(one, two) for one, two in same) or bool(
+        differing_attributes(attributes, attributes_of(other))
+    )
 
 
 def _tables(model: nn.Module) -> list[torch.Tensor]:
     return [
-        buffer.cpu()
+        buffer
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
         if name in module._non_persistent_buffers_set

@@ -141,9 +141,9 @@ class HooksTrial:
         assert self._task.algorithm is not None
         with hooked():
             shared = {n: settled(t) for n, t in self._task.algorithm.shared(stand_in(self._outline, now)).items()}
-        state = None
+        state, noise = None, context.noise.again()  # whole and in shards, both from the beginning
         for number in range(ROUNDS):
-            of_round = replace(context, version=context.version + number, round=context.round + number)
+            of_round = replace(context, version=context.version + number, round=context.round + number, noise=noise)
             client = MeshClient(
                 self._task, self._outline, lambda: now, self._local, of_round, shared=shared, state=state
             )

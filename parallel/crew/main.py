@@ -46,10 +46,11 @@ from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.task import Task, load_task
+from atoll.parallel.task.told import Told
 from atoll.parallel.worker.inbox import Inbox, Job
 from atoll.parallel.worker.operations import detail_of, kind_of
 from atoll.parallel.worker.process import LOG_BYTES_MAX
-from atoll.parallel.world import World, is_lost_peer, process_group, ranks_here, read_world
+from atoll.parallel.world import World, is_lost_peer, is_slurm, process_group, ranks_here, read_world
 
 DIAL_TIMEOUT_S = 600.0
 """Seconds in which an agent must answer; the launcher starts the ranks again afterwards."""
@@ -132,6 +133,8 @@ def _device(wanted: str, world: World, num_gpus: int, environ: Mapping[str, str]
     """
     device = ("cuda" if num_gpus else "cpu") if wanted == "auto" else wanted
     here = max(world.local_rank + 1, ranks_here(environ) or 1)
+    if is_slurm(environ) and num_gpus == 1:  # --gpus-per-task shows each rank its GPU alone
+        here = 1
     if device == "cuda" and here > num_gpus:
         raise TaskBroken(
             f"{count_of(here, 'rank')} on {os.uname().nodename} need as many GPUs, and it has {num_gpus}; take a "
@@ -149,6 +152,7 @@ class _Member:
         self._folder, self._world, self._orders, self._make_bench = folder, world, orders, make_bench
         self._check = check
         self._bench: Bench | None = None
+        self._told = Told()
 
     def lead(self, line: Line) -> None:
         """Carry out the agent's requests with all ranks, as rank 0."""
@@ -160,7 +164,7 @@ class _Member:
             if job.request["op"] == "quit":
                 return
             answer, faults = self._carried_out(job.request, job.deadline)
-            line.send(_answer(job, answer, faults))
+            line.send(_answer(job, answer, faults) | self._told.take())
             inbox.finished(job)
 
     def follow(self) -> None:

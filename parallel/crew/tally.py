@@ -14,7 +14,7 @@ from atoll.parallel.engine.sharding import whole
 from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.metrics import Statistics, as_statistics, merge, of_batch
+from atoll.parallel.task.metrics import Statistics, add, as_statistics, of_batch, of_parts
 from atoll.parallel.task.task import Task
 
 PENDING_MAX = 64
@@ -70,7 +70,7 @@ class Tally:
         metrics, seen = self._task.metrics, whole(loss.detach())
         if metrics:
             statistics = of_batch(metrics, map_tensors(lambda t: whole(t.detach()), outputs), targets)
-            self._sums = merge((self._sums, statistics)) if self._counts else {}
+            self._sums = add(self._sums, statistics) if self._counts else {}
         if not self._counts:
             return
         if "loss" not in metrics:
@@ -84,14 +84,14 @@ class Tally:
         """Add the losses that wait."""
         for loss, factor, counted in self._pending:
             summand = (loss.item() * factor, counted) if counted else (0.0, 0.0)
-            self._sums = merge((self._sums, as_statistics({"loss": summand})))
+            self._sums = add(self._sums, as_statistics({"loss": summand}))
         self._pending.clear()
 
     def state(self) -> dict[str, Any]:
         """Return the sums of all ranks, the same on each; every rank must call it."""
         self._read()
         found = self._ranks.gather([self._sums, self._of_first_epoch])
-        sums = merge(statistics for statistics, _ in found)
+        sums = of_parts(statistics for statistics, _ in found)
         units = sum(counted for _, counted in found)
         is_first = self._ranks.is_first  # it carries them on
         self._sums, self._of_first_epoch = (sums, units) if is_first else ({}, 0.0)

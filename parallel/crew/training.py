@@ -133,7 +133,7 @@ def optimizer_of(local: Local) -> MakeOptimizer:
             lr=local.lr,
             momentum=momentum,
             weight_decay=local.weight_decay,
-            skip_1d=False,
+            skip_1d=not local.decay_vectors,
         )
         return make_optimizer(config, named)
 

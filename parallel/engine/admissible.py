@@ -46,6 +46,8 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
                 f"pass, on each rank by its own examples, so {where} would train another model than one process; "
                 "train it on one process, or without max_norm"
             )
+    if plan.is_sharded or plan.mesh.tp > 1:
+        yield from _of_other_classes(model, where)
     if not plan.is_ddp:
         for first, second in _sharing(model):
             yield (
@@ -56,6 +58,16 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
         if empty := [name for name, tensor in model.named_parameters() if tensor.numel() == 0]:
             yield f"{_listed(empty)}: no elements, which {where} cannot shard; leave it out, or use dp_replicate"
         yield from _mixed(model, groups)
+
+
+def _of_other_classes(model: nn.Module, where: str) -> Iterator[str]:
+    """Yield the parameters of a class of the user's."""
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            yield (
+                f"{name} is a {type(parameter).__name__}, and {where} puts parameters of torch's class in its place: "
+                "use nn.Parameter with an attribute, or dp_replicate"
+            )
 
 
 def _mixed(model: nn.Module, groups: dict[str, str]) -> Iterator[str]:
@@ -76,9 +88,10 @@ def _mixed(model: nn.Module, groups: dict[str, str]) -> Iterator[str]:
 def fit(part: nn.Module, plan: Plan) -> None:
     """Give the tensors of a part a form that every wrapper takes; values, names and the objects of parameters stay.
 
-    Parameters become contiguous where they are cut. A buffer whose elements share memory becomes a full one, which a
-    broadcast and a checkpoint can write. Embeddings have dense gradients: the same numbers for every optimizer of the
-    trainer, and gradients that can be clipped, reduced and saved.
+    Parameters become contiguous where they are cut, and in a pipeline: what its stages send must be, and the output of
+    a convolution has the format of its weight. (One of a single channel is contiguous in two formats.) A buffer whose
+    elements share memory becomes a full one, which a broadcast and a checkpoint can write. Embeddings have dense
+    gradients: the same numbers for every optimizer of the trainer, and ones that can be clipped, reduced and saved.
     """
     copies: dict[int, torch.Tensor] = {}
     for module in part.modules():
@@ -87,10 +100,13 @@ def fit(part: nn.Module, plan: Plan) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and overlaps_itself(buffer):
                 module._buffers[name] = copies.setdefault(id(buffer), buffer.contiguous())
-    if plan.is_sharded or plan.mesh.tp > 1:
+    if plan.is_sharded or plan.mesh.tp > 1 or plan.mesh.pp > 1:
         for parameter in part.parameters():
-            if not parameter.is_contiguous():
-                parameter.data = parameter.data.contiguous()
+            if (
+                parameter.stride()
+                != torch.empty_like(parameter, device="meta", memory_format=torch.contiguous_format).stride()
+            ):
+                parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
 
 def _sharing(model: nn.Module) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from atoll.parallel.communication.outer_config import parse_outer
 from atoll.parallel.engine import recompute
 from atoll.parallel.engine.admissible import fit, lazy_faults, tensor_faults
 from atoll.parallel.engine.agreement import Agreement
+from atoll.parallel.engine.attached import Attached
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.batchnorm import convert
 from atoll.parallel.engine.blank import give_memory
@@ -20,8 +21,8 @@ from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, s
 from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
 from atoll.parallel.engine.passes import Loss, Passes, PipelineShape, WholeOutputs
 from atoll.parallel.engine.plan import SPLIT, Plan, stages_of
-from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, separable, unmatched
-from atoll.parallel.engine.step import Engine, Executor, LocalModel, trained
+from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, nested, separable, unmatched
+from atoll.parallel.engine.step import Engine, Executor, LocalModel, inner, trained
 from atoll.parallel.engine.ties import Ties, tied_names
 
 
@@ -40,18 +41,7 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
     faults = list(lazy_faults(model)) or list(tensor_faults(model, plan, _groups(model) if plan.is_sharded else {}))
     if not trained(model):
         faults.append(f"{type(model).__name__} has no parameter to train")
-    if mesh.tp > 1 and blueprint.tensor is None:
-        faults.append(
-            f"tp={mesh.tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded; declare it, "
-            "or use tp=1"
-        )
-    faults += [f"tp={mesh.tp}: {fault}" for fault in blueprint.tensor_faults if mesh.tp > 1]
-    faults += [
-        f"tp={mesh.tp} must divide {name}={number}" for name, number in blueprint.divisible.items() if number % mesh.tp
-    ]
-    if mesh.tp > 1 and blueprint.tensor is not None and not blueprint.tensor_faults:
-        styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
-        faults += [f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles)]
+    faults += _faults_of_tensor_parallel(model, plan) if mesh.tp > 1 else []
     if mesh.pp > 1:
         try:
             stages = cut(model, plan.num_stages)
@@ -69,6 +59,30 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
         )
     if faults:
         raise ValueError("; ".join(faults))
+
+
+def _faults_of_tensor_parallel(model: nn.Module, plan: Plan) -> Iterator[str]:
+    blueprint, tp = blueprint_of(model), plan.mesh.tp
+    if blueprint.tensor is None:
+        yield (
+            f"tp={tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded; declare it, "
+            "or use tp=1"
+        )
+    yield from (f"tp={tp}: {fault}" for fault in blueprint.tensor_faults)
+    yield from (f"tp={tp} must divide {name}={number}" for name, number in blueprint.divisible.items() if number % tp)
+    if blueprint.tensor is not None and not blueprint.tensor_faults:
+        styles = blueprint.tensor(plan.sequence_parallel, plan.loss_parallel)
+        yield from (f"blueprint.tensor: no module is called {pattern}" for pattern in unmatched(model, styles))
+        if below := nested(model, styles):
+            yield (
+                f"tp={tp}: {', '.join(below)} cannot be sharded: torch shards the parameters of a layer itself, not "
+                "those of modules in it (a parametrization); leave it out of blueprint.tensor, or use tp=1"
+            )
+    if recurrent := [name for name, module in model.named_modules() if isinstance(module, nn.RNNBase)]:
+        yield (
+            f"tp={tp}: {', '.join(recurrent)} cannot be replicated: torch's recurrent layers make their first state "
+            "themselves, as a tensor of one rank; use tp=1"
+        )
 
 
 def _groups(model: nn.Module) -> dict[str, str]:
@@ -119,19 +133,22 @@ def assemble(
     shape = PipelineShape(rows, _whole_outputs(model, plan))
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     _check_axes(plan, axes)
+    attached, (tied, places) = Attached(model, plan), _separated(model, plan)
     parts = _stages(model, plan, axes)
     if is_meta and plan.mesh.tp == 1 and not plan.is_sharded:
         give_memory(parts, device)  # nothing cuts its tensors, and wrappers keep them
     elif not is_meta and not plan.offload:
         parts = [part.to(device) for part in parts]
     parts = [_wrapped(part, plan, axes, borrowed) for part in parts]
+    attached.put_on([inner(part) for part in parts])
     agreements = _agreements(parts, plan, axes)
     local = LocalModel(
         parts=parts,
-        ties=_ties(model, parts, plan, axes),
+        ties=Ties(tied, places, parts, axes) if tied and axes is not None else None,
         optimizers=[_optimizer(part, optimization.make_optimizer) for part in parts],
         executor=_executor(parts, plan, optimization.loss, axes, device, agreements, shape),
         agreements=agreements,
+        attached=attached,
         sequence=blueprint_of(model).sequence if plan.mesh.tp > 1 and plan.sequence_parallel else None,
     )
     return Engine(
@@ -166,7 +183,12 @@ def _stages(model: nn.Module, plan: Plan, axes: Axes | None) -> list[nn.Module]:
     if plan.mesh.pp == 1 or axes is None:
         return [model]
     names = cut(model, plan.num_stages)
-    return [stage(model, names[index]) for index in stages_of(axes.coordinates["pp"], plan)]
+    parts: list[nn.Module] = []
+    taken: set[nn.Parameter] = set()
+    for index in stages_of(axes.coordinates["pp"], plan):
+        parts.append(stage(model, names[index], taken))
+        taken |= set(parts[-1].parameters())
+    return parts
 
 
 def _whole_outputs(model: nn.Module, plan: Plan) -> WholeOutputs | None:
@@ -176,10 +198,10 @@ def _whole_outputs(model: nn.Module, plan: Plan) -> WholeOutputs | None:
     return outputs_of(model, pieces(model))
 
 
-def _ties(model: nn.Module, parts: list[nn.Module], plan: Plan, axes: Axes | None) -> Ties | None:
-    """Return the tied weights whose names lie on different stages, if there are any."""
-    if plan.mesh.pp == 1 or axes is None:
-        return None
+def _separated(model: nn.Module, plan: Plan) -> tuple[list[list[str]], dict[str, int]]:
+    """Return the tied weights whose names lie on different stages, and the rank on pp that has each name."""
+    if plan.mesh.pp == 1:
+        return [], {}
     rank_of = {index: rank for rank in range(plan.mesh.pp) for index in stages_of(rank, plan)}
     stage_of = {piece: index for index, names in enumerate(cut(model, plan.num_stages)) for piece in names}
     separated: list[list[str]] = []
@@ -189,7 +211,7 @@ def _ties(model: nn.Module, parts: list[nn.Module], plan: Plan, axes: Axes | Non
         if len(set(stages.values())) > 1:
             separated.append(names)
             pp_ranks |= {name: rank_of[index] for name, index in stages.items()}
-    return Ties(separated, pp_ranks, parts, axes) if separated else None
+    return separated, pp_ranks
 
 
 def _agreements(parts: list[nn.Module], plan: Plan, axes: Axes | None) -> list[Agreement]:
@@ -224,7 +246,7 @@ def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None, borrowed: Collectio
     for name in names:
         block = part.get_submodule(name)
         if plan.recompute != "none":
-            recompute.recompute(block, plan.recompute)
+            recompute.recompute(block, plan.recompute, is_compiled=plan.compile)
         if plan.compile:
             block.compile()
     if axes is None:

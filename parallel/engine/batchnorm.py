@@ -37,15 +37,11 @@ def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None
 
 
 class _Converted(_BatchNorm):
-    """A batch norm that takes over another's parameters, buffers and settings."""
+    """A batch norm that takes over another's parameters, buffers, settings and hooks."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-        for name, parameter in norm.named_parameters(recurse=False):
-            setattr(self, name, parameter)
-        for name, buffer in norm.named_buffers(recurse=False):
-            setattr(self, name, buffer)
-        self.training = norm.training
+        vars(self).update(vars(norm))
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:

@@ -38,10 +38,12 @@ def parameters_on_meta() -> AbstractContextManager[None]:
 
 
 def on_meta(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter on meta; one that is there already, as it is."""
+    """Return a parameter on meta, with its attributes; one that is there already, as it is."""
     if parameter.is_meta:
         return parameter
-    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+    blank = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+    blank.__dict__.update(parameter.__dict__)
+    return blank
 
 
 @contextmanager
@@ -60,7 +62,9 @@ def registering(become: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None
 
 
 def give_memory(parts: Sequence[nn.Module], device: torch.device | str) -> None:
-    """Give memory to the parameters of this rank's parts, module by module; their values are undefined.
+    """Give memory to the parameters of this rank's parts, module by module, and NaN, which no training survives.
+
+    The attributes of a parameter stay.
 
     Args:
         parts: of the engine, after they were cut and wrapped.
@@ -91,6 +95,16 @@ def _pad(part: nn.Module) -> None:
 
 
 def _give(module: nn.Module, device: torch.device | str) -> None:
+    before = {name: vars(parameter) for name, parameter in module._parameters.items() if parameter is not None}
     module._apply(  # type: ignore[no-untyped-call]
-        lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor, recurse=False
+        lambda tensor: _poisoned(tensor, device) if tensor.is_meta else tensor, recurse=False
     )
+    for name, attributes in before.items():
+        vars(module._parameters[name]).update(attributes)
+
+
+def _poisoned(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Return memory for a tensor, of NaN where its dtype has it: a share that nothing fills must be seen."""
+    given = torch.empty_like(tensor, device=device)
+    has_nan = given.is_floating_point() and given.element_size() > 1
+    return given.fill_(torch.nan) if has_nan else given

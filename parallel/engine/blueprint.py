@@ -12,7 +12,7 @@ A stage of a pipeline is the model itself with the modules of other stages repla
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
@@ -272,14 +272,27 @@ def balanced(costs: Sequence[float], num_stages: int) -> list[int]:
     return cuts[::-1]
 
 
-def stage(model: nn.Module, keep: Sequence[str]) -> nn.Module:
-    """Return a copy of the model in which every other piece of its chain is the identity."""
-    blueprint = blueprint_of(model)
-    names = pieces(model)
+def stage(model: nn.Module, keep: Sequence[str], taken: Collection[nn.Parameter] = ()) -> nn.Module:
+    """Return a stage: the model in which every other piece of its chain is the identity.
+
+    The pieces that it keeps are the model's objects, with what is attached to them or refers to them: hooks, attributes
+    of parameters, a layer that holds another's weight. What is around them is a copy.
+
+    Args:
+        model: the whole model.
+        keep: the pieces of the stage.
+        taken: the parameters of other stages on this rank; a stage with one of them is a copy.
+    """
+    blueprint, names = blueprint_of(model), pieces(model)
+    kept = [model.get_submodule(name) for name in keep]
     others = {name: model.get_submodule(name) for name in names if name not in keep}
-    needed = {module for name in keep for module in model.get_submodule(name).modules()}
-    uncopied: dict[int, object] = {id(module): nn.Identity() for module in others.values() if module not in needed}
-    part = copy.deepcopy(model, uncopied)
+    needed = {module for piece in kept for module in piece.modules()}
+    memo: dict[int, object] = {id(module): nn.Identity() for module in others.values() if module not in needed}
+    if not any(parameter in taken for piece in kept for parameter in piece.parameters()):
+        memo |= {id(one): one for piece in kept for one in (*piece.modules(), *piece.parameters(), *piece.buffers())}
+    part = copy.deepcopy(model, memo)
+    for name, parameter in part.named_parameters():
+        vars(parameter).update(vars(model.get_parameter(name)))
     if blueprint.is_planned:
         part.blueprint = blueprint  # type: ignore[assignment]  # ties and cuts are those of the whole model
         put_stand_ins(part, model, calls(model, names), keep)

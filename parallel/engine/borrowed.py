@@ -23,9 +23,20 @@ class NotGathered(ValueError):
     """A forward or backward pass used a parameter where its shards are not gathered."""
 
 
+_IN_PLACE = "_ToTorchTensor is a view and is being modified inplace"
+"""The sign of a change in place of a layer's result under tp."""
+
+
+_NO_STRATEGY = "does not have a sharding strategy registered"
+"""The sign of an operator that torch cannot compute on the tensors of tp."""
+
+
 @contextmanager
-def pass_of_shards() -> Iterator[None]:
+def pass_of_shards(tp: int) -> Iterator[None]:
     """Turn torch's errors about shards in a pass of a sharded model into one that names the way out.
+
+    Args:
+        tp: the degree of tensor parallelism.
 
     Raises:
         NotGathered: in place of the `RuntimeError`; the trial pass has not met this use (`borrowed_blocks`).
@@ -33,16 +44,25 @@ def pass_of_shards() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if tp > 1 and _IN_PLACE in str(error):
+            raise NotGathered(
+                f"tp={tp}: forward changes the result of a layer in place, such as by ReLU(inplace=True), which torch "
+                "cannot follow on tensors that tp hands out: use inplace=False, or tp=1"
+            ) from error
+        if tp > 1 and _NO_STRATEGY in str(error):
+            raise NotGathered(
+                f"tp={tp}: {str(error).rstrip('.')} in torch, so tp cannot run this model: use tp=1"
+            ) from error
         if not any(sign in str(error) for sign in _SIGNS):
             raise
         raise NotGathered(
             "the model uses a parameter outside of the call of its block, where its shards are not gathered: call the "
-            "block, or train with dp_replicate or on one process "
+            f"block, or train with dp_replicate{' and tp=1' if tp > 1 else ''} or on one process "
             f"(torch: {str(error).partition(', need')[0]})"
         ) from error
 
 
-class _Uses(TorchDispatchMode):
+class Uses(TorchDispatchMode):
     """The storages that operators have used while the block that they belong to was not being called."""
 
     def __init__(self, block_of: Mapping[int, str], is_called: Callable[[str], bool]) -> None:
@@ -77,7 +97,7 @@ def borrowed_blocks(model: nn.Module, block_names: Iterable[str], run: Callable[
     """
     blocks = {name: model.get_submodule(name) for name in block_names}
     depth = dict.fromkeys(blocks, 0)
-    uses = _Uses(
+    uses = Uses(
         {storage_of(parameter): name for name, block in blocks.items() for parameter in block.parameters()},
         lambda name: depth[name] > 0,
     )

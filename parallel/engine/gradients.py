@@ -50,7 +50,8 @@ def _is_replicated(parameter: DTensor) -> bool:
 
 @torch.no_grad()
 def total_norm(gradients: Sequence[torch.Tensor], axes: Axes | None, device: torch.device) -> torch.Tensor:
-    """Return the L2 norm of the gradient of the whole model, float32, the same on every rank.
+    """Return the L2 norm of the gradient of the whole model, the same on every rank: float32, but of a gradient of
+    float64 alone float64.
 
     One all-reduce of a number for each tensor over each axis along which tensors are sharded, and of one number over
     pp.
@@ -63,7 +64,8 @@ def total_norm(gradients: Sequence[torch.Tensor], axes: Axes | None, device: tor
     square = norms(gradients).to(device, torch.float64).square().sum()
     if axes is not None:
         axes.sum_over(square, "pp")
-    return square.sqrt().to(torch.float32)
+    is_double = bool(gradients) and all(gradient.dtype == torch.float64 for gradient in gradients)
+    return square.sqrt().to(torch.float64 if is_double else torch.float32)
 
 
 @torch.no_grad()

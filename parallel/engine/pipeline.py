@@ -56,6 +56,18 @@ class Stage(PipelineStage):
             return super()._shape_inference(*args, **kwargs)  # type: ignore[misc]
 
 
+def _contiguous_gradients(_part: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Let the gradients of a stage's inputs be contiguous, too: the stage before receives them."""
+    for tensor in tensors(inputs):
+        if tensor.requires_grad and not tensor._backward_hooks:
+            tensor.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+
+
+def _contiguous(_part: nn.Module, _inputs: Any, outputs: Any) -> Any:
+    """Return a stage's outputs as they are sent to the next one: torch sends contiguous tensors alone."""
+    return map_tensors(lambda tensor: tensor.contiguous(), outputs)
+
+
 def _sum_of_all(outputs: Any, _target: torch.Tensor) -> torch.Tensor:
     return torch.stack([in_single(tensor).sum() for tensor in tensors(outputs)]).sum()
 
@@ -82,6 +94,9 @@ class Pipeline:
         shape: PipelineShape,
     ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
+        for part in parts:
+            part.register_forward_pre_hook(_contiguous_gradients)
+            part.register_forward_hook(_contiguous)
         group = axes.group("pp")
 
         def mesh_of(mesh_dim_names: tuple[str, ...], mesh_layout: Any) -> DeviceMesh:  # torch calls it by these names

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.parallel.data.batch import map_tensors
@@ -37,18 +37,16 @@ class Replicated(ParallelStyle):
         return distribute_module(
             module,
             device_mesh,
-            input_fn=lambda _module, inputs, mesh: tuple(_as_replica(value, mesh) for value in inputs),  # type: ignore[arg-type]
-            output_fn=lambda _module, outputs, _mesh: _as_local(outputs),
+            input_fn=lambda _module, inputs, mesh: map_tensors(lambda value: _as_replica(value, mesh), inputs),
+            output_fn=lambda _module, outputs, _mesh: map_tensors(_as_local, outputs),
         )
 
 
-def _as_replica(value: Any, mesh: DeviceMesh) -> Any:
-    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-        return DTensor.from_local(value, mesh, (Replicate(),), run_check=False)
-    return value
+def _as_replica(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    return value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (Replicate(),), run_check=False)
 
 
-def _as_local(value: Any) -> Any:
+def _as_local(value: torch.Tensor) -> torch.Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
@@ -94,6 +92,16 @@ def matching(part: nn.Module, styles: Styles) -> Styles:
 def unmatched(model: nn.Module, styles: Styles) -> list[str]:
     """Return the patterns of a whole model's styles that match no module."""
     return [pattern for pattern, style in styles.items() if not matching(model, {pattern: style})]
+
+
+def nested(model: nn.Module, styles: Styles) -> list[str]:
+    """Return the parameters of styled layers that lie in modules below them, as those of a parametrization do."""
+    layers = [
+        (name, model.get_submodule(name))
+        for name, style in matching(model, styles).items()
+        if isinstance(style, ColwiseParallel | RowwiseParallel)
+    ]
+    return [f"{name}.{inner}" for name, layer in layers for inner, _ in layer.named_parameters() if "." in inner]
 
 
 def _tie(part: nn.Module, names: list[str]) -> None:

@@ -14,6 +14,7 @@ from atoll.parallel.communication.hooks import HookState
 from atoll.parallel.communication.outer import Outer
 from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.agreement import Agreement
+from atoll.parallel.engine.attached import Attached
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.borrowed import pass_of_shards
 from atoll.parallel.engine.buffers import average_buffers
@@ -81,6 +82,8 @@ class LocalModel:
     """The dimension of the inputs that sequence parallelism shards, if it does."""
     agreements: Sequence[Agreement] = ()
     """The agreement of the ranks on each part, if they share the model out."""
+    attached: Attached | None = None
+    """The attributes and hooks of the model's parameters."""
 
 
 class Engine:
@@ -114,7 +117,7 @@ class Engine:
         self.plan, self.axes, self.device = plan, axes, device
         self.compression = compression
         self._executor, self._ties, self._sequence = local.executor, local.ties, local.sequence
-        self._agreements = local.agreements
+        self._agreements, self._attached = local.agreements, local.attached
         self.fixed: Sequence[torch.Tensor] = ()
         """The buffers that no training changes, of which the ranks take no mean."""
         self.begin(local.optimizers, optimization, outer)
@@ -166,17 +169,20 @@ class Engine:
         for agreement in self._agreements:
             agreement.settle()
         self._settle()
+        noise = _noise(first[0], float(units), self._norm()) if first else None
+        if self._attached is not None:
+            self._attached.call(self.parameters)
         if self.amend is not None:
             self.amend()
         norm = self._norm() if report or measure_noise or self._clip_norm is not None else None
-        noise = _noise(first[0], float(units), norm) if first and norm is not None else None
         if self._clip_norm is not None and norm is not None:
             clip(gradients_of(self._values), norm, self._clip_norm)
         self._update()
         return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def _passing(self) -> AbstractContextManager[None]:
-        return pass_of_shards() if self.plan.is_sharded else nullcontext()
+        tp = self.plan.mesh.tp
+        return pass_of_shards(tp) if self.plan.is_sharded or tp > 1 else nullcontext()
 
     def flush(self) -> None:
         """Make the ranks' models equal, before an evaluation, a checkpoint or an export.
@@ -207,7 +213,7 @@ class Engine:
     def _check_copies(self) -> None:
         if self.axes is None or not self.plan.is_ddp or self.plan.outer != "none":
             return
-        named = [pair for part in self.parts for pair in _inner(part).named_parameters()]
+        named = [pair for part in self.parts for pair in inner(part).named_parameters()]
         if names := differing_copies(named, self.axes.group("dp_replicate")):
             raise CopiesDiffer(
                 f"{', '.join(names)}: the ranks' copies differ, because forward changes them in place by its own "
@@ -270,7 +276,8 @@ class Engine:
     def _global(self, loss: torch.Tensor, units: float | torch.Tensor) -> torch.Tensor:
         if self.axes is None:
             return loss
-        total = self.axes.sum_over(loss.clone(), "pp", *self._synced_axes())
+        share = loss.clone() if self.axes.mesh.pp == 1 else loss.double()  # the last stage alone knows the loss's dtype
+        total = self.axes.sum_over(share, "pp", *self._synced_axes())
         if self.plan.outer == "none":
             return total
         both = torch.stack([total * units, torch.as_tensor(units, dtype=total.dtype, device=total.device)])
@@ -294,10 +301,11 @@ class Engine:
 
 def trained(part: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of a part that an optimizer moves, by their names in the whole model."""
-    return [(name, parameter) for name, parameter in _inner(part).named_parameters() if parameter.requires_grad]
+    return [(name, parameter) for name, parameter in inner(part).named_parameters() if parameter.requires_grad]
 
 
-def _inner(part: nn.Module) -> nn.Module:
+def inner(part: nn.Module) -> nn.Module:
+    """Return a part without the wrapper of DDP."""
     return part.module if isinstance(part, DistributedDataParallel) else part
 
 

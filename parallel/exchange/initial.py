@@ -9,8 +9,14 @@ one is used, this rank's box of it is copied to the shards and its memory is fre
 So one parameter is in memory at a time, also where the whole model fills its layers once more at its end (Hugging
 Face's `post_init`). A parameter whose values are read after they were freed has lost them: then the model is built once
 more, and those parameters stay until the end.
+
+Only what a registration shows can be followed so. A model with tensors of other kinds (copies of layers by
+`copy.deepcopy`, parameters that were written into `_parameters` or moved by `Module.to`, tensors that something beside
+the model holds, hooks on parameters) is built whole on each rank, and so is every small one. The shares that were
+filled are counted: where one is missing, the model is built whole once more and the shares are taken from it.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +26,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from atoll.parallel.engine.attached import hooks_of
 from atoll.parallel.engine.blank import on_meta, registering
 from atoll.parallel.exchange.shares import Share
 from atoll.parallel.heap import returning_freed_blocks
@@ -33,7 +41,14 @@ OVERWRITING = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_", "rand
 CONSTRUCTIONS_MAX = 4
 """Most constructions for the values: which parameters must stay may depend on values that were lost before."""
 
+WHOLE_MAX = 10_000_000
+"""Number of elements up to which a model is built whole on each rank: 40 MB of float32."""
+
 Build = Callable[[], nn.Module]
+
+
+class NotBlank(RuntimeError):
+    """The model has tensors that its registrations do not show, so that it must be built whole."""
 
 
 class NotRepeatable(RuntimeError):
@@ -85,30 +100,105 @@ class Blank:
     """All that were registered; some are in the model no more."""
     places: list[list["_Place"]] = field(default_factory=list)
     """The parameters of the model that lie in the memory of each; none: it is in the model no more."""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """The numbers and tensors among the attributes of its modules (`attributes_of`)."""
+
+
+def blank_or_none(build: Build) -> Blank | None:
+    """Return the model with its parameters on meta; None: it must be built whole, or is small enough for that."""
+    try:
+        blank = blank_of(build)
+    except Exception:  # any: the model's own code, with tensors that have no values; built whole, it says the same
+        return None
+    return blank if sum(parameter.numel() for parameter in blank.model.parameters()) > WHOLE_MAX else None
 
 
 def blank_of(build: Build) -> Blank:
     """Build a model with its parameters on meta.
 
     Raises:
-        NotImplementedError, RuntimeError: the model's code needs the values of a parameter.
+        NotBlank: it has tensors that registrations do not show.
+        NotImplementedError, RuntimeError, TypeError: the model's code needs the values of a parameter.
     """
     found, watching = Blank(nn.Module()), _Watching()
+    replaced: list[StorageWeakRef] = []
 
     def register(parameter: nn.Parameter) -> nn.Parameter:
+        if type(parameter) is not nn.Parameter or hooks_of(parameter):
+            raise NotBlank("a parameter has hooks or a class of its own")
         blank = on_meta(parameter)
+        if blank is not parameter:
+            replaced.append(StorageWeakRef(parameter.untyped_storage()))  # type: ignore[no-untyped-call]
         if watching.follow(blank):
             found.parameters.append(blank)
         return blank
 
-    with registering(register), returning_freed_blocks():
+    with registering(register), watching, returning_freed_blocks():
         found.model = build()
+    _place(found, watching)
+    _check_held(found, watching, replaced)
+    found.attributes = attributes_of(found.model)
+    return found
+
+
+def _place(found: Blank, watching: "_Watching") -> None:
+    """Find the parameters of the model in the memory of registered ones.
+
+    Raises:
+        NotBlank: one is not there, or has hooks.
+    """
     found.places = [[] for _ in found.parameters]
     for name, parameter in found.model.named_parameters():
-        if (number := watching.number(parameter)) is not None:
-            place = _Place(name, _Geometry.of(parameter), _Geometry.of(found.parameters[number]))
-            found.places[number].append(place)
-    return found
+        number = watching.number(parameter)
+        if number is None or not parameter.is_meta or hooks_of(parameter):
+            raise NotBlank(f"{name} was not registered, was moved, or has hooks")
+        place = _Place(name, _Geometry.of(parameter), _Geometry.of(found.parameters[number]))
+        found.places[number].append(place)
+    for number, places in enumerate(found.places):
+        if not places:  # only its form is needed; whether anything holds its memory shows then
+            found.parameters[number] = nn.Parameter(torch.empty_like(found.parameters[number]), requires_grad=False)
+            watching.tensors[number] = found.parameters[number].detach()
+
+
+def _check_held(found: Blank, watching: "_Watching", replaced: Sequence[StorageWeakRef]) -> None:
+    """Check that nothing but the model holds what was made from its parameters.
+
+    Raises:
+        NotBlank: something does.
+    """
+    inside = {tensor.untyped_storage()._cdata for tensor in (*found.model.parameters(), *found.model.buffers())}
+    gc.collect()
+    if not all(memory.expired() for memory in replaced):  # type: ignore[no-untyped-call]
+        raise NotBlank("something else holds the memory of a parameter")
+    if any(memory.cdata not in inside and not memory.expired() for memory in watching.made):  # type: ignore[no-untyped-call]
+        raise NotBlank("something beside the model holds a tensor that was made from a parameter")
+
+
+def attributes_of(model: nn.Module) -> dict[str, Any]:
+    """Return the numbers, texts and tensors that modules hold beside their parameters and buffers, by name."""
+    inner = vars(nn.Module()).keys()
+    return {
+        f"{prefix}.{name}".removeprefix("."): leaves
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in inner
+        if (leaves := [leaf for leaf in tree_leaves(value) if isinstance(leaf, int | float | complex | torch.Tensor)])
+    }
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.is_meta or other.is_meta or (one.shape == other.shape and torch.equal(one, other))
+    return bool(one == other or (one != one and other != other))
+
+
+def differing_attributes(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names of the attributes of two constructions (`attributes_of`) that have other values."""
+    return [
+        name
+        for name in one.keys() | other.keys()
+        if len(one.get(name, ())) != len(other.get(name, ())) or not all(map(_is_same, one[name], other[name]))
+    ]
 
 
 def fill(shares: Sequence[Share], parts: Sequence[nn.Module], blank: Blank, build: Build) -> None:
@@ -125,6 +215,24 @@ def fill(shares: Sequence[Share], parts: Sequence[nn.Module], blank: Blank, buil
     Raises:
         NotRepeatable: the model is built in another way this time; the values are undefined then.
     """
+    try:
+        model = _fill_by_parameter(shares, blank, build)
+    except Exception:  # any: of the model's code, too, where it uses memory that was freed
+        model = build()
+        _fill_from(model, shares)
+    _fill_buffers(model, parts)
+    if drawn := differing_attributes(blank.attributes, attributes_of(model)):
+        raise NotRepeatable(
+            f"{', '.join(sorted(drawn)[:3])} has another value in each construction: register what is drawn as a buffer"
+        )
+
+
+def _fill_by_parameter(shares: Sequence[Share], blank: Blank, build: Build) -> nn.Module:
+    """Fill the shares of parameters, one parameter in memory at a time; return the model, without its values.
+
+    Raises:
+        NotRepeatable: a share was not filled.
+    """
     by_name: dict[str, list[Share]] = {}
     for share in shares:
         by_name.setdefault(share.name, []).append(share)
@@ -133,12 +241,29 @@ def fill(shares: Sequence[Share], parts: Sequence[nn.Module], blank: Blank, buil
         filling = _Filling(blank, by_name, kept)
         with filling.following():
             model = build()
-        filling.end()
+        filling.end(model)
         if filling.lost <= kept:
-            _fill_buffers(model, parts)
-            return
+            buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+            if missing := by_name.keys() - filling.filled - buffers:
+                raise NotRepeatable(f"{', '.join(sorted(missing)[:3])} got no values")
+            return model
         kept |= filling.lost
     raise NotRepeatable(f"the model's construction reads other parameters each time, {len(kept)} of them")
+
+
+def _fill_from(model: nn.Module, shares: Sequence[Share]) -> None:
+    """Fill shares from a whole model.
+
+    Raises:
+        NotRepeatable: it lacks a tensor, or has it in another form.
+    """
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for share in shares:
+            found = tensors.get(share.name)
+            if found is None or (tuple(found.shape), found.dtype) != (share.shape, share.local.dtype):
+                raise NotRepeatable(f"{share.name} is another one than before")
+            share.local.copy_(found[share.slices])
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -150,6 +275,8 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._numbers: dict[int, int] = {}
         self.tensors: list[torch.Tensor] = []
         """The tensors, which stay, so that no other memory gets the number of one."""
+        self.made: list[StorageWeakRef] = []
+        """The tensors without memory that operations have made in a blank construction."""
 
     def number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the tensor's memory; None: it is not watched."""
@@ -170,6 +297,9 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._filling.use(self._used(func._schema, args, kwargs or {}))
         moved = self.number(args[0]) if func._schema.name == "aten::set_" else None
         result = func(*args, **(kwargs or {}))
+        if self._filling is None and not is_view:
+            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+            self.made += [StorageWeakRef(tensor.untyped_storage()) for tensor in made]  # type: ignore[no-untyped-call]
         if moved is not None:  # the tensor has other memory now
             self._numbers[args[0].untyped_storage()._cdata] = moved
             self.tensors[moved] = args[0].detach()
@@ -201,6 +331,8 @@ class _Filling:
         self._open: set[int] = set()
         self.lost: set[int] = set()
         """The parameters whose values were read after they were freed."""
+        self.filled: set[str] = set()
+        """The names of the parameters whose shares have values."""
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -232,14 +364,17 @@ class _Filling:
                 tensor.untyped_storage().resize_(size)
                 self.lost |= set() if overwrites else {number}
 
-    def end(self) -> None:
+    def end(self, model: nn.Module) -> None:
         """Copy what is left.
 
         Raises:
-            NotRepeatable: parameters are missing.
+            NotRepeatable: parameters are missing, or have other memory than in the first construction.
         """
         if len(self._watching.tensors) != len(self._blank.parameters):
             raise NotRepeatable("parameters of the model are missing this time")
+        numbers = {place.name: number for number, places in enumerate(self._blank.places) for place in places}
+        if numbers != {name: self._watching.number(parameter) for name, parameter in model.named_parameters()}:
+            raise NotRepeatable("parameters of the model have other memory this time")
         self._close(self._open | self._kept)
 
     def _close(self, numbers: set[int]) -> None:
@@ -250,6 +385,7 @@ class _Filling:
                     whole = place.values(tensor)
                     for share in self._shares.get(place.name, ()):
                         share.local.copy_(whole[share.slices])
+                    self.filled.add(place.name)
                 if number not in self._kept and tensor.untyped_storage().resizable():
                     tensor.untyped_storage().resize_(0)
 

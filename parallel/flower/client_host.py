@@ -4,11 +4,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from flwr.app import ConfigRecord, Context, Message, Metadata, RecordDict
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
+from atoll.parallel.flower.secret_noise import NoisyContext, flower_noise
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp, node_id
+from atoll.parallel.task.noise import Noise
 
 CREATED_AT, TTL_S = 0.0, 1e12
 """A message never expires: the round has its own deadline."""
@@ -45,6 +47,7 @@ class ClientHost:
 
     def __init__(self, app: FlowerApp, site: str, node_config: Mapping[str, Any]) -> None:
         self._site, self._node_config = site, dict(node_config)
+        flower_noise()
         self._client_app = app.load(app.clientapp)
         if not isinstance(self._client_app, ClientApp):
             raise TaskBroken(
@@ -54,7 +57,14 @@ class ClientHost:
         self._num_messages = 0
 
     def call(
-        self, kind: str, content: RecordDict, *, state: RecordDict, run_config: Mapping[str, Any], group: str
+        self,
+        kind: str,
+        content: RecordDict,
+        *,
+        state: RecordDict,
+        run_config: Mapping[str, Any],
+        group: str,
+        noise: Noise | None = None,
     ) -> RecordDict:
         """Return the content of the reply to a message.
 
@@ -64,6 +74,7 @@ class ClientHost:
             state: the state of the context, which then has what the app leaves in its own.
             run_config: the run config.
             group: the group of the message; Flower's strategies leave it empty, those before 1.21 give the round.
+            noise: of this call; None: there is no secret.
 
         Raises:
             TaskBroken: the reply is an error, or no message.
@@ -71,7 +82,8 @@ class ClientHost:
         """
         self._num_messages += 1
         node = node_id(self._site)
-        context = Context(RUN_ID, node, NodeConfig(self._node_config), state, dict(run_config))
+        context = NoisyContext(RUN_ID, node, NodeConfig(self._node_config), state, dict(run_config))
+        context.source = (noise or Noise()).generator
         metadata = Metadata(
             run_id=RUN_ID,
             message_id=f"{self._site}-{self._num_messages}",

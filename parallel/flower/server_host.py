@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, NoReturn
 
-from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
 from atoll.parallel.flower.own_code import is_caught
+from atoll.parallel.flower.secret_noise import NoisyContext
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp
+from atoll.parallel.task.noise import Noise
 
 HOSTED = "it can run hosted: --set program.main=DIR/pyproject.toml:app"
 TOO_LATE = f"after the rounds; {HOSTED}"
@@ -75,10 +77,11 @@ class ServerHost:
     Args:
         app: the app.
         run_config: its run config.
+        noise: of its `main()`; None: there is no secret.
     """
 
-    def __init__(self, app: FlowerApp, run_config: Mapping[str, Any]) -> None:
-        self._app, self._run_config = app, dict(run_config)
+    def __init__(self, app: FlowerApp, run_config: Mapping[str, Any], noise: Noise | None = None) -> None:
+        self._app, self._run_config, self._noise = app, dict(run_config), noise or Noise()
         self._requests: queue.SimpleQueue[Callable[[], Any] | Result] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started: Started | None = None
@@ -141,7 +144,8 @@ class ServerHost:
     def _run(self, server_app: Any) -> None:
         _stand_in()
         _of_thread.host = self
-        context = Context(RUN_ID, SERVER, {}, RecordDict(), self._run_config)
+        context = NoisyContext(RUN_ID, SERVER, {}, RecordDict(), self._run_config)
+        context.source = self._noise.generator
         raised: BaseException | None = None
         try:
             server_app(_NoGrid(self), context)

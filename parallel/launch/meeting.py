@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from atoll.parallel.world import World
+from atoll.parallel.world import World, meeting_place
 
 PORT = "atoll/port"
 """The key of the newest start's store in a store that outlives the ranks."""
@@ -35,9 +35,7 @@ def store_of(world: World, timeout_s: float, environ: Mapping[str, str] = os.env
     """
     if world.size == 1:
         return dist.HashStore()  # type: ignore[attr-defined]
-    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]:
-        raise ValueError(f"set {' and '.join(missing)} to the address where the {world.size} ranks meet")
-    address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    address, port = meeting_place(world, environ)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return _store(address, port, world, world.is_first, timeout_s)
     of_launcher = _store(address, port, world, False, timeout_s)

@@ -113,6 +113,15 @@ class Unchanged:
         self._tensors = tensors
         self._seen = [(name, tensor, tensor._version) for name, tensor in tensors()]
 
+    def has_same_values(self) -> bool:
+        """Return whether all have their values, in place or as copies that a move to another device has made."""
+        now = dict(self._tensors()) if self._seen else {}
+        return all(
+            one._version == seen and (now[name] is one or torch.equal(now[name].cpu(), one.cpu()))
+            for name, one, seen in self._seen
+            if name in now
+        )
+
     def check(self) -> None:
         """Check that none has changed.
 

@@ -9,7 +9,7 @@ import torch
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.batches import to_device
 from atoll.parallel.local_training.client import TrainingClient
-from atoll.parallel.local_training.draws import drawing
+from atoll.parallel.local_training.draws import Fetch, drawing
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
 from atoll.parallel.local_training.local_order import draw_order
@@ -21,6 +21,7 @@ from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.scaffold import ControlVariates
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
+from atoll.parallel.optimizers.make import decay_groups
 from atoll.parallel.task.array_task import is_work
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
@@ -45,6 +46,9 @@ RECENT_STEPS = 5
 
 COUNTED_AT_ONCE = 256
 """Examples of which the units are counted together."""
+
+EVALUATED_AT_ONCE = 256
+"""Examples of one forward pass of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +211,11 @@ def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.
     """
     if local.has_own_optimizer:
         return own_optimizer(local, parameters)
+    groups = decay_groups(parameters, spares_vectors=not local.decay_vectors)
     if local.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+        return torch.optim.SGD(groups, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=local.lr, weight_decay=local.weight_decay)
+    return kind(groups, lr=local.lr, weight_decay=local.weight_decay)
 
 
 def evaluate(
@@ -218,7 +223,7 @@ def evaluate(
     model: torch.nn.Module,
     dataset: Any,
     *,
-    batch_size: int = 256,
+    batch_size: int = EVALUATED_AT_ONCE,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> Statistics:
@@ -227,18 +232,45 @@ def evaluate(
     What the model draws depends on the seed alone, and what the data set draws is the same in every evaluation; the
     generators are left as they were.
     """
-    model.to(device).eval()
-    fetch, check = drawing(dataset, 0), check_of(task)
-    sums: Statistics = {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
-    with seeded(seed), torch.no_grad():
-        for indices in torch.split(torch.arange(len(dataset)), batch_size):
+    evaluation = Evaluation(task, model.to(device).eval(), device=device)
+    with seeded(seed):
+        return evaluation(drawing(dataset, 0), len(dataset), batch_size=batch_size)
+
+
+class Evaluation:
+    """The evaluation of data sets in one model, which is in eval mode on its device.
+
+    Args:
+        task: the task of loss and metrics.
+        model: the model.
+        device: the device of the model.
+    """
+
+    def __init__(self, task: Task, model: torch.nn.Module, *, device: torch.device | str = "cpu") -> None:
+        self._task, self._model, self._device, self._check = task, model, device, check_of(task)
+
+    @torch.no_grad()
+    def __call__(self, fetch: Fetch, num_examples: int, *, batch_size: int = EVALUATED_AT_ONCE) -> Statistics:
+        """Return the statistics of a data set; what is drawn comes from the generators as they are.
+
+        Args:
+            fetch: of the data set, as `drawing` makes it.
+            num_examples: of the data set.
+            batch_size: examples of one forward pass.
+        """
+        task = self._task
+        sums: Statistics | None = None
+        for indices in torch.split(torch.arange(num_examples), batch_size):
             if len(indices):  # an empty tensor splits into one empty batch
-                inputs, targets = to_device(fetch(0, indices), device)
-                outputs = model(inputs)
-                check.see(outputs, targets)
+                inputs, targets = to_device(fetch(0, indices), self._device)
+                outputs = self._model(inputs)
+                self._check.see(outputs, targets)
                 loss = one_loss(task.loss(outputs, targets))
-                sums = add(sums, _statistics(task, loss, outputs, targets, len(indices)))
-    return sums
+                found = _statistics(task, loss, outputs, targets, len(indices))
+                sums = add(sums or {}, found)
+        if sums is None:
+            return {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
+        return sums
 
 
 def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_examples: int) -> Statistics:

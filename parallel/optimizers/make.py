@@ -1,6 +1,6 @@
 """The construction of optimizers from a config: torch's own or layerwise, and the parameters that decay."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -53,13 +53,20 @@ def make_optimizer(
         meshes == {None} or config.name in FUSED_ON_SHARDS
     )
     how = {"fused": are_alike and can_fuse, "foreach": are_alike and not can_fuse}
-    made = ELEMENTWISE[config.name](_groups(config, parameters), config.lr, **config.options, **how)
+    groups = decay_groups(parameters, spares_vectors=config.skip_1d)
+    made = ELEMENTWISE[config.name](groups, config.lr, **config.options, **how)
     return made
 
 
-def _groups(config: OptimizerConfig, parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
-    """Return the groups of parameters with and without decay."""
-    free: list[Tensor] = [p for p in parameters if config.skip_1d and p.ndim <= 1]
-    decayed: list[Tensor] = [p for p in parameters if not (config.skip_1d and p.ndim <= 1)]
+def decay_groups(parameters: Sequence[Tensor], *, spares_vectors: bool) -> list[dict[str, Any]]:
+    """Return an optimizer's groups of parameters with and without decay.
+
+    Args:
+        parameters: in their order.
+        spares_vectors: exempt those of at most one dimension; else one group has all.
+    """
+    spared = [spares_vectors and parameter.ndim <= 1 for parameter in parameters]
+    decayed = [parameter for parameter, is_spared in zip(parameters, spared, strict=True) if not is_spared]
+    free = [parameter for parameter, is_spared in zip(parameters, spared, strict=True) if is_spared]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]

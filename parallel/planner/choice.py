@@ -91,7 +91,7 @@ def need_of(model: nn.Module, plan: Plan, optimizer: str) -> int:
     return round(replace(memory, gradients=trained * memory.gradients, optimizer=trained * memory.optimizer).total)
 
 
-def _complexity(plan: Plan) -> tuple[int, int, bool]:
+def _complexity(plan: Plan) -> tuple[int, int, int]:
     return complexity(Candidate(plan=plan))
 
 

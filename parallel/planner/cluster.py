@@ -37,8 +37,17 @@ class Cluster:
     latency_across: float = 2e-5
     """Seconds until the first byte, between nodes."""
 
-    efficiency: float = 0.5
-    """The fraction of the peak that matrix products reach, in (0, 1]: measure it with one device and set it here."""
+    bandwidth: float | None = None
+    """Bytes per second that one device reads or writes in its own memory. None: a 300th of `flops`."""
+
+    efficiency: float = 0.8
+    """The fraction of the peak that large matrix products reach, in (0, 1]: measure it with one device and set it."""
+
+    attention: float = 0.4
+    """The fraction of the peak that attention reaches, in (0, 2]; products that a causal mask skips count as done."""
+
+    links: float = 0.6
+    """The fraction of `inside` and `across` that collectives reach, in (0, 1]."""
 
     usable: float = 0.9
     """The fraction of the memory that a plan may fill, in (0, 1]; the rest is for fragments, kernels and libraries."""
@@ -57,21 +66,34 @@ class Cluster:
         """Memory of one device that a plan may fill [bytes]."""
         return self.memory * self.usable
 
+    @property
+    def memory_rate(self) -> float:
+        """Bytes per second that one device reads or writes in its own memory."""
+        return self.flops / 300 if self.bandwidth is None else self.bandwidth
+
     def spans_nodes(self, stride: int, degree: int) -> bool:
         """Return whether a group of `degree` ranks, `stride` apart, has members on two nodes."""
         return degree > 1 and (stride * degree > self.per_node or self.per_node % (stride * degree) != 0)
 
-    def seconds(self, num_bytes: float, steps: int, *, across: bool) -> float:
-        """Return the time of messages: latency for each of the `steps`, and a device's bytes by its bandwidth."""
-        latency, bandwidth = (self.latency_across, self.across) if across else (self.latency_inside, self.inside)
-        return steps * latency + num_bytes / bandwidth
+    def seconds(self, num_bytes: float, steps: int, *, stride: int, degree: int) -> float:
+        """Return the time of a rank's messages in a group: latency for each of the `steps`, and its bytes by the link.
+
+        The rings of a group that spans nodes share the adapters of its k members on a node, so a rank's bytes cross
+        nodes at up to k `across`, but no faster than `inside`.
+        """
+        if not self.spans_nodes(stride, degree):
+            return steps * self.latency_inside + num_bytes / (self.links * self.inside)
+        members = max(1, min(degree, self.per_node // stride))
+        rate = min(self.inside, members * self.across)
+        return steps * self.latency_across + num_bytes / (self.links * rate)
 
 
 DEVICES_MAX = 2**20
 """The most devices of a cluster: each mesh of them is predicted, which takes a quarter of a minute."""
 
 LIMITS = {
-    **dict.fromkeys(("efficiency", "usable"), (0.0, 1.0)),
+    **dict.fromkeys(("efficiency", "links", "usable"), (0.0, 1.0)),
+    "attention": (0.0, 2.0),
     **dict.fromkeys(("latency_inside", "latency_across"), (0.0, 3600.0)),
 }
 """The least and the most value of a number; of bytes and rates there is at least one (a second)."""
@@ -81,6 +103,8 @@ def _faults(cluster: Cluster) -> list[str]:
     faults = []
     for field in fields(cluster):
         value = getattr(cluster, field.name)
+        if field.name == "bandwidth" and value is None:
+            continue
         least, most = LIMITS.get(field.name, (1.0, math.inf))
         if field.name in ("nodes", "per_node"):
             allowed, is_right = "a whole number >= 1", type(value) is int and value >= 1
@@ -96,10 +120,41 @@ def _faults(cluster: Cluster) -> list[str]:
 
 
 CLUSTERS: dict[str, Cluster] = {
-    "a100-80": Cluster(memory=80e9, flops=312e12, flops_fp32=19.5e12, inside=300e9, across=25e9),
-    "h100-80": Cluster(memory=80e9, flops=989e12, flops_fp32=67e12, inside=450e9, across=50e9),
-    "h200-141": Cluster(memory=141e9, flops=989e12, flops_fp32=67e12, inside=450e9, across=50e9),
-    "cpu": Cluster(per_node=2, memory=16e9, flops=1e11, flops_fp32=1e11, inside=5e9, across=1.25e9),
+    "a100-80": Cluster(
+        memory=85.9e9,
+        flops=312e12,
+        flops_fp32=19.5e12,
+        inside=300e9,
+        across=25e9,
+        bandwidth=2.04e12,
+        efficiency=0.9,
+        attention=0.5,
+    ),
+    "h100-80": Cluster(
+        memory=85.5e9,
+        flops=989e12,
+        flops_fp32=67e12,
+        inside=450e9,
+        across=50e9,
+        bandwidth=3.35e12,
+        efficiency=0.8,
+        attention=0.3,
+    ),
+    "h200-141": Cluster(
+        memory=150.7e9,
+        flops=989e12,
+        flops_fp32=67e12,
+        inside=450e9,
+        across=50e9,
+        bandwidth=4.8e12,
+        efficiency=0.8,
+        attention=0.3,
+    ),
+    "cpu": Cluster(
+        per_node=2, memory=16e9, flops=1e11, flops_fp32=1e11, inside=5e9, across=1.25e9, bandwidth=2e10, links=1.0
+    ),
 }
-"""One node of each kind. The peaks and NVLink rates are from the vendor's data sheets (dense, one direction); between
-nodes 200 Gb/s (A100) and 400 Gb/s (H100, H200) for each device. `cpu` is a guess for two cores and gloo: measure."""
+"""One node of each kind. The peaks, memory bandwidths and NVLink rates are from the vendor's data sheets (dense, one
+direction), the memory is what the driver reports (81,920, 81,559 and 143,771 MiB); between nodes 200 Gb/s (A100) and
+400 Gb/s (H100, H200) for each device. The fractions of the peak are fitted to published runs (`tests/parallel/planner/
+published.py`). `cpu` is a guess for two cores and gloo: measure."""

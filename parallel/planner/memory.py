@@ -13,7 +13,8 @@ rank's shards, gathered: of the same units on all shards together.
                   gradient is whole until it is summed: while it accumulates unreduced, 4 v h in place of 4 v h / t
     activations   of one block and micro-batch w s b (2 h / t' + 2 h + (j h + 2 kv + k f) / t), with gelu j = 2 and
                   k = 2, with swiglu j = 3 (heads are joined in a copy) and k = 4; with full recomputation w s b h / t',
-                  and once the above; times the blocks and the micro-batches in flight
+                  with selective w s b (h / t' + 2 h + (2 h + 2 kv + k / 2 f) / t), under tp w s b (2 h + 2 h / t') more
+                  for the collectives' results, and once the above; times the blocks and the micro-batches in flight
     work          the larger of the logits, their fp32 copy and its gradient, s b v (w + 4 + 4) / t under loss parallel,
                   of the gradients inside one block, w s b (2 h + (k + 2) / 2 f / t), and of one micro-batch's whole
                   gradient of an embedding under tp, w v h
@@ -21,8 +22,7 @@ rank's shards, gathered: of the same units on all shards together.
 With kv = h, f = 4 h and gelu a block has 32 s b h bytes in 16 bits, s b h (4 + 28 / t) under tensor and sequence
 parallelism: PyTorch's activations with flash attention and without dropout (measured; Megatron-LM gathers again and
 stores (34 s b h) / t: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, table
-2). The terms of the state are exact; the others are estimates, which a dry run measures. Selective recomputation stores
-the results of products and attention and is counted as none.
+2). The terms of the state are exact; the others are estimates, which a dry run measures.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -176,6 +176,21 @@ def block_activations(model: ModelShape, candidate: Candidate) -> float:
     return candidate.item_bytes * model.sequence * candidate.microbatch * elements
 
 
+def kept_activations(model: ModelShape, candidate: Candidate) -> float:
+    """Return the bytes that one block stores of one micro-batch until its backward pass."""
+    kind, t = candidate.plan.recompute, candidate.mesh.tp
+    if kind == "none":
+        return block_activations(model, candidate)
+    if kind == "full":
+        return block_input(model, candidate)
+    h, kv = model.hidden, model.num_kv_heads * model.head_size
+    products = 2 * h + 2 * kv + (1 if model.mlp == "gelu" else 2) * model.width
+    elements = h / candidate.cut_tokens + 2 * h + products / t
+    if t > 1:
+        elements += 2 * h + (2 * h / t if candidate.plan.sequence_parallel else 0)
+    return candidate.item_bytes * model.sequence * candidate.microbatch * elements
+
+
 def block_input(model: ModelShape, candidate: Candidate) -> float:
     """Return the bytes of the input of a block, of one micro-batch."""
     return candidate.item_bytes * model.sequence * candidate.microbatch * model.hidden / candidate.cut_tokens
@@ -186,10 +201,10 @@ def _activations(model: ModelShape, candidate: Candidate, pp_rank: int) -> float
     passes = in_flight(candidate, pp_rank)
     num_blocks = sum(cut[stage].num_blocks for stage in local) / len(local) * passes
     whole = block_activations(model, candidate)
+    kept = kept_activations(model, candidate)
+    stored = kept * num_blocks + (whole - kept if candidate.plan.recompute == "selective" else 0)
     if candidate.plan.recompute == "full":
-        stored = block_input(model, candidate) * num_blocks + whole
-    else:
-        stored = whole * num_blocks
+        stored += whole
     if candidate.mesh.pp > 1 and candidate.plan.schedule in SPLIT:
         stored *= BETWEEN_HALVES
     if any(cut[stage].has_head for stage in local):  # the logits of one micro-batch are `work`

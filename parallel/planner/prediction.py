@@ -1,26 +1,32 @@
 """The predicted time of one step on a cluster, by part.
 
-    compute   operations of the slowest stage / (efficiency x peak); recomputation runs the blocks' forward twice
+    compute   passes of the slowest stage by the sizes of its products and by the bytes that it moves (`speed`)
+    update    the optimizer's step
     tensor    collectives of tensor parallelism inside the blocks: waited for
     idle      (compute + tensor) x bubble / (1 - bubble)
     data      collectives of parameters and gradients, beyond the computation that hides them: all of it for parameters
               gathered in every micro-batch, the backward's two thirds for gradients reduced in every one, and one
-              micro-batch's alone for those that move once in a step
+              micro-batch's alone for those that move once in a step; and CONTENTION of what is hidden
     fill      the first activations through the pipeline and the last gradients back; the others travel behind compute
 
-    step = compute + tensor + idle + data + fill
+    step = compute + tensor + idle + data + fill + update
 
-These are predictions of a model with six numbers of a cluster, for ranking plans; measure before you buy.
+These are predictions of a model with a dozen numbers of a cluster, for ranking plans: within 15 % of published runs
+whose settings are known (`docs/planning.md`). Measure before you buy.
 """
 
 from dataclasses import dataclass, fields
 
 from atoll.parallel.planner.bubble import actions, bubble, simulate
-from atoll.parallel.planner.candidate import Candidate, crosses, stages, stages_of
+from atoll.parallel.planner.candidate import Candidate, stride
 from atoll.parallel.planner.cluster import Cluster
 from atoll.parallel.planner.memory import Memory, block_input, worst
 from atoll.parallel.planner.shape import ModelShape
+from atoll.parallel.planner.speed import computation, peak_of, update
 from atoll.parallel.planner.traffic import SEND, Traffic, traffic
+
+CONTENTION = 0.6
+"""Part of a hidden collective's time that computation loses: its kernels take processors and memory bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class Times:
     idle: float
     data: float
     fill: float
+    update: float
 
     @property
     def step(self) -> float:
@@ -58,8 +65,7 @@ class Prediction:
 def predict(model: ModelShape, candidate: Candidate, cluster: Cluster, *, counted: str = "engine") -> Prediction:
     """Predict the costs of one candidate; `counted` as in `memory.memory`."""
     mesh = candidate.mesh
-    peak = cluster.flops if candidate.plan.precision == "bf16" else cluster.flops_fp32
-    compute = stage_flops(model, candidate) / (peak * cluster.efficiency)
+    compute = computation(model, candidate, cluster)
     ends = [
         sent_by(model, candidate, pp_rank) for pp_rank in sorted({0, mesh.pp - 1})
     ]  # they also have embedding and head
@@ -71,21 +77,11 @@ def predict(model: ModelShape, candidate: Candidate, cluster: Cluster, *, counte
         idle=(compute + tensor) * share / (1 - share),
         data=max(_exposed(sent, candidate, cluster, compute) for sent in ends),
         fill=_fill(model, candidate, cluster),
+        update=update(model, candidate, cluster),
     )
     tokens = candidate.batch * model.sequence
-    mfu = model.flops(tokens) / (times.step * mesh.size * peak)
+    mfu = model.flops(tokens) / (times.step * mesh.size * peak_of(candidate, cluster))
     return Prediction(candidate, worst(model, candidate, counted=counted), times, share, tokens / times.step, mfu)
-
-
-def stage_flops(model: ModelShape, candidate: Candidate) -> float:
-    """Return the operations of the rank of the slowest stage in one step."""
-    plan, mesh = candidate.plan, candidate.mesh
-    tokens = model.sequence * candidate.microbatch * plan.microbatches / mesh.tp
-    head = 6 * model.vocab * model.hidden
-    block = (model.flops(1) - head) / model.layers * (4 / 3 if plan.recompute == "full" else 1)
-    cut = stages(model, plan.num_stages)
-    ranks = ([cut[stage] for stage in stages_of(plan, rank)] for rank in range(mesh.pp))
-    return tokens * max(sum(stage.num_blocks * block + stage.has_head * head for stage in own) for own in ranks)
 
 
 def idle_share(candidate: Candidate) -> float:
@@ -100,7 +96,9 @@ def idle_share(candidate: Candidate) -> float:
 
 def seconds(item: Traffic, candidate: Candidate, cluster: Cluster) -> float:
     """Return the time of a rank's collectives of one kind, if no computation hides them."""
-    return cluster.seconds(item.sent, item.steps, across=crosses(candidate.mesh, item.axis, cluster))
+    return cluster.seconds(
+        item.sent, item.steps, stride=stride(candidate.mesh, item.axis), degree=candidate.mesh.degrees[item.axis]
+    )
 
 
 def sent_by(model: ModelShape, candidate: Candidate, pp_rank: int) -> list[Traffic]:
@@ -111,9 +109,16 @@ def sent_by(model: ModelShape, candidate: Candidate, pp_rank: int) -> list[Traff
 def _exposed(sent: list[Traffic], candidate: Candidate, cluster: Cluster, compute: float) -> float:
     """Return the time that the traffic of parameters and gradients adds to the step."""
     shared = (item for item in sent if item.axis != "tp" and item.kind != SEND)
-    return sum(max(0.0, seconds(item, candidate, cluster) - item.window * compute) for item in shared)
+    return sum(_beyond(seconds(item, candidate, cluster), item.window * compute) for item in shared)
+
+
+def _beyond(transfer: float, window: float) -> float:
+    """Return what a transfer adds to a step beside the computation that can hide it."""
+    hidden = min(transfer, window)
+    return transfer - hidden + CONTENTION * hidden
 
 
 def _fill(model: ModelShape, candidate: Candidate, cluster: Cluster) -> float:
-    across = crosses(candidate.mesh, "pp", cluster)
-    return 2 * (candidate.mesh.pp - 1) * cluster.seconds(block_input(model, candidate), 1, across=across)
+    mesh = candidate.mesh
+    once = cluster.seconds(block_input(model, candidate), 1, stride=stride(mesh, "pp"), degree=mesh.pp)
+    return 2 * (mesh.pp - 1) * once

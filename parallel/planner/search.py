@@ -12,6 +12,7 @@ across nodes, since they send less or later; ZeRO if memory is short. Sources: N
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.engine.mesh import AXES, Mesh, meshes
@@ -28,6 +29,9 @@ CLOSE = 0.99
 
 PIPELINES = (("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-zero-bubble", 2))
 """The schedules of the search, with the stages on each rank."""
+
+MICROBATCH_MAX = 4096
+"""Most sequences of a micro-batch that the search tries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,10 +106,10 @@ def ranked(predictions: list[Prediction]) -> list[Prediction]:
     return [first, *(found for found in by_speed if found is not first)]
 
 
-def complexity(candidate: Candidate) -> tuple[int, int, bool]:
+def complexity(candidate: Candidate) -> tuple[int, int, int]:
     """Return the number of a plan's moving parts: axes, ZeRO's stage, recomputation."""
     axes = sum(degree > 1 for degree in candidate.mesh.degrees.values())
-    return axes, candidate.plan.zero_stage, candidate.plan.recompute != "none"
+    return axes, candidate.plan.zero_stage, ("none", "selective", "full").index(candidate.plan.recompute)
 
 
 # ---------------------------------------------------------------- one mesh
@@ -175,8 +179,8 @@ def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
         if mesh.pp * stages_per_rank > model.layers:
             continue
         for zero in (1, 2, 3) if mesh.dp_shard > 1 else (None,):
-            for recompute in ("none", "full"):
-                if mesh.pp > 1 and schedule in SPLIT and (zero == 3 or recompute == "full"):
+            for recompute in ("none", "selective", "full"):
+                if mesh.pp > 1 and schedule in SPLIT and (zero == 3 or recompute != "none"):
                     continue  # refused by the engine
                 yield Plan(
                     mesh=mesh,
@@ -192,7 +196,7 @@ def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
 def _sized(model: ModelShape, plan: Plan, wanted: Wanted, cluster: Cluster) -> Iterator[tuple[Candidate, float]]:
     """Yield the plan with increasing micro-batches, while they fit."""
     rows = wanted.batch // plan.mesh.dp
-    for microbatch in (1 << power for power in range(rows.bit_length()) if rows % (1 << power) == 0):
+    for microbatch in _divisors(rows):
         number = rows // microbatch
         if plan.mesh.pp == 1:
             sized = replace(plan, accumulate=number)
@@ -205,6 +209,11 @@ def _sized(model: ModelShape, plan: Plan, wanted: Wanted, cluster: Cluster) -> I
         if needed > cluster.room and microbatch > 1:
             return
         yield candidate, needed
+
+
+@lru_cache(maxsize=256)
+def _divisors(rows: int) -> tuple[int, ...]:
+    return tuple(number for number in range(1, min(rows, MICROBATCH_MAX) + 1) if rows % number == 0)
 
 
 # ---------------------------------------------------------------- in words
@@ -222,6 +231,7 @@ def lost(found: Prediction, best: Prediction) -> str:
         "idle": f"bubble {found.bubble:.0%}",
         "data": "waits for parameters and gradients",
         "fill": "waits for the pipeline to fill",
+        "update": "updates more parameters on each rank",
     }
     extra = {name: getattr(found.times, name) - getattr(best.times, name) for name in words}
     term = max(extra, key=lambda name: extra[name])

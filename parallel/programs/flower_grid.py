@@ -10,12 +10,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flwr.app import Context, Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid as FlowerGridBase
 from flwr.supercore.run import Run
 
 from atoll.parallel.flower.client_host import code_of
 from atoll.parallel.flower.records import to_content
+from atoll.parallel.flower.secret_noise import NoisyContext, flower_noise
 from atoll.parallel.programs.flower_fitting import FAILED, only_fitting
 from atoll.parallel.programs.flower_replies import records_of
 from atoll.parallel.programs.grid import TTL_S, Grid, Outgoing, Reply
@@ -32,8 +33,11 @@ def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
 
     def main(grid: Grid) -> None:
         _identify()
+        context = NoisyContext(RUN_ID, SERVER, {}, RecordDict(), dict(options))
+        context.source = lambda: grid.secret_rng
+        flower_noise().begin(context.source if grid.has_secret else None, None)
         with only_fitting():
-            app(FlowerGrid(grid), Context(RUN_ID, SERVER, {}, RecordDict(), dict(options)))
+            app(FlowerGrid(grid), context)
 
     return main
 

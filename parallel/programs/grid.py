@@ -12,13 +12,15 @@ that is killed runs again from its first line and gets the same answers, as long
 random numbers from generators that are seeded (Python's, numpy's and torch's are), and to send no clock readings.
 """
 
+import hashlib
+import json
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +31,10 @@ from atoll.aggregation.tensors.pieces import piece_bytes_of
 from atoll.parallel.programs.link import Link
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.content import Content, from_tensors, is_encodable, tensor_name, to_tensors
+from atoll.parallel.task.noise import Noise, noise_of
+
+if TYPE_CHECKING:
+    from atoll.aggregation.noise.generator import SecretGenerator
 
 TTL_S = 43200.0
 """Time in which a reply is of use, unless the message has its own [s]."""
@@ -87,11 +93,33 @@ class Grid:
 
     Args:
         link: the socket to the coordinator.
+        order: the coordinator's order, which has the key of its noise.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, order: Mapping[str, Any] | None = None) -> None:
+        self._link, self._order = link, order or {}
         self._storing = threading.Lock()
+        self._replies_so_far = 0
+        self._noise = self._noise_now()
+
+    @property
+    def has_secret(self) -> bool:
+        """Return whether `secret_rng` is drawn from a secret."""
+        return self._noise.is_secret
+
+    @property
+    def secret_rng(self) -> "SecretGenerator":
+        """The generator of noise that must hide something, from a secret of the coordinator's state directory.
+
+        It begins anew with each reply that the program gets, as a function of all that it has got: so a program that
+        is repeated draws the same, and one that gets other replies, as after the restoration of a backup, draws other
+        noise, and the difference of two results does not lay open what the noise hides. Without a secret, as in a
+        simulation, it follows from the seed of the run and protects nothing.
+        """
+        return self._noise.generator(self._order.get("seed") or 0)
+
+    def _noise_now(self) -> Noise:
+        return noise_of(self._order, "replies", self._replies_so_far.to_bytes(32).hex())
 
     def nodes(self) -> list[str]:
         """Return the names of the connected sites, sorted."""
@@ -151,6 +179,11 @@ class Grid:
 
     def _replies(self, answer: dict[str, Any]) -> list[Reply]:
         replies = [_reply(row) for row in answer["replies"]]
+        if replies:
+            for row in answer["replies"]:  # in any order: threads take theirs as it happens
+                said = json.dumps([row["number"], row["error"] or row.get("digest", "")])
+                self._replies_so_far ^= int.from_bytes(hashlib.sha256(said.encode()).digest())
+            self._noise = self._noise_now()
         if answer.get("is_read"):  # the coordinator deletes old replies, and waits for those that are being read
             self._link.tell("read", call=answer["call"])
         return replies

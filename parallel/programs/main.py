@@ -14,6 +14,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 from atoll.parallel.exit_functions import run_exit_functions
@@ -22,6 +23,7 @@ from atoll.parallel.log_streams import write_to_log
 from atoll.parallel.programs.grid import Grid
 from atoll.parallel.programs.link import Link
 from atoll.parallel.task.flower_app import is_app, read_app
+from atoll.parallel.task.noise import Noise
 from atoll.parallel.task.randomness import seed_everything
 from atoll.parallel.task.reference import load_module, split
 
@@ -36,9 +38,10 @@ def main() -> None:
     order = link.order()
     raised: BaseException | None = None
     try:
+        Noise.on_public = staticmethod(cache(partial(link.tell, "public", call=0)))
         program = load(order["program"], order["options"])
         seed_everything(order["seed"])
-        program(Grid(link))
+        program(Grid(link, order))
     except BaseException as error:
         raised = error
     if raised is not None and not (isinstance(raised, SystemExit) and not raised.code):
@@ -61,9 +64,11 @@ def load(reference: str, options: Mapping[str, Any]) -> Callable[[Grid], Any]:
         Exception: any error that its module raises.
     """
     if is_app(reference):
-        from atoll.parallel.flower.server_host import server_app_of  # imports flwr
+        from atoll.parallel.flower.secret_noise import flower_noise  # imports flwr
+        from atoll.parallel.flower.server_host import server_app_of
         from atoll.parallel.programs.flower_grid import as_program
 
+        flower_noise()
         app = read_app(reference)
         return as_program(server_app_of(app), app.run_config(options))
     place, attribute = split(reference)

@@ -14,9 +14,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.noise import Noise
+
+if TYPE_CHECKING:
+    from atoll.aggregation.noise.generator import SecretGenerator
 
 NAME = "context"
 """The name of the parameter."""
@@ -47,6 +51,20 @@ class Context:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The values of `Task.settings`, with the site's own over them: the `[task]` table of its `agent.toml`. They stay
     at the site."""
+
+    noise: Noise = field(default_factory=Noise, repr=False, compare=False)
+    """The source of `secret_rng`."""
+
+    @property
+    def secret_rng(self) -> "SecretGenerator":
+        """The generator of the noise that must hide something, such as that of local differential privacy.
+
+        It is a `numpy.random.Generator` of this call's own, with `fill_normal_` for a tensor: drawn from a secret of
+        the state directory, the same when the work is repeated after a kill, and unknown elsewhere. The global
+        generators of Python, numpy and torch follow from public seeds. In a simulation and in a centralized training
+        this one does, too.
+        """
+        return self.noise.generator(self.seed, self.round, self.version, self.site or "")
 
 
 _current: ContextVar[Context | None] = ContextVar("context", default=None)

@@ -14,7 +14,10 @@ NOT_FINITE = "not_finite"
 
 def to_json(value: Any, **options: Any) -> str:
     """Return a value of JSON's own types as text; `options` are those of `json.dumps`."""
-    return json.dumps(without_nan(value), allow_nan=False, **options)
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:  # seldom: a pass over the value in Python takes longer than all of its text
+        return json.dumps(without_nan(value), allow_nan=False, **options)
 
 
 def without_nan(value: Any) -> Any:

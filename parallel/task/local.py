@@ -43,6 +43,10 @@ class Local:
     weight_decay: float = 0.0
     """The L2 penalty of sgd and adam, the decoupled decay of adamw (>= 0); your own gets it if it is not 0."""
 
+    decay_vectors: bool = True
+    """Let tensors of at most one dimension (biases, the scales of norms) decay, too, as torch's optimizers do; false
+    exempts them. For sgd, adam and adamw; your own groups its parameters itself."""
+
     max_steps: int | None = None
     """The largest number of steps in one round (>= 1), even if the epochs have more; None: no limit."""
 
@@ -102,6 +106,11 @@ def _range_faults(local: Local) -> list[str]:
         (0 <= local.momentum < 1, "momentum", "must be in [0, 1)"),
         (sgd_only, "momentum", f"belongs to sgd, not to {local.optimizer}"),
         (0 <= local.weight_decay < math.inf, "weight_decay", "must be finite and not negative"),
+        (
+            local.decay_vectors or not local.has_own_optimizer,
+            "decay_vectors",
+            f"belongs to {', '.join(OPTIMIZERS)}, not to {local.optimizer_name}",
+        ),
         (local.max_steps is None or local.max_steps >= 1, "max_steps", "must be at least 1, or none"),
         (
             local.clip_norm is None or 0 < local.clip_norm < math.inf,

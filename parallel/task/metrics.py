@@ -6,12 +6,14 @@ values. Sums are correctly rounded (math.fsum), hence independent of the order; 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.told import logger
 
 Statistics = dict[str, tuple[float, ...]]
 """Sums by the name of the metric; an empty tuple in place of sums that were refused (`only_finite`)."""
@@ -19,8 +21,14 @@ Statistics = dict[str, tuple[float, ...]]
 NAME_MAX = 200
 """Most characters of a metric's name."""
 
-NOT_FINITE = "its sums are NaN or infinite"
-"""The reason of a refusal."""
+LEFT_OUT = "metric '"
+"""The beginning of each sentence about a metric that is left out."""
+
+METRICS_MAX, SUMS_MAX = 100, 10_000
+"""Most metrics of a task, and most sums of all of them together."""
+
+NOT_FINITE = "its sums are NaN, infinite or left out"
+"""The reason of a refusal; a metric that breaks the contract is refused with the same words, and its own in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +52,63 @@ Metrics = Mapping[str, Metric | Callable[[Any, Any], Sequence[Any]]]
 
 
 def of_batch(metrics: Metrics, outputs: Any, targets: Any) -> Statistics:
-    """Return the statistics of one batch."""
-    return as_statistics(
-        {
-            name: (metric.statistics if isinstance(metric, Metric) else metric)(outputs, targets)
-            for name, metric in metrics.items()
-        }
-    )
+    """Return the statistics of one batch. A metric that fails, or returns no numbers, is refused: its sums are empty,
+    the log says why, and the training that it measures continues.
+    """
+    found: Statistics = {}
+    for name, metric in metrics.items():
+        try:
+            raw = (metric.statistics if isinstance(metric, Metric) else metric)(outputs, targets)
+            found |= as_statistics({name: raw})
+        except Exception as error:
+            found[name] = _refused(name, _words(error))
+    return found
+
+
+def sound(metrics: Metrics, statistics: Mapping[str, Sequence[float]]) -> Statistics:
+    """Return a job's statistics with an empty tuple in place of sums that are not finite, or break the contract of
+    metrics; of these the log has the reason.
+    """
+    room, found = SUMS_MAX, only_finite(statistics)
+    for name, sums in found.items():
+        if sums and (fault := contract_fault(metrics.get(name), sums, room)):
+            found[name] = _refused(name, fault)
+        room -= len(found[name])
+    return found
+
+
+def contract_fault(metric: "Metric | Callable[..., Any] | None", sums: Sequence[float], room: int = SUMS_MAX) -> str:
+    """Return the reason that sums break the contract of metrics; empty: they keep it.
+
+    A plain metric has two, total and count; a `Metric` has any number, and its `value` takes them. All metrics together
+    have at most `SUMS_MAX`.
+
+    Args:
+        metric: whose sums they are.
+        sums: of at least one batch.
+        room: the number of sums that the metrics before it have left.
+    """
+    if len(sums) > room:
+        return f"it has {len(sums)} sums, and all metrics together may have {SUMS_MAX}: send fewer"
+    if not isinstance(metric, Metric):
+        several = f"it returns {len(sums)} numbers, and a plain metric returns two, (total, count)"
+        return "" if len(sums) == 2 else f"{several}: make it a Metric, whose `value` says what they mean"
+    return ""
+
+
+def _words(error: BaseException) -> str:
+    return str(error) if isinstance(error, TaskBroken) else f"it raises {type(error).__name__}: {error}"[:NAME_MAX]
+
+
+def _refused(name: str, fault: str) -> tuple[float, ...]:
+    """Name the fault of a metric once for each process, and return its sums: none."""
+    if (sentence := f"metric {name!r} is left out: {fault}") not in _named and len(_named) < METRICS_MAX:
+        _named.add(sentence)
+        logger.warning("%s", sentence)
+    return ()
+
+
+_named: set[str] = set()
 
 
 def is_name(name: object) -> bool:
@@ -99,27 +157,61 @@ def why_refused(statistics: Mapping[str, Sequence[float]]) -> str:
 
 
 def add(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Statistics:
-    """Return the sums of two statistics."""
-    return merge((a, b))
-
-
-def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
-    """Return the sums of any number of statistics, in any order. A metric may be missing or refused in some of them.
-
-    Raises:
-        TaskBroken: a metric has different lengths; the message names it.
+    """Return the sums of two parts of one site's data. A metric that is refused in one of them, or has other lengths,
+    is refused in the whole, which would else be a part of the data.
     """
+    sums = {name: tuple(numbers) for name, numbers in a.items()}
+    for name, numbers in b.items():
+        first = sums.get(name)
+        if first is None:
+            sums[name] = tuple(numbers)
+        elif len(first) == len(numbers):
+            sums[name] = tuple(x + y for x, y in zip(first, numbers, strict=True))
+        else:
+            sums[name] = _refused(name, _of_lengths((first, numbers))) if first and numbers else ()
+    return dict(sorted(sums.items()))
+
+
+def of_parts(parts: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
+    """Return the sums of any number of parts of one site's data, in any order; refused as in `add`."""
+    columns = _columns(parts)
+    sums: Statistics = {}
+    for name, found in columns.items():
+        is_one = all(found) and len({len(numbers) for numbers in found}) == 1
+        sums[name] = tuple(map(total, zip(*found, strict=True))) if is_one else ()
+        if not is_one and all(found):
+            _refused(name, _of_lengths(found))
+    return sums
+
+
+def _of_lengths(found: Iterable[Sequence[float]]) -> str:
+    lengths = " and ".join(map(str, sorted({len(numbers) for numbers in found})))
+    return f"its batches have {lengths} sums; return the same number for each, such as bincount(..., minlength=classes)"
+
+
+def _columns(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[Sequence[float]]]:
     columns: dict[str, list[Sequence[float]]] = {}
     for summand in statistics:
         for name, numbers in summand.items():
             columns.setdefault(name, []).append(numbers)
-    sums: Statistics = {}
-    for name in sorted(columns):
-        columns[name] = [numbers for numbers in columns[name] if len(numbers)]
-        lengths = sorted({len(numbers) for numbers in columns[name]})
-        if len(lengths) > 1:
-            raise TaskBroken(f"metric {name}: statistics of different lengths {lengths} cannot be added")
-        sums[name] = tuple(total(numbers) for numbers in zip(*columns[name], strict=True))
+    return dict(sorted(columns.items()))
+
+
+def usual_lengths(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, int]:
+    """Return the number of sums of each metric: the commonest one, of equally common ones the least."""
+    counts = {name: Counter(map(len, filter(len, found))) for name, found in _columns(statistics).items()}
+    return {name: min(of, key=lambda length: (-of[length], length)) for name, of in counts.items() if of}
+
+
+def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
+    """Return the sums over sites, of any number and in any order, each metric over those that have its usual number of
+    sums (`usual_lengths`): it may be missing or refused in some of them.
+    """
+    every = list(statistics)
+    usual, sums = usual_lengths(every), Statistics()
+    for name, found in _columns(every).items():
+        columns = [numbers for numbers in found if numbers and len(numbers) == usual[name]]
+        sums[name] = tuple(map(total, zip(*columns, strict=True)))
     return sums
 
 
@@ -127,10 +219,18 @@ def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, f
     """Return the value of every metric in `sums`; None where it is undefined or its sums were refused.
 
     Without a `Metric`, two statistics are (total, count) with the value total / count, undefined if the count is 0; any
-    other number of statistics has no value. The task's metrics come first, in its order.
+    other number of statistics has no value. A `Metric` whose `value` fails has none, and the log says why. The task's
+    metrics come first, in its order.
     """
-    names = [*(name for name in metrics if name in sums), *(name for name in sums if name not in metrics)]
-    return {name: _value(metrics.get(name), tuple(sums[name])) for name in names}
+    found: dict[str, float | None] = {}
+    for name in [*(name for name in metrics if name in sums), *(name for name in sums if name not in metrics)]:
+        numbers = sums[name]
+        try:
+            found[name] = _value(metrics.get(name), tuple(numbers))
+        except Exception as error:
+            found[name] = None
+            _refused(name, f"of its sums {tuple(numbers)!r:.100}, {_words(error).replace('it raises', 'value raises')}")
+    return found
 
 
 def finite(values: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -19,8 +19,10 @@ import numpy as np
 
 from atoll.parallel.task.collated import check_form
 from atoll.parallel.task.context import context_of, within
+from atoll.parallel.task.noise import Noise
 
 if TYPE_CHECKING:
+    from atoll.aggregation.noise.generator import SecretGenerator
     from atoll.parallel.task.task import Task
 
 DATA_SEED = 0
@@ -52,6 +54,20 @@ def seed_everything(seed: int) -> None:
             torch.manual_seed(seed)
         else:
             torch.default_generator.manual_seed(seed)
+
+
+def seed_from(generator: "SecretGenerator") -> None:
+    """Seed the global generators from a secret, with all the bits that each takes: 32 of them are soon tried out.
+
+    Who sees enough of their output whole may still know the rest of it (a Mersenne Twister's), so noise that must hide
+    something is drawn from the secret itself.
+    """
+    random.seed(generator.bytes(32))
+    np.random.seed(generator.integers(0, 2**32, 8, dtype=np.uint32))
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.set_state(generator.torch_state(torch.default_generator.get_state()))
+        if _has_accelerator():
+            torch.get_device_module().manual_seed_all(int(generator.integers(0, 2**63)))
 
 
 @cache
@@ -118,9 +134,16 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def data_of(task: "Task", site: str, split: str) -> Any:
+def data_of(task: "Task", site: str, split: str, noise: Noise | None = None) -> Any:
     """Return `task.data(site, split)`, read with seeded generators; errors as in `collated.check_form`."""
-    with seeded(DATA_SEED), within(context_of(task, site=site)):
+    with generators_kept():
+        return seeded_data_of(task, site, split, noise)
+
+
+def seeded_data_of(task: "Task", site: str, split: str, noise: Noise | None = None) -> Any:
+    """Return the same as `data_of`; the generators are left seeded, so that many sites are read fast in a row."""
+    seed_everything(DATA_SEED)
+    with within(context_of(task, site=site, noise=noise or Noise())):
         return check_form(task.data(site, split), f"task.data({site!r}, {split!r})", has_fit=task.fit is not None)
 
 

@@ -15,7 +15,7 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.ties import tied_names
-from atoll.parallel.exchange.initial import Blank, NotRepeatable, blank_of, fill
+from atoll.parallel.exchange.initial import Blank, NotRepeatable, blank_or_none, fill
 from atoll.parallel.exchange.shares import shares_of
 from atoll.parallel.exchange.start import start_shares
 from atoll.parallel.local_training.frozen import frozen_of, keep_frozen
@@ -53,17 +53,14 @@ class Built:
 
 
 def build(job: Job, start: Start | None) -> Built:
-    """Build a job's model: blank where the plan divides it, else with its values.
+    """Build a job's model: blank where the plan divides it and it is large, else with its values on each rank.
 
     Raises:
         JobRefused: values are not finite, or the file of the start does not fit.
     """
     if _is_divided(job.plan):
-        try:
-            blank = blank_of(_seeded(job))
-        except (RuntimeError, NotImplementedError):
-            pass  # its code needs the values of its parameters: each rank builds all of it
-        else:
+        blank = blank_or_none(_seeded(job))
+        if blank is not None:
             model, tied = blank.model, tied_names(blank.model)
             aliases = {names[0]: names for names in tied}
             base = base_of(job, model)

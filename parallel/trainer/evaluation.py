@@ -11,7 +11,7 @@ from atoll.parallel.engine.step import Engine
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.unit_check import UnitCheck
 from atoll.parallel.local_training.units import units_of
-from atoll.parallel.task.metrics import Statistics, add, as_statistics, merge, of_batch, values
+from atoll.parallel.task.metrics import Statistics, add, as_statistics, of_batch, of_parts, sound, values
 from atoll.parallel.task.task import Task
 
 
@@ -52,7 +52,7 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
 
     for batch in batches:
         engine.evaluate(batch, observe)
-    return merge(ranks.gather(sums))
+    return sound(task.metrics, of_parts(ranks.gather(sums)))
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:

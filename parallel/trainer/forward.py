@@ -1,5 +1,7 @@
 """The look at a forward pass before a training: what a mesh would do otherwise than one process."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,16 +12,17 @@ from torch import nn
 from atoll.parallel.adapters.pipeline_stages import INPUTS, first_output
 from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
-from atoll.parallel.engine.borrowed import borrowed_blocks
+from atoll.parallel.engine.borrowed import Uses, borrowed_blocks
 from atoll.parallel.engine.inplace import Written, storage_of, written_in_forward
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.job import JobRefused, model_on_meta
+from atoll.parallel.trainer.references import reference_faults
 
 SMALL = 10_000_000
-"""Number of parameters up to which a model is built once more for a check, if its code does not run on `meta`."""
+"""Number of parameters up to which a model is built once more for a check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,9 @@ def needs_look(plan: Plan) -> bool:
 def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     """Look at a forward pass of a model that is thrown away.
 
-    No pass may change a parameter where the change would be lost. The pass needs no memory where the model's code runs
-    on `meta`; else a small model takes a real one. A pass that fails here is left to the first step, which reports its
-    error.
+    No pass may change a parameter where the change would be lost, or read one where a plan has another in its place. A
+    small model takes a real pass, a large one on `meta`, without memory, if its code runs there. A pass that fails here
+    is left to the first step, which reports its error.
 
     Args:
         task: of the model.
@@ -56,13 +59,18 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
     if not needs_look(plan):
         return Forward()
     model = model_on_meta(task)
-    seen = _look(model, data)
-    if seen is None and sum(parameter.numel() for parameter in model.parameters()) < SMALL:
-        with seeded(seed):
-            seen = _look(task.model(), data)
+    with seeded(seed):
+        if sum(parameter.numel() for parameter in model.parameters()) < SMALL:
+            model = task.model()
+        try:
+            inputs, targets = _rows_on(model, data)
+        except Exception:  # any: of the task's data
+            return Forward()
+        found = _look(model, inputs, targets, task.loss)
+        if faults := reference_faults(model, plan, inputs, targets, task.loss):
+            raise JobRefused("; ".join(faults))
     if plan.mesh.pp > 1:
         _check_chain(task, plan, seed, data, model)
-    found = seen or Forward()
     if found.written.parameters and (plan.is_sharded or plan.mesh.pp > 1):
         where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
         raise JobRefused(
@@ -131,7 +139,7 @@ def _leaves_chain(model: nn.Module, data: Any) -> str:
         hooks.append(module.register_forward_hook(lambda _module, _args, outputs: give(outputs)))
     try:
         with torch.no_grad():
-            inputs = _rows_on(model, data)
+            inputs, _ = _rows_on(model, data)
             give(inputs)
             outputs = model(inputs)
     except Exception:
@@ -151,20 +159,25 @@ def _is_handed(given: Any, version: int, taken: Any) -> bool:
 
 
 def _rows_on(model: nn.Module, data: Any) -> Any:
-    """Return the inputs of two examples, on the device of a model."""
+    """Return inputs and targets of two examples, on the device of a model."""
     device = next(model.parameters()).device
-    return map_tensors(lambda tensor: tensor.to(device), fetcher(data)(torch.arange(min(2, len(data))))[0])
+    return map_tensors(lambda tensor: tensor.to(device), fetcher(data)(torch.arange(min(2, len(data)))))
 
 
-def _look(model: nn.Module, data: Any) -> Forward | None:
-    """Return what a pass in training mode does; None if the pass fails."""
+def _look(model: nn.Module, inputs: Any, targets: Any, loss: Callable[[Any, Any], torch.Tensor]) -> Forward:
+    """Return what a pass in training mode and the loss do; nothing if the pass fails."""
     borrowed: list[str] = []
+
+    def run() -> Any:
+        outputs = model(inputs)
+        used = Uses({storage_of(parameter): name for name, parameter in model.named_parameters()}, lambda _name: False)
+        with suppress(Exception), used:  # any: the task's code, here perhaps with tensors that have no values
+            loss(outputs, targets)
+        return outputs, [model.get_parameter(name) for name in used.borrowed]
+
     try:
-        inputs = _rows_on(model, data)
         model.train()
-        written = written_in_forward(
-            model, lambda: borrowed.extend(borrowed_blocks(model, blocks(model), lambda: model(inputs)))
-        )
+        written = written_in_forward(model, lambda: borrowed.extend(borrowed_blocks(model, blocks(model), run)))
         return Forward(written, borrowed)
     except Exception:
-        return None
+        return Forward()

@@ -110,7 +110,7 @@ def _steps(local: Local, config: TrainConfig, steps_per_epoch: int) -> int:
 
 
 def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
-    """Return the task's method exactly as its sites use it (there, biases and norms decay too), or the config's."""
+    """Return the task's method exactly as its sites use it, or the config's."""
     if config.optimizer is None and local.has_own_optimizer:
         raise ValueError(
             f"train.optimizer: absent, and local.optimizer is {local.optimizer_name}, which this training does not "
@@ -119,7 +119,11 @@ def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
     if not local.has_own_optimizer and config.optimizer in (None, local.optimizer):
         momentum = local.momentum if local.optimizer == "sgd" else None
         return OptimizerConfig(
-            name=local.optimizer_name, lr=lr, momentum=momentum, weight_decay=local.weight_decay, skip_1d=False
+            name=local.optimizer_name,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=local.weight_decay,
+            skip_1d=not local.decay_vectors,
         )
     return OptimizerConfig(name=config.optimizer or local.optimizer_name, lr=lr)
 

@@ -1,7 +1,7 @@
 """The bench of an `ArrayTask` and one site; all that the task returns is checked."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.aggregation.tensors.layout import BESIDE
 from atoll.parallel.local_training.algorithms import CONCATENATE, check_algorithm
@@ -12,14 +12,18 @@ from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
 from atoll.parallel.task.array_values import valued
 from atoll.parallel.task.arrays import Arrays, check_finite, check_grows, check_like, check_rows_like, layout_of
 from atoll.parallel.task.content import Content
-from atoll.parallel.task.context import context_of, within
+from atoll.parallel.task.context import Context, context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
+from atoll.parallel.task.noise import noise_of_job
 from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import DATA_SEED, seed_everything, seeded
-from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
+from atoll.parallel.worker.bench import PROCESS, AllTravels, Measures, MessageAnswer, Outcome, Received, only_declared
+
+if TYPE_CHECKING:
+    from atoll.parallel.local_training.left_behind import Kept
 
 
 class ArrayBench(AllTravels):
@@ -33,9 +37,11 @@ class ArrayBench(AllTravels):
         self._loaded = valued(task, settings=mine)
         self._task, self._options = valued(self._loaded, given.options), given.options
         self._site: str | None = request.get("site")
+        self._loading = request
         self._local = given.local
         check_algorithm(request.get("algorithm") or "fedavg", None)
         self.grows = request.get("algorithm") == CONCATENATE
+        self._kept = _kept_by(task) if request.get("warm") == PROCESS else None
 
     def initial(self, seed: int) -> Arrays:
         """Return the task's initial arrays, checked."""
@@ -81,11 +87,13 @@ class ArrayBench(AllTravels):
         check_algorithm(request.get("algorithm") or "fedavg", None)
         if deadline.passed():
             raise OutOfTime("the deadline passed before the training began")
+        if self._kept is not None:
+            self._kept.name()
         given, version = self._given(request), request.get("version") or 0
         parameters = arrays.version
         layout = layout_of(parameters)
         seed, round_id = request["seed"], request.get("round_id", 0)
-        context = context_of(self._task, site=self._site, round=round_id, version=version, seed=seed, deadline=deadline)
+        context = self._context(request, round=round_id, version=version, seed=seed, deadline=deadline)
         local = {**self._local, **given.overrides(version + 1)}
         instructions = Instructions(self._site, seed, round_id, deadline, local, context)
         seed_everything(instructions.seed)
@@ -106,7 +114,7 @@ class ArrayBench(AllTravels):
             raise TaskBroken("this worker was started without a site, so it has no data")
         self._given(request)
         seed_everything(request["seed"])
-        with within(context_of(self._task, site=self._site, round=request["round_id"], seed=request["seed"])):
+        with within(self._context(request, round=request["round_id"], seed=request["seed"])):
             reply = answer(kind, content, site=self._site)
         if not isinstance(reply, Content):
             raise TaskBroken(f"message must return a Content, got {type(reply).__name__}")
@@ -114,13 +122,15 @@ class ArrayBench(AllTravels):
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
         """Return the statistics of the task's own `evaluate`, or the reason why there are none."""
+        if self._kept is not None:
+            self._kept.name()
         self._given(request)
         evaluate, split = getattr(self._task, "evaluate", None), request["split"]
         site = None if split == "server" else self._site
         if evaluate is None or (split != "server" and site is None):
             return "the task has no `evaluate`, or there is no site"
         seed, version = request.get("model_seed") or 0, request.get("version") or 0
-        with seeded(seed), within(context_of(self._task, site=site, version=version, seed=seed)):
+        with seeded(seed), within(self._context(request, site=site, version=version, seed=seed)):
             statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
         return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)
 
@@ -130,12 +140,17 @@ class ArrayBench(AllTravels):
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data")
         seed = request.get("model_seed") or 0
-        with seeded(DATA_SEED), within(context_of(self._task, site=self._site, seed=seed)):
+        with seeded(DATA_SEED), within(self._context(request, seed=seed)):
             return of_array_task(self._task, self._site)
 
     def no_statistics(self) -> str:
         """Return the reason that the task gives none; empty: it does."""
         return cannot_give(self._task)
+
+    def _context(self, request: dict[str, Any], **circumstances: Any) -> Context:
+        """Return the context of a request's job; its noise as in `SiteTask`."""
+        noise = noise_of_job(request, self._loading)
+        return context_of(self._task, **{"site": self._site, "noise": noise} | circumstances)
 
     def _given(self, request: dict[str, Any]) -> Given:
         """Return the values of the request's run, and take its options."""
@@ -148,3 +163,9 @@ class ArrayBench(AllTravels):
         """Return that the task's `evaluate` names its metrics itself, or that it has none."""
         has = getattr(self._task, "evaluate", None) is not None
         return Measures(None if has else (), "" if has else "the task has no `evaluate`")
+
+
+def _kept_by(task: ArrayTask) -> "Kept":
+    from atoll.parallel.local_training import left_behind  # after the task: knows torch if that has imported it
+
+    return left_behind.Kept({"": task})

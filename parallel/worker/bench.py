@@ -16,6 +16,9 @@ from atoll.parallel.task.metrics import Metrics, Statistics
 
 Json = dict[str, Any]
 
+PROCESS, ONE_JOB = "process", "one job"
+"""The life of a bench (`warm` of its request): a process, or one job; absent: many jobs in the process of others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result
 from atoll.parallel.flower.client_host import ClientHost, config_record
 from atoll.parallel.flower.measured import Measured
 from atoll.parallel.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
+from atoll.parallel.flower.secret_noise import flower_noise
 from atoll.parallel.flower.server_host import NotNative, ServerHost
 from atoll.parallel.flower.strategies import Native, native
 from atoll.parallel.flower.terms import Terms
@@ -27,7 +28,8 @@ from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from atoll.parallel.task.flower_app import FlowerApp
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
-from atoll.parallel.task.randomness import seed_everything, seeded
+from atoll.parallel.task.noise import Noise, noise_of, noise_of_job
+from atoll.parallel.task.randomness import generators_kept, seed_everything
 from atoll.parallel.worker.bench import AllTravels, Measures, MessageAnswer, Outcome, Received
 
 EMPTY, NUMBER = "[0:0]", "[]"
@@ -83,6 +85,7 @@ class ClientBench(_AppBench):
     def __init__(self, app: FlowerApp, request: dict[str, Any]) -> None:
         super().__init__(app, request)
         self._settings: dict[str, Any] = dict(request.get("settings") or {})
+        self._loading = request
         self._client = ClientHost(app, request["site"], self._settings)
 
     def initial(self, seed: int) -> Arrays:
@@ -99,8 +102,8 @@ class ClientBench(_AppBench):
             raise OutOfTime("the deadline passed before the training began")
         self._take_terms(request)
         state, version = _state_of(arrays.own), request.get("version") or 0
-        seed_everything(request["seed"])
-        reply = self._ask("train", arrays.version, self._terms.train, state, version + 1)
+        noise = self._begin(request, request["seed"])
+        reply = self._ask("train", arrays.version, self._terms.train, state, version + 1, noise)
         record = _only(reply.array_records, "ArrayRecord", "train")
         metrics = _only(reply.metric_records, "MetricRecord", "train")
         weight, statistics = weighted(metrics, self._terms.weight)
@@ -117,8 +120,9 @@ class ClientBench(_AppBench):
             return f"the app has no data for {request['split']!r} here"
         state, version = _state_of(arrays.own), request.get("version") or 0
         try:
-            with seeded(request.get("model_seed") or 0):
-                reply = self._ask("evaluate", arrays.version, self._terms.evaluate, state, version)
+            with generators_kept():
+                noise = self._begin(request, request.get("model_seed") or 0)
+                reply = self._ask("evaluate", arrays.version, self._terms.evaluate, state, version, noise)
         except ValueError as error:
             if not str(error).startswith(NO_EVALUATE):
                 raise
@@ -131,23 +135,35 @@ class ClientBench(_AppBench):
         self._take_terms(request)
         state, records = _state_of(own), from_content(content)
         del content  # the app has a copy: a large file need not stay mapped while it trains
-        seed_everything(request["seed"])
         reply = self._client.call(
             request["kind"],
             records,
             state=state,
             run_config=self._run_config,
             group=request["group"],
+            noise=self._begin(request, request["seed"]),
         )
         return MessageAnswer(to_content(reply), _own_of(state) if state or own else None)
 
+    def _begin(self, request: dict[str, Any], seed: int) -> Noise:
+        """Seed all generators for a job, and return its noise."""
+        noise = noise_of_job(request, self._loading)
+        flower_noise().begin(noise.generator if noise.is_secret else None, seed)
+        return noise
+
     def _ask(
-        self, kind: str, arrays: Arrays, config: Mapping[str, Any], state: RecordDict, server_round: int
+        self,
+        kind: str,
+        arrays: Arrays,
+        config: Mapping[str, Any],
+        state: RecordDict,
+        server_round: int,
+        noise: Noise,
     ) -> RecordDict:
         content = RecordDict(
             {self._terms.arrays: self._record(arrays), self._terms.config: config_record(config, server_round)}
         )
-        return self._client.call(kind, content, state=state, run_config=self._run_config, group="")
+        return self._client.call(kind, content, state=state, run_config=self._run_config, group="", noise=noise)
 
     def _update(self, record: ArrayRecord, version: Arrays) -> Arrays:
         """Return local - global, in the dtype in which each array travels."""
@@ -176,7 +192,7 @@ class MainBench(_AppBench):
         self._folder = Path(request["folder"]) if request.get("folder") else None
         self._host: ServerHost | None = None
         self._where: Path | None = None
-        self._measured = Measured(self._folder)
+        self._measured, self._loading = Measured(self._folder), request
 
     def initial(self, seed: int) -> Arrays:
         """Return the arrays with which `main()` starts its strategy; measure them once, as Flower does."""
@@ -240,7 +256,7 @@ class MainBench(_AppBench):
             self._folder.mkdir(parents=True, exist_ok=True)
         with nullcontext() if self._folder is None else chdir(self._where or self._folder):
             if self._host is None:
-                self._host = ServerHost(self._app, self._run_config)
+                self._host = ServerHost(self._app, self._run_config, noise_of(self._loading, "main"))
             yield self._host
             self._where = Path.cwd()
 

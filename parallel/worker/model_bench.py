@@ -14,10 +14,12 @@ from atoll.aggregation.tensors.layout import CONTROL, SHARED, STATE, Tensor, in_
 from atoll.parallel.adapters.loading import tensors_of
 from atoll.parallel.adapters.peft_models import adapter_of, note_of
 from atoll.parallel.local_training.algorithms import check_training
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.client import TrainingClient, first_shared, tensors_with
 from atoll.parallel.local_training.draws import drawing
 from atoll.parallel.local_training.frozen import Unchanged, frozen_digest, frozen_tensors
 from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
+from atoll.parallel.local_training.left_behind import LeftBehind, restored
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.parameters import (
     aliases_of,
@@ -31,7 +33,6 @@ from atoll.parallel.local_training.parameters import (
     trained_by_name,
     update_of,
 )
-from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.scaffold import ControlVariates, split
 from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
 from atoll.parallel.local_training.warm_start import Aliases
@@ -45,7 +46,7 @@ from atoll.parallel.task.local import Local
 from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.parallel.task.randomness import repeat_on
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Json, Measures, Outcome, Received
+from atoll.parallel.worker.bench import ONE_JOB, PROCESS, Json, Measures, Outcome, Received
 from atoll.parallel.worker.site_task import SiteTask, device_of, model_seed
 
 
@@ -70,6 +71,12 @@ class ModelBench:
                 make_optimizer(local, [p for p in build_model(task, 0).parameters() if p.requires_grad])
         elif self._here.site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(local, [torch.nn.Parameter(torch.zeros(1))])
+        self._has_one_job = request.get("warm") == ONE_JOB
+        self._left = LeftBehind(self._here.task, local) if request.get("warm") == PROCESS else None
+
+    def visit(self, site: str) -> None:
+        """Work for another site from now on, with the same model; its data is read anew."""
+        self._here = self._here.at(site)
 
     @property
     def metrics(self) -> Metrics:
@@ -231,16 +238,26 @@ class ModelBench:
         return self._model if self._model is not None else self._new[2] if self._new else self._new_model(0)
 
     def _the_model(self, request: Json) -> torch.nn.Module:
-        """Return the run's model, whose state that does not travel is as after its construction."""
+        """Return the run's model, of which all that does not travel is as after its construction."""
         task, seed = self._here.task, model_seed(request)
+        if self._left is not None:
+            self._left.restore()
+        if self._model is not None and not self._is_restored(self._model):
+            self._model = None  # something on it cannot be given back
         if self._model is None or self._built_for is not task or self._seed != seed:
             self._model = None  # before a second one takes memory
             self._built_for, self._seed, self._digest = task, seed, ""
             self._model, self._new = self._new_model(seed).to(self._device), None
-            self._passing, self._unchanged = PassingState(self._model), Unchanged(partial(frozen_tensors, self._model))
+            filled = self._model.state_dict(keep_vars=True).values()
+            self._as_built = AsBuilt({} if self._has_one_job else {"": self._model}, filled)
+            self._unchanged = Unchanged(partial(frozen_tensors, self._model))
         self._here.check_frozen(request, partial(self._digest_of, self._model))
-        self._passing.restore()
         return self._model
+
+    def _is_restored(self, model: torch.nn.Module) -> bool:
+        """Give the model back what the last job has changed on it; return whether all of it could be."""
+        model.to(self._device)
+        return restored(self._as_built)
 
     def _check_frozen(self) -> None:
         """Check that nothing has changed the frozen tensors; otherwise the next request builds another model.
@@ -249,6 +266,8 @@ class ModelBench:
             TaskBroken: with their names.
         """
         if self._here.task.fit is not None:  # a loop of one's own may move a model to another device and back
+            if not self._unchanged.has_same_values():
+                self._model = None
             return
         try:
             self._unchanged.check()

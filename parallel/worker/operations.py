@@ -15,10 +15,11 @@ from atoll.parallel.task.content import from_tensors, to_tensors
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
 from atoll.parallel.task.flower_app import is_app, read_app
-from atoll.parallel.task.metrics import Metric, as_statistics, only_finite, values
+from atoll.parallel.task.metrics import Metric, as_statistics, sound, values
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.task import load_task
-from atoll.parallel.worker.bench import AppBench, Bench, MessageBench, Received
+from atoll.parallel.task.told import Told
+from atoll.parallel.worker.bench import PROCESS, AppBench, Bench, MessageBench, Received
 from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.model_files import write_initial, write_update
 
@@ -33,6 +34,7 @@ class Operations:
 
     def __init__(self) -> None:
         self._bench: Bench | None = None
+        self._told = Told()
         self._by_name: dict[str, Callable[[Json, Deadline], Json]] = {
             "load": self._load,
             "describe": self._describe,
@@ -53,10 +55,11 @@ class Operations:
         """Carry out a request. Errors of the task's code are returned as `error` and `detail`."""
         op = request["op"]
         try:
-            return self._by_name[op](request, deadline)
+            answer = self._by_name[op](request, deadline)
         except (Exception, SystemExit) as error:
             traceback.print_exc()  # the full one, for the worker's log
-            return {"error": kind_of(error, op), "detail": detail_of(error)}
+            answer = {"error": kind_of(error, op), "detail": detail_of(error)}
+        return answer | self._told.take()
 
     def _load(self, request: Json, deadline: Deadline) -> Json:
         if is_app(request["task"]):
@@ -65,7 +68,7 @@ class Operations:
             self._bench = bench_of_app(read_app(request["task"]), request)
             return {}
         task = load_task(request["task"])
-        self._bench = bench_of(task, request)
+        self._bench = bench_of(task, request | {"warm": PROCESS})
         return {}
 
     def _describe(self, request: Json, deadline: Deadline) -> Json:
@@ -92,7 +95,7 @@ class Operations:
         return {
             "num_examples": trained.num_examples,
             "work": trained.work,
-            "statistics": only_finite(trained.statistics),
+            "statistics": sound(self._loaded().metrics, trained.statistics),
             "stopped": deadline.is_stopped,
             "pieces": piece_fields(pieces),
             "has_own": bool(outcome.own),
@@ -128,7 +131,9 @@ class Operations:
         if split not in ("train", "test", "server"):
             raise ValueError(f"split {split!r} is not one of train, test, server")
         found = self._loaded().evaluate(_received(request), request)
-        return {"statistics": None, "reason": found} if isinstance(found, str) else {"statistics": only_finite(found)}
+        if isinstance(found, str):
+            return {"statistics": None, "reason": found}
+        return {"statistics": sound(self._loaded().metrics, found)}
 
     def _values(self, request: Json, deadline: Deadline) -> Json:
         return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}

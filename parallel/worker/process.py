@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,10 +54,11 @@ class WorkerHung(RuntimeError):
 
 
 class WorkerError(RuntimeError):
-    """The task's code failed. `kind` is the protocol's name for the error, `detail` its text for a person."""
+    """The task's code failed. `kind` is the protocol's name for the error, `detail` its text for a person, `said` what
+    the worker has told the site before (`told`)."""
 
-    def __init__(self, kind: str, detail: str) -> None:
-        self.kind, self.detail = kind, detail
+    def __init__(self, kind: str, detail: str, said: Sequence[tuple[int, str]] = ()) -> None:
+        self.kind, self.detail, self.said = kind, detail, said
         super().__init__(f"{kind}: {detail}")
 
 
@@ -71,6 +72,8 @@ class Environment:
     """The current folder of a Flower app's `main()`, which is made; None: that of this process."""
     load_timeout_s: float = LOAD_TIMEOUT_S
     """Seconds in which the process must have started and loaded the task."""
+    noise: bytes = field(default=b"", repr=False)
+    """Key of the noise that no request has a key for; empty: there is no secret here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Worker:
         settings: the site's own settings for the task.
         threads: number of threads of the process; None: the libraries' own choice.
         device: torch's device: "cpu", "cuda", or "auto" for a GPU if there is one.
-        environment: the interpreter, the folder of a Flower app's `main()`, and the time to load.
+        environment: the interpreter, the folder of a Flower app's `main()`, the time to load, and the key of noise.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Worker:
             "threads": threads,
             "device": device,
             "folder": None if folder is None else str(folder.absolute()),
+            "noise": environment.noise.hex(),
             "bases": str(log_path.absolute().with_name(BASES)),
         }
         self._threads = threads
@@ -250,7 +254,7 @@ class _Process:
             self._reaper.join(DIE_TIMEOUT_S)
             self.kill()
         if "error" in answer:
-            raise WorkerError(answer["error"], answer["detail"])
+            raise WorkerError(answer["error"], answer["detail"], answer.get("said", ()))
         return answer
 
     def tell(self, op: str, args: Mapping[str, Any]) -> None:

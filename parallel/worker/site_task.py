@@ -1,6 +1,7 @@
 """A `Task` at one site: its data, its options in the present run, and the settings of each round."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.local import Local
+from atoll.parallel.task.noise import noise_of, noise_of_job
 from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
@@ -52,6 +54,13 @@ class SiteTask:
         self.algorithm: str = request.get("algorithm") or "fedavg"
         check_training(task, self.algorithm, self.local)
         self._datasets: dict[str, Any] = {}
+        self._loading = request
+
+    def at(self, site: str) -> "SiteTask":
+        """Return the same task at another site, whose data is read anew."""
+        other = copy(self)
+        other.site, other._datasets = site, {}
+        return other
 
     def local_of(self, request: Json, round_: int) -> Local:
         """Return the settings of a round, which makes the version of its number; take the options of the request's run.
@@ -85,7 +94,8 @@ class SiteTask:
     def context(self, request: Json, **circumstances: Any) -> Context:
         """Return the context of a request's job."""
         fields = {"site": self.site, "version": request.get("version") or 0} | circumstances
-        return context_of(self.task, seed=request.get("seed") or model_seed(request), **fields)
+        fields |= {"seed": request.get("seed") or model_seed(request), "noise": noise_of_job(request, self._loading)}
+        return context_of(self.task, **fields)
 
     def num_examples(self) -> int | None:
         """Return the size of the training split; None without a site."""
@@ -110,7 +120,8 @@ class SiteTask:
             if split == "server":
                 self._datasets[split] = server_data_of(self.task)
             else:
-                self._datasets[split] = data_of(self.task, self.site, split) if self.site else None
+                noise = noise_of(self._loading, "data", split)
+                self._datasets[split] = data_of(self.task, self.site, split, noise) if self.site else None
         return self._datasets[split]
 
     def is_empty(self, split: str) -> bool:

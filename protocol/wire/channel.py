@@ -37,10 +37,6 @@ STREAMS_MAX = 8
 """Most RPCs that one connection has open at once; a further one waits at its caller. An agent needs four; those of a
 hostile client beyond the limit are refused before Python sees them."""
 
-METRICS_MAX = 100
-STATISTICS_MAX = 10_000
-"""Most sums of all metrics together in one message of a client."""
-
 KEEPALIVE_S = 20
 KEEPALIVE_TIMEOUT_S = 10
 HANDSHAKE_S = 10

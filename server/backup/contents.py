@@ -20,10 +20,11 @@ _STATISTICS = r"statistics/\d{6,}\.json"
 _RANK = r"(?:aggregators/\d+of\d+/)?"
 
 _BELONGS = re.compile(
-    rf"state\.db|alive|restored\.json|{_STATISTICS}|{_AUDIT}|{_RANK}(?:rank\.json|address|{_IDENTITY}|{_RUNS})", re.A
+    rf"state\.db|alive|noise\.key|restored\.json|{_STATISTICS}|{_AUDIT}|{_RANK}(?:rank\.json|address|{_IDENTITY}|{_RUNS})",
+    re.A,
 )
 _IS_IMMUTABLE = re.compile(rf"{_RANK}{_IMMUTABLE}|{_STATISTICS}", re.A)
-_IS_KEY = re.compile(rf"{_RANK}{_IDENTITY}|audit/key\.pem", re.A)
+_IS_KEY = re.compile(rf"{_RANK}{_IDENTITY}|audit/key\.pem|noise\.key", re.A)
 
 
 class BackupFailed(OSError):

@@ -226,7 +226,7 @@ class AggregationConfig(BaseModel):
 
     def fault_of_rows(self, num_bytes: int) -> str:
         """Return the reason why a run whose model grows refuses an update of this size; empty: it takes it."""
-        if (most := self.most_appended) is None or num_bytes <= most:
+        if not self.grows or (most := self.most_appended) is None or num_bytes <= most:
             return ""
         return f"the update would append {count_of(num_bytes, 'byte')}; allowed by aggregation.append_max: {most}"
 

@@ -83,6 +83,10 @@ class CoordinatorConfig(BaseModel):
     lease: Seconds = 30.0
     """Seconds of silence after which a client counts as lost; it may reconnect later."""
 
+    start_allowance: SecondsOrNone = 300.0
+    """Seconds after a restart of the coordinator in which the clients of before may start, too, their imports included:
+    until then, or until each has connected once, none counts as lost, and no message of a server program is late."""
+
     load_timeout: Seconds = 120.0
     """Seconds in which the process that checks and evaluates a run's task must have loaded it, its imports included."""
 

@@ -49,7 +49,24 @@ class Deliveries:
         node = self.ledger.membership.joined(event)
         unknown = (number for number in event.working_on if number not in node.queue)
         effects: list[Effect] = [Release(client_id, number, self._why_released()) for number in unknown]
+        self._is_here(client_id, now)
         return (*effects, *self._deliver_next(client_id, now))
+
+    def _is_here(self, client_id: ClientId, now: float) -> None:
+        """Note that a node has connected since a restart of the coordinator, or will not."""
+        if client_id in self.ledger.awaited:
+            self.ledger.awaited.discard(client_id)
+            if not self.ledger.awaited:
+                self._all_are_here(now)
+
+    def _all_are_here(self, now: float) -> None:
+        """Let the time of messages go on, which has not run while nodes were awaited."""
+        self.ledger.awaited.clear()
+        for exchange in self.ledger.open.values():
+            exchange.extend(now - self._held_since(exchange), self.rules.outage_max)
+
+    def _held_since(self, exchange: Exchange) -> float:
+        return max(self.ledger.awaited_since, exchange.opened_at)
 
     def _why_released(self) -> ReleaseReason:
         return ReleaseReason.ROUND_CLOSED if self.ledger.is_open else ReleaseReason.RUN_ENDED
@@ -60,6 +77,7 @@ class Deliveries:
 
     def _client_lost(self, event: ClientLost, now: float) -> Effects:
         self.ledger.membership.lost(event.client_id)
+        self._is_here(event.client_id, now)
         node = self.ledger.membership.members.get(event.client_id)
         numbers = [] if node is None else [*node.queue]
         ended = (self._ended(number, Fate.LOST, event.reason, event.detail, now) for number in numbers)
@@ -153,7 +171,9 @@ class Deliveries:
         sent = self.ledger.sent(node.queue[0])
         assert sent is not None
         sent.delivered_at = now if sent.delivered_at is None else sent.delivered_at
-        return (Deliver(sent.number, sent.message, sent.deadline, node.counted),)
+        exchange = self.ledger.open[self.ledger.exchange_of(sent.number)]
+        held = now - self._held_since(exchange) if self.ledger.awaited else 0.0
+        return (Deliver(sent.number, sent.message, sent.deadline + held, node.counted),)
 
     def _settle(self, exchange: Exchange, now: float) -> Effects:
         """Close an exchange if it can close, and let the call that waits for it return."""

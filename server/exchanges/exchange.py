@@ -63,7 +63,7 @@ class Exchange:
     is_void: bool = False
     """The run ended first: a later process of the program sends the messages again, in a new exchange."""
     extended: float = 0.0
-    """Time by which outages of the coordinator have moved the deadlines [s]."""
+    """Time by which outages of the coordinator have moved the deadlines, with the starts of nodes after them [s]."""
 
     @classmethod
     def opened(cls, number: int, first: RoundId, asked: ExchangeAsked, rules: ExchangeRules, now: float) -> "Exchange":

@@ -44,6 +44,10 @@ class Ledger:
     """Deaths of the program's process since the newest exchange."""
     pause_reason: str | None = None
     """The operator's, while an exchange is still open."""
+    awaited: set[ClientId] = field(default_factory=set)
+    """The nodes that have not connected since the last restart of the coordinator, while it waits for them."""
+    awaited_since: float = 0.0
+    awaited_until: float = 0.0
     version: Version = Version(0)  # noqa: RUF009 - a run of messages has none but this
     model_digest: Digest = Digest("")  # noqa: RUF009
     early_stop: str = ""

@@ -71,7 +71,10 @@ class ExchangeMachine(Deliveries):
         """The time at which the driver must deliver TimePassed [s since the epoch]; None: no timer runs."""
         if self.ledger.state is not RunState.RUNNING:
             return None
-        instants = [exchange.deadline for exchange in self.ledger.open.values()]
+        if self.ledger.awaited:
+            instants: list[float | None] = [self.ledger.awaited_until]
+        else:
+            instants = [exchange.deadline for exchange in self.ledger.open.values()]
         instants += [self.process.pull_by, *(held.until for held in self.process.held)]
         return min((instant for instant in instants if instant is not None), default=None)
 
@@ -112,6 +115,9 @@ class ExchangeMachine(Deliveries):
         if missed:
             cause = f"{missed[0]} was not asked for again within {self.rules.hold:g} s"
             return self._end(RunState.FAILED, f"{cause}: {ANOTHER}")
+        if self.ledger.awaited and now >= self.ledger.awaited_until:
+            self._all_are_here(now)  # whoever is not has lost its lease
+            return ()
         effects: list[Effect] = []
         for exchange in [*self.ledger.open.values()]:
             deadline = exchange.deadline
@@ -129,6 +135,9 @@ class ExchangeMachine(Deliveries):
             return ()
         for exchange in ledger.open.values():
             exchange.extend(max(0.0, now - event.down_since), self.rules.outage_max)
+        if event.allowance > 0:
+            ledger.awaited = {*ledger.membership.present}
+            ledger.awaited_since, ledger.awaited_until = now, now + event.allowance
         self._forget_process()
         return self._start_program()  # its process has ended with the coordinator's
 
@@ -319,6 +328,7 @@ class ExchangeMachine(Deliveries):
         effects: list[Effect] = []
         ledger.state, ledger.cause, ledger.pause_reason, ledger.has_process = state, cause, None, False
         self.process.held, self.process.paused = [], []
+        ledger.awaited.clear()
         for exchange in [*ledger.open.values()]:
             exchange.is_void = True
             ledger.forget_after(exchange)

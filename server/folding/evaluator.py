@@ -67,13 +67,19 @@ class Evaluator:
     """A warm worker process that serves one request at a time, from its own thread."""
 
     def __init__(
-        self, reference: Reference, log_path: Path, *, timeout_s: float, load_timeout_s: float = LOAD_TIMEOUT_S
+        self,
+        reference: Reference,
+        log_path: Path,
+        *,
+        timeout_s: float,
+        load_timeout_s: float = LOAD_TIMEOUT_S,
+        noise: bytes = b"",
     ) -> None:
         self._worker = Worker(
             reference.task,
             log_path=log_path,
             run=RunTerms(reference.local, reference.algorithm, reference.rounds),
-            environment=Environment(folder=log_path.parent / APP, load_timeout_s=load_timeout_s),
+            environment=Environment(folder=log_path.parent / APP, load_timeout_s=load_timeout_s, noise=noise),
         )
         self._concluded = log_path.parent / CONCLUDED if is_app(reference.task) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")

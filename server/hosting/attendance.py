@@ -162,6 +162,11 @@ class Attendance:
         """Renew the lease of a client that has sent a message."""
         self._leases.heard(client_id, self._clock.now())
 
+    def expect(self, client_id: ClientId) -> None:
+        """Give a member of a run that goes on after a restart the time in which its agent may start, too."""
+        until = self._clock.now() + max(self._config.lease, self._config.start_allowance)
+        self._leases.expect(client_id, until)
+
     def leave(self, connection: Connection) -> None:
         """Handle the end of a control stream; the client may reconnect until its lease expires."""
         if self.hub.remove(connection):

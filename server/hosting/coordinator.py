@@ -372,9 +372,9 @@ class Coordinator:
         if ledger.state is RunState.QUEUED:
             self.queue.append(row.run_id)
         if ledger.is_open:
-            run.post(CoordinatorStarted(down_since))
+            run.post(CoordinatorStarted(down_since, self.config.start_allowance))
             for client_id in ledger.membership.members:
-                self.attendance.heard(client_id)  # it gets a fresh lease, in which it can reconnect
+                self.attendance.expect(client_id)
             logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where)
             self.audit.record(Action.RUN_RECOVER, row.run_id, run.where, digests={"model": ledger.model_digest})
 

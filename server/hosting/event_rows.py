@@ -141,13 +141,12 @@ class _Rows:
         self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
-        statistics, odd, too_few = shown_sum(effect)
-        left_out = {**effect.refused, **effect.failures, **odd}
-        each = (f"{client}: {why}" for client, why in sorted(left_out.items()))
+        found, too_few = shown_sum(effect)
+        left_out = [*effect.refused.items(), *effect.failures.items(), *found.left_out.items()]
+        each = (f"{client}: {why}" for client, why in sorted(left_out))
         detail = "; ".join(filter(None, (too_few, *each)))
-        num_clients = len(effect.answers) - len(odd)
         run_id, at = self._decided.run_id, self._decided.at
-        row = EvaluationRow(run_id, effect.version, "clients", statistics, num_clients, detail, at)
+        row = EvaluationRow(run_id, effect.version, "clients", found.sums, found.num_clients, detail, at)
         self.batch.evaluations.append(row)
         if self._machine.rules.keep_sites:
             answers, reasons = shown_alone(effect)

@@ -2,7 +2,9 @@
 
 import logging
 
+from atoll.aggregation.noise.key import key_of
 from atoll.aggregation.printable import count_of
+from atoll.protocol.identity.noise_secret import noise_secret
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import RunId
 from atoll.server.config.process import CoordinatorConfig
@@ -76,4 +78,6 @@ class MessageRuns:
     def _driver(self, config: RunConfig, run_id: RunId, machine: ExchangeMachine, seq: int) -> MessageDriver:
         folder, limits = self._state.run(run_id), DiskLimits(self._config.disk_free_min, self._config.incoming_max)
         store = RunStore(folder, disk=limits, has_files_only=True)
-        return MessageDriver(run_id, config, machine, seq, store, Contents(folder, store), self._shared)
+        noise = key_of(noise_secret(self._state.path), "run", run_id)
+        contents = Contents(folder, store)
+        return MessageDriver(run_id, config, machine, seq, contents, self._shared, noise)

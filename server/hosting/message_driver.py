@@ -38,7 +38,7 @@ from atoll.server.exchanges.events import (
 )
 from atoll.server.exchanges.exchange import Sent
 from atoll.server.exchanges.machine import ExchangeMachine
-from atoll.server.files.run_store import KeptUpdate, RunStore
+from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting import messages
 from atoll.server.hosting.journaled_driver import Decision, JournaledDriver
 from atoll.server.hosting.message_retention import MessageRetention
@@ -72,9 +72,9 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         config: its settings.
         machine: its machine, new or replayed.
         seq: the number of the last event that the machine has received.
-        store: the files of its replies.
-        contents: the contents of its messages.
+        contents: the contents of its messages, with the files of its replies.
         shared: the parts that all runs of the coordinator share.
+        noise: the key of the noise of its program; empty: there is no secret here.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         config: RunConfig,
         machine: ExchangeMachine,
         seq: int,
-        store: RunStore,
         contents: Contents,
         shared: SharedParts,
+        noise: bytes = b"",
     ) -> None:
         super().__init__(run_id, machine, seq, shared)
         self.config, self.machine = config, machine
-        self.store, self.contents, self.task = store, contents, task_name(config.task)
+        self.store, self.contents, self.task = contents.store, contents, task_name(config.task)
         self.versions = contents
         self._local = json.dumps(config.given, sort_keys=True)
         self._looking: list[int] = []
@@ -101,7 +101,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         self.retention = MessageRetention(
             run_id, lambda: machine.ledger, contents, shared, machine.rules.keep_replies, self._spawn
         )
-        order = {"program": config.program.main, "seed": config.seed, "options": config.options}
+        order = {"program": config.program.main, "seed": config.seed, "options": config.options, "noise": noise.hex()}
         self.program = ProgramProcess(
             order, contents.folder / "program", contents.folder / "program.log", self._called, self._program_ended
         )

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import Digest, RunId, RunState
-from atoll.protocol.wire.channel import METRICS_MAX, STATISTICS_MAX
 from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
 
@@ -137,7 +137,7 @@ def run_ended(run_id: RunId, state: RunState, cause: str, num_open: int) -> pb.S
 def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums | None:
     """Read sufficient statistics from the wire; return None beyond their numbers, or with a name that is none."""
     num_values = sum(len(value.values) for value in statistics.values())
-    if len(statistics) > METRICS_MAX or num_values > STATISTICS_MAX or not all(map(_is_metric, statistics)):
+    if len(statistics) > METRICS_MAX or num_values > SUMS_MAX or not all(map(_is_metric, statistics)):
         return None
     return {name: tuple(value.values) for name, value in sorted(statistics.items())}
 

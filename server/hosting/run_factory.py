@@ -6,10 +6,12 @@ from functools import partial
 from typing import NoReturn
 
 from atoll.aggregation.codecs.installed import is_installed
+from atoll.aggregation.noise.key import key_of
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.noise_secret import noise_secret
 from atoll.protocol.manifest import parse_update, parse_version
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.threads import on_thread
@@ -111,6 +113,7 @@ class RunFactory:
             self._state.run(run_id) / "worker.log",
             timeout_s=TASK_TIMEOUT_S,
             load_timeout_s=self._config.load_timeout,
+            noise=key_of(noise_secret(self._state.path), "run", run_id),
         )
 
     def reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:

@@ -24,4 +24,4 @@ def reply_row(sent: Sent, place: int, path: Path | None = None, tensors: Sequenc
     row |= {"node": message.client_id, "kind": message.kind, "group": message.group}
     if path is None:
         return row | {"error": f"{sent.reason}: {sent.detail}" if sent.fate in ANSWERED else LATE}
-    return row | {"error": "", "path": str(path), "tensors": list(tensors)}
+    return row | {"error": "", "digest": sent.reply, "path": str(path), "tensors": list(tensors)}

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.task.metrics import merge, only_finite
+from atoll.parallel.task.metrics import merge, only_finite, usual_lengths
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
 
 IN_SUMS_ALONE = "its policy allows only sums over several sites"
 """The reason that a client's own metrics are not shown."""
+
+NO_SUMS = "it measured nothing"
+"""The failure of a client whose answer has no sums, or none that are finite."""
 
 SILENT = "did not answer in time"
 """The failure of a client whose answer has not come by the deadline."""
@@ -52,8 +55,8 @@ class ClientEvaluation:
         """Record a client's sums, or the reason why it has none."""
         if event.version != self.version or not self.is_waiting_for(event.client_id):
             return
-        if event.statistics is None:
-            self.failures[event.client_id] = event.detail
+        if event.statistics is None or not any(event.statistics.values()):
+            self.failures[event.client_id] = event.detail or NO_SUMS
         else:
             self.answers[event.client_id] = event.statistics
             if event.disclosure != ANY_SUM:
@@ -74,42 +77,51 @@ class ClientEvaluation:
         return CloseEvaluation(self.version, self.answers, self.failures, self.refused, self.terms)
 
 
-def addable(answers: Mapping[ClientId, Sums]) -> tuple[dict[ClientId, Sums], dict[ClientId, str]]:
-    """Split the answers into those that can be added up and the others, each with the fault.
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The sum of the answers of an evaluation, each metric over the clients whose sums can be added."""
 
-    All sums of a metric must have the same length; the commonest one is taken as right, of equally common ones the
-    least. Empty sums were refused (`metrics.only_finite`): the others of their client count.
+    sums: Sums | None
+    """The sums by metric; None: there are none."""
+    left_out: dict[ClientId, str]
+    """The clients of which a metric is not in the sum, with the reason; their other metrics are."""
+    num_clients: int
+    """The number of clients of which a metric is in the sum."""
+
+
+def merged(answers: Mapping[ClientId, Sums], *, least: int = 0) -> Merged:
+    """Return the sum of the answers, each metric over those that have its usual number of sums (`usual_lengths`).
+
+    Empty sums were refused (`metrics.sound`). A metric over fewer than `least` clients has empty sums.
     """
-    lengths: dict[str, Counter[int]] = {}
-    for sums in answers.values():
-        for name, numbers in sums.items():
-            if numbers:
-                lengths.setdefault(name, Counter())[len(numbers)] += 1
-    usual = {name: min(counts, key=lambda length: (-counts[length], length)) for name, counts in lengths.items()}
-    odd = {
-        client: f"{count_of(len(numbers), 'sum')} of {name[:100]!r}, not {usual[name]} as the others"
-        for client, sums in answers.items()
-        for name, numbers in sums.items()
-        if numbers and len(numbers) != usual[name]
-    }
-    return {client: sums for client, sums in answers.items() if client not in odd}, odd
+    finite = {client: only_finite(sums) for client, sums in answers.items()}
+    usual, left_out, kept = usual_lengths(finite.values()), dict[ClientId, str](), dict[ClientId, Sums]()
+    for client, sums in finite.items():
+        odd = {name: numbers for name, numbers in sums.items() if numbers and len(numbers) != usual[name]}
+        if odd:
+            left_out[client] = "; ".join(
+                f"metric {name[:100]!r}: {count_of(len(numbers), 'sum')}, not {usual[name]} as the others"
+                for name, numbers in odd.items()
+            )
+        kept[client] = {name: numbers for name, numbers in sums.items() if numbers and name not in odd}
+    of_metric = Counter(name for sums in kept.values() for name in sums)
+    hidden = {name for name, count in of_metric.items() if count < least}
+    counted = [client for client, sums in kept.items() if sums.keys() - hidden]
+    if not counted:
+        return Merged(None, left_out, 0)
+    empty = {name: () for sums in finite.values() for name in sums}
+    found = only_finite(merge(kept[client] for client in counted))
+    return Merged(empty | {n: s for n, s in found.items() if n not in hidden}, left_out, len(counted))
 
 
-def merged(answers: Mapping[ClientId, Sums]) -> tuple[Sums | None, dict[ClientId, str]]:
-    """Return the sums of all answers that can be added up (None: there are none), and the faults of the others."""
-    added, odd = addable({client: only_finite(sums) for client, sums in answers.items()})
-    return (only_finite(merge(added.values())) if added else None), odd
-
-
-def shown_sum(closed: CloseEvaluation) -> tuple[Sums | None, dict[ClientId, str], str]:
-    """Return the sum of an evaluation that may be shown, the faults of answers outside it, and why there is no sum."""
-    sums, odd = merged(closed.answers)
-    num_clients = len(closed.answers) - len(odd)
+def shown_sum(closed: CloseEvaluation) -> tuple[Merged, str]:
+    """Return the sum of an evaluation that may be shown, and why there is none."""
     least = _min_sites(closed)
-    if sums is not None and num_clients < least:
-        have = count_of(num_clients, "site has", "sites have")
-        return None, odd, f"{have} answered, and a site allows sums of at least {least}"
-    return sums, odd, ""
+    found = merged(closed.answers, least=least)
+    if found.sums is None and closed.answers and least:
+        have = count_of(len(closed.answers), "site has", "sites have")
+        return found, f"{have} answered, and a site allows sums of at least {least}"
+    return found, ""
 
 
 def shown_alone(closed: CloseEvaluation) -> tuple[dict[ClientId, Sums], dict[ClientId, str]]:

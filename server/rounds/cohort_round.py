@@ -107,7 +107,7 @@ class Round(OpenRound):
 
     def look_for_clients(self, now: float) -> Effects:
         """Draw a cohort as soon as enough clients are available."""
-        if self.phase is not Phase.SELECTING or self._is_drawing:
+        if self.record.phase is not Phase.SELECTING or self._is_drawing:
             return ()
         needed = self.policy.num_needed_to_draw
         if self.membership.num_connected < needed:

@@ -79,7 +79,8 @@ class Evaluations(Intake, ABC):
         evaluation, self.ledger.evaluation = self.ledger.evaluation, None
         assert evaluation is not None
         closed = evaluation.close()
-        sums, _, why = shown_sum(closed) if self.rules.watches("clients") else (None, {}, "")
+        found, why = shown_sum(closed)
+        sums = found.sums if self.rules.watches("clients") else None
         why_not = why or "; ".join(sorted(set(closed.failures.values())))
         return (closed, *self._compute(closed.version, "clients", sums, why_not), *self._go_on())
 

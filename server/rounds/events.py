@@ -66,9 +66,15 @@ class RunStarted:
 
 @value
 class CoordinatorStarted:
-    """The restart of the process, which was last alive at `down_since`. No client is connected."""
+    """The restart of the process, which was last alive at `down_since`. No client is connected.
+
+    Attributes:
+        down_since: [s since the epoch].
+        allowance: time in which the clients of before may start and connect [s].
+    """
 
     down_since: float
+    allowance: float = 0.0
 
 
 @value

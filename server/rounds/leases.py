@@ -1,6 +1,7 @@
 """The leases of silent clients. Pure."""
 
 import heapq
+import math
 
 from atoll.protocol.vocabulary import ClientId
 
@@ -8,22 +9,31 @@ from atoll.protocol.vocabulary import ClientId
 class Leases:
     """The lease of each client, renewed by its signs of life. The leases are not journaled; only a loss is.
 
-    A lazy heap: each client has one entry, which is pushed again when it comes due after a renewal. A lease costs
-    O(log n) for each client, a heartbeat one write to a dictionary.
+    A lazy heap: each client has one entry, which is pushed again when it comes due after a renewal, and a second one if
+    its lease was a longer one. A lease costs O(log n) for each client, a heartbeat one write to a dictionary.
     """
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self._heard: dict[ClientId, float] = {}
+        self._ends: dict[ClientId, float] = {}
         self._due: list[tuple[float, ClientId]] = []
-        self._queued: set[ClientId] = set()  # clients with an entry in the heap
+        self._queued: dict[ClientId, float] = {}  # the earliest entry of each client in the heap
 
     def heard(self, client_id: ClientId, now: float) -> None:
         """Renew the client's lease after a sign of life."""
-        if client_id not in self._queued:
-            self._queued.add(client_id)
-            heapq.heappush(self._due, (now + self.lease_s, client_id))
         self._heard[client_id] = now
+        self._end_at(client_id, now + self.lease_s)
+
+    def expect(self, client_id: ClientId, until: float) -> None:
+        """Let a client that has not connected yet have the time to `until` for it."""
+        self._end_at(client_id, until)
+
+    def _end_at(self, client_id: ClientId, end: float) -> None:
+        self._ends[client_id] = end
+        if end < self._queued.get(client_id, math.inf):
+            self._queued[client_id] = end
+            heapq.heappush(self._due, (end, client_id))
 
     def heard_at(self, client_id: ClientId) -> float:
         """Return the instant of the client's last sign of life [s since the epoch]; 0: it has no lease."""
@@ -32,6 +42,7 @@ class Leases:
     def forget(self, client_id: ClientId) -> None:
         """End the client's lease without a loss, after it has left."""
         self._heard.pop(client_id, None)
+        self._ends.pop(client_id, None)
 
     @property
     def next_due(self) -> float | None:
@@ -42,11 +53,13 @@ class Leases:
         """Return the clients whose lease has run out, each once, and end their leases."""
         lost = []
         while self._due and self._due[0][0] <= now:
-            _, client_id = heapq.heappop(self._due)
-            if client_id in self._heard and (due := self._heard[client_id] + self.lease_s) > now:
-                heapq.heappush(self._due, (due, client_id))
-                continue
-            self._queued.discard(client_id)
-            if self._heard.pop(client_id, None) is not None:
+            entry, client_id = heapq.heappop(self._due)
+            if entry != self._queued.get(client_id):
+                continue  # an earlier one has replaced it
+            del self._queued[client_id]
+            if (end := self._ends.get(client_id, -math.inf)) > now:
+                self._end_at(client_id, end)
+            elif client_id in self._ends:
+                self.forget(client_id)
                 lost.append(client_id)
         return lost

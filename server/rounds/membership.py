@@ -145,7 +145,7 @@ class Membership:
     @property
     def next_wake(self) -> float | None:
         """The earliest end of a client's rest; None: no client rests."""
-        return min(self._resting.values(), default=None)
+        return min(self._resting.values()) if self._resting else None
 
     def resting(self) -> dict[ClientId, float]:
         """Return the clients that rest after a failure, connected or not, with the end of each rest."""

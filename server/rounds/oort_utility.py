@@ -26,8 +26,18 @@ def loss_of(statistics: Sums) -> float | None:
 
 def utility_of(update: Update) -> float:
     """Return the statistical utility; 0 when the loss is missing, negative or not a number."""
+    return _utility(update, loss_of(update.statistics))
+
+
+def loss_and_utility(update: Update) -> tuple[float | None, float]:
+    """Return both: the utility rests on the loss."""
+    loss = loss_of(update.statistics)
+    return loss, _utility(update, loss)
+
+
+def _utility(update: Update, loss: float | None) -> float:
     squared = _mean(update.statistics.get("loss_squared", ()))
-    loss = loss_of(update.statistics) if squared is None else math.sqrt(max(0.0, squared))
+    loss = loss if squared is None else math.sqrt(max(0.0, squared))
     return update.num_examples * max(0.0, loss or 0.0)
 
 

@@ -78,8 +78,11 @@ class RunMachine(Evaluations):
         """The time at which the driver must deliver TimePassed [s since the epoch]; None: no timer runs."""
         if not self.ledger.is_open:
             return None
-        deadlines = (self._round_deadline, self.invitations.deadline, self._next_wake)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        earliest = self._round_deadline
+        for deadline in (self.invitations.deadline, self._next_wake):  # asked after each event: no generator
+            if deadline is not None and (earliest is None or deadline < earliest):
+                earliest = deadline
+        return earliest
 
     @property
     def _round_deadline(self) -> float | None:
@@ -91,7 +94,8 @@ class RunMachine(Evaluations):
     @property
     def _next_wake(self) -> float | None:
         """The end of the next rest of a client, while the open round may invite it."""
-        return self.ledger.membership.next_wake if self.round is not None and self.round.may_draw else None
+        wake = self.ledger.membership.next_wake
+        return wake if wake is not None and self.round is not None and self.round.may_draw else None
 
     @property
     def may_snapshot(self) -> bool:
@@ -114,14 +118,12 @@ class RunMachine(Evaluations):
         """
         assert now >= self.ledger.now, (now, self.ledger.now)
         self.ledger.now = now
-        effects: list[Effect] = []
-        if isinstance(event, CoordinatorStarted):
-            effects += self._coordinator_started(event, now)
+        effects = self._coordinator_started(event, now) if isinstance(event, CoordinatorStarted) else ()
         while (deadline := self.deadline) is not None and now >= deadline:
             effects += self._after(self._time_passed(now), now)
-        if not isinstance(event, CoordinatorStarted | TimePassed):
-            effects += self._after(HANDLERS[type(event)](self, event, now), now)
-        return tuple(effects)
+        if (kind := type(event)) is CoordinatorStarted or kind is TimePassed:
+            return effects
+        return effects + self._after(HANDLERS[kind](self, event, now), now)
 
     # ------------------------------------------------------------ time
 
@@ -238,13 +240,13 @@ class RunMachine(Evaluations):
         """Let the open round continue after an event, and let the run continue after the end of a round."""
         if self.round is not None:
             effects += self.round.look_for_clients(now)
-        more: list[Effect] = []
+        more: Effects = ()
         for effect in effects:
             if isinstance(effect, Commit):
                 more += self._committed(effect, now)
             elif isinstance(effect, Abandon):
                 more += self._abandoned(effect, now)
-        return (*effects, *more)
+        return effects + more
 
     def _committed(self, commit: Commit, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()

@@ -4,7 +4,7 @@ from atoll.aggregation.weight import WEIGHT_MIN
 from atoll.protocol.vocabulary import RejectReason, Version
 from atoll.server.rounds.events import Reject, Update
 from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.oort_utility import loss_of, utility_of
+from atoll.server.rounds.oort_utility import loss_and_utility
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord
 
@@ -44,7 +44,7 @@ def note_accepted(client: ClientRecord, update: Update) -> None:
 
 def learn(membership: Membership, update: Update) -> None:
     """Record the loss and the utility of an accepted update, in time or late, for the sampler."""
-    membership.learnt(update.client_id, update.round_id, loss_of(update.statistics), utility_of(update))
+    membership.learnt(update.client_id, update.round_id, *loss_and_utility(update))
 
 
 def measure(membership: Membership, client: ClientRecord, update: Update, now: float) -> None:

@@ -74,10 +74,11 @@ class Intake:
 
     def refusal(self, update: Update) -> tuple[RejectReason, str] | None:
         """Return why an update can be refused without its bytes and without an event; None when it cannot."""
-        if self.is_accepted(update):
-            return None
         record = self.record_of(update.round_id)
-        return self._fault_before_the_round(update, record, record.clients.get(update.client_id) if record else None)
+        client = record.clients.get(update.client_id) if record else None
+        if client is not None and client.digest == update.digest:
+            return None
+        return self._fault_before_the_round(update, record, client)
 
     def is_accepted(self, update: Update) -> bool:
         """Return whether this same update was accepted before, so that only its answer was lost."""

@@ -8,7 +8,7 @@ import grpc
 
 from atoll.aggregation.codecs.names import known_codecs
 from atoll.aggregation.printable import count_of, printable
-from atoll.parallel.task.metrics import only_finite, why_refused
+from atoll.parallel.task.metrics import METRICS_MAX, SUMS_MAX, only_finite, why_refused
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.disclosure import Disclosure
@@ -17,7 +17,7 @@ from atoll.protocol.identity.names import Role
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
 from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
-from atoll.protocol.wire.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
+from atoll.protocol.wire.channel import PROTOCOL
 from atoll.server.audit.actions import Action
 from atoll.server.audit.calls import caller_of
 from atoll.server.config.run import RunFile
@@ -154,7 +154,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return
         sums, detail = None, printable(evaluated.error[:DETAIL_MAX])
         if not detail and (sums := sums_of(evaluated.statistics)) is None:
-            detail = f"more than {METRICS_MAX} metrics or {STATISTICS_MAX} sums, or an unprintable or long name of one"
+            detail = f"more than {METRICS_MAX} metrics or {SUMS_MAX} sums, or an unprintable or long name of one"
         elif sums is not None:
             sums = only_finite(sums)
             detail = why_refused(sums)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from atoll.aggregation.printable import conclusion, count_of
 from atoll.protocol.vocabulary import DECLINES, Fate, ReleaseReason, RoundId, RunState
-from atoll.server.rounds.client_evaluation import SILENT
+from atoll.server.rounds.client_evaluation import SILENT, merged
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -98,7 +98,10 @@ def _of_evaluation(machine: RunMachine, event: Event, effects: tuple[Effect, ...
         if isinstance(effect, CloseEvaluation):
             silent = [c for c, why in effect.failures.items() if why == SILENT]
             late = f"; no answer in time from {named(silent)}" if silent else ""
-            yield f"version {effect.version}: evaluated by {count_of(len(effect.answers), 'client')}{late}"
+            found = merged(effect.answers)
+            yield f"version {effect.version}: evaluated by {count_of(found.num_clients, 'client')}{late}"
+            for client, why in sorted([*effect.refused.items(), *found.left_out.items()]):
+                yield f"version {effect.version}: of {client}, {why}"
 
 
 def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:

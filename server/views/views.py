@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from atoll.aggregation.tensors.safetensors_header import read_header
-from atoll.parallel.task.metrics import NOT_FINITE, values
+from atoll.parallel.task.metrics import LEFT_OUT, values
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, RunState, Version
@@ -122,7 +122,7 @@ def unmeasured(evaluations: Iterable[EvaluationRow]) -> list[Document]:
     return [
         {"version": row.version, "source": row.source, "reason": row.detail}
         for row in evaluations
-        if row.statistics is None or NOT_FINITE in row.detail
+        if row.statistics is None or LEFT_OUT in row.detail
     ]
 
 

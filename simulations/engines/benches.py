@@ -12,7 +12,7 @@ from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Received
+from atoll.parallel.worker.bench import ONE_JOB, Received
 from atoll.parallel.worker.benches import bench_of
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
@@ -77,6 +77,7 @@ class Benches:
             "model_seed": training.model_seed,
             "round_id": job.round_id,
             "version": self._number,
+            "warm": ONE_JOB,
         }
         bench = bench_of(task, request)
         try:

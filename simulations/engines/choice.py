@@ -70,6 +70,9 @@ class Resources:
     address: str | None = None
     """Address of a Ray cluster; None: one is started on this machine."""
 
+    devices: tuple[int, ...] = ()
+    """GPUs by their numbers, on which the processes take turns; empty: all that torch finds."""
+
     @property
     def num_workers(self) -> int:
         """The number of processes on this machine."""
@@ -143,15 +146,15 @@ def choose(
         clocks = clocks if is_alone else (clocks[0], clocks[0])
         return _measured(training, version, client_ids[: min(cohort, COHORT)], resources, trainings, clocks)
     if name == "ray":
-        return Choice(OverRay(training, workers=resources.workers, address=resources.address))
+        return _over_ray(training, resources)
     if name == "sequential":
         return Choice(Sequential(training, threads=threads))
     if name == "batched":
         try:
-            return Choice(_batched(training, count, threads))
+            return Choice(_batched(training, count, resources))
         except CannotBatch as error:
-            return Choice(_unbatched(training, count, threads), reasons=(_reason(error),))
-    return Choice(Processes(training, workers=count, threads=threads))
+            return Choice(_unbatched(training, count, resources), reasons=(_reason(error),))
+    return Choice(Processes(training, workers=count, threads=threads, devices=resources.devices))
 
 
 def _for_rows(training: Training, name: str, threads: int) -> Choice:
@@ -164,16 +167,28 @@ def _for_rows(training: Training, name: str, threads: int) -> Choice:
     return Choice(Sequential(training, threads=threads), reasons=reasons)
 
 
-def _unbatched(training: Training, workers: int, threads: int) -> Engine:
-    if workers == 1:
-        return Sequential(training, threads=threads)
-    return Processes(training, workers=workers, threads=threads)
+def _over_ray(training: Training, resources: Resources) -> Choice:
+    """Return the engine of Ray, whose actors train many clients in one product where they share GPUs."""
+    reasons: tuple[str, ...] = ()
+    if training.device != "cpu":
+        try:
+            return Choice(OverRay(training, workers=resources.workers, address=resources.address, batched=True))
+        except CannotBatch as error:
+            reasons = (_reason(error),)
+    return Choice(OverRay(training, workers=resources.workers, address=resources.address), reasons=reasons)
 
 
-def _batched(training: Training, workers: int, threads: int) -> Engine:
+def _unbatched(training: Training, workers: int, resources: Resources) -> Engine:
     if workers == 1:
-        return Batched(training, threads=threads)
-    return Processes(training, workers=workers, batched=True, threads=threads)
+        return Sequential(training, threads=resources.threads)
+    return Processes(training, workers=workers, threads=resources.threads, devices=resources.devices)
+
+
+def _batched(training: Training, workers: int, resources: Resources) -> Engine:
+    if workers == 1:
+        return Batched(training, threads=resources.threads)
+    threads, devices = resources.threads, resources.devices
+    return Processes(training, workers=workers, batched=True, threads=threads, devices=devices)
 
 
 def _measured(
@@ -190,7 +205,7 @@ def _measured(
     left out where one process ends the run within `WORTH_S`.
     """
     workers, threads = resources.num_workers, resources.threads
-    engines: list[Engine] = [_unbatched(training, 1, threads)]
+    engines: list[Engine] = [_unbatched(training, 1, resources)]
     reasons: tuple[str, ...] = ()
     try:
         at_once = 0
@@ -204,8 +219,8 @@ def _measured(
         reasons += _first_pass(engines, engines, version, jobs, clocks)
         fastest = max(_speed(engine, version, jobs, clocks)[0] for engine in engines)
         if workers > 1 and (trainings is None or trainings > WORTH_S * fastest):
-            several = [_unbatched(training, workers, threads)]
-            several += [_batched(training, workers, threads)] if at_once else []
+            several = [_unbatched(training, workers, resources)]
+            several += [_batched(training, workers, resources)] if at_once else []
             engines += several
             reasons += _first_pass(several, engines, version, jobs, clocks)
         passes = [{engine: _speed(engine, version, jobs, clocks) for engine in engines} for _ in range(PASSES)]

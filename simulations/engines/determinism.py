@@ -11,6 +11,7 @@ from atoll.parallel.local_training.parameters import initial_parameters
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.context import context_of, within
 from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.metrics import Statistics
 from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained, Training
 
@@ -29,6 +30,10 @@ TRAINED_TWICE = (
 READ_TWICE = (
     "the update of client {} changes when its data are read again: it differs in {}. "
     "task.data must return the same examples of a site, in the same order, at every call"
+)
+MEASURED_TWICE = (
+    "two evaluations of client {} differ in {}. Look for state that a forward pass leaves on the model or on the loss, "
+    "and for a generator that the seed does not set"
 )
 BUILT_TWICE = (
     "{} made twice from the same seed differs in {}. The generators of Python, numpy and torch are seeded: draw from "
@@ -72,6 +77,30 @@ def check_deterministic(make: Callable[[], Engine], version: Arrays, client_ids:
     for others, message in ((second, TRAINED_TWICE), (anew, READ_TWICE)):
         for job, before, after in zip(jobs, first, others, strict=True):
             _compare(job.client_id, before, after, message)
+
+
+def check_evaluation(engine: Engine, version: Arrays, client_ids: Sequence[str], seed: int) -> None:
+    """Evaluate the first few clients twice, as all clients share one model.
+
+    Args:
+        engine: measures one client after another.
+        version: the version that the clients measure.
+        client_ids: the clients of the run.
+        seed: of the run's model.
+
+    Raises:
+        NotDeterministic: two evaluations differ.
+        ClientFailed: the task's code failed.
+    """
+    jobs = [Job(client_id, seed) for client_id in client_ids[:CLIENTS]]
+    for job, *both in zip(jobs, engine.evaluate(version, jobs), engine.evaluate(version, jobs), strict=True):
+        first, second = ({} if isinstance(found, str) else _as_arrays(found) for found in both)
+        if first or second:
+            _compare(job.client_id, first, second, MEASURED_TWICE)
+
+
+def _as_arrays(sums: Statistics) -> Arrays:
+    return {f"the sums of {name!r}": np.array(numbers) for name, numbers in sums.items()}
 
 
 def _compare(name: str, before: Arrays, after: Arrays, message: str) -> None:

@@ -143,20 +143,25 @@ class Failed:
 
 
 class ClientFailed(RuntimeError):
-    """A failure of the task's own code during a client's training; the message has the client and the traceback."""
+    """A failure of the task's own code during a client's training or evaluation; the message has the client and the
+    traceback."""
 
 
 class naming:
     """A context that adds the clients' names to failures of the task's code; a generator would take twice the time.
 
+    Args:
+        clients: the names.
+        work: their work in a word.
+
     Raises:
         ClientFailed: the task's code failed; with the traceback.
     """
 
-    __slots__ = ("_clients",)
+    __slots__ = ("_clients", "_work")
 
-    def __init__(self, clients: str) -> None:
-        self._clients = clients
+    def __init__(self, clients: str, work: str = "training") -> None:
+        self._clients, self._work = clients, work
 
     def __enter__(self) -> None:
         """Enter the task's code."""
@@ -164,11 +169,16 @@ class naming:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) or kind is SystemExit:  # a subclass is the end of this process by a signal
             detail = "".join(traceback.format_exception(error))
-            raise ClientFailed(f"the training of client {self._clients} failed:\n{detail}") from error
+            raise ClientFailed(f"the {self._work} of client {self._clients} failed:\n{detail}") from error
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error's message, or without one its class."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 class Engine(Protocol):
-    """A way to train clients."""
+    """A way to train and to evaluate clients."""
 
     @property
     def name(self) -> str:
@@ -180,6 +190,23 @@ class Engine(Protocol):
 
         Results are computed on demand, so that a cohort need not fit into memory. An engine trains one cohort at a
         time.
+
+        Raises:
+            ClientFailed: the task's own code failed.
+            TaskMismatch: the version does not belong to the task's model.
+        """
+        ...
+
+    def evaluate(self, version: Arrays, jobs: Sequence[Job]) -> list[Statistics | str]:
+        """Measure the version's tensors on the test data of each job's client, with the tensors that stay there.
+
+        Args:
+            version: the tensors.
+            jobs: the clients, with the seed of the run's model; all of one version.
+
+        Returns:
+            The sums of the loss and the metrics, or the reason that there are none, in the order of the jobs. No other
+            call may be in progress.
 
         Raises:
             ClientFailed: the task's own code failed.

@@ -21,7 +21,7 @@ CACHED_BYTES_MAX = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The training split of one client."""
+    """A split of one client's data."""
 
     count: int
     """Number of examples, n_k >= 1."""
@@ -56,11 +56,12 @@ class ExamplesOf:
     Args:
         task: the task, whose `data` reads them.
         device: the device that they are moved to.
+        split: the split of each client: train, or test.
     """
 
-    def __init__(self, task: Task, device: str) -> None:
-        self._task, self._device = task, device
-        self._cached: OrderedDict[str, tuple[Examples, int]] = OrderedDict()
+    def __init__(self, task: Task, device: str, split: str = "train") -> None:
+        self._task, self._device, self._split = task, device, split
+        self._cached: OrderedDict[str, tuple[Examples | None, int]] = OrderedDict()
         self._moved: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._bytes = 0
 
@@ -70,15 +71,19 @@ class ExamplesOf:
         Raises:
             TaskBroken: the client has no training data.
         """
+        if (found := self.find(client_id)) is None:
+            raise TaskBroken(
+                f"task.data({client_id!r}, {self._split!r}) gave no examples; a client needs at least one to train"
+            )
+        return found
+
+    def find(self, client_id: str) -> Examples | None:
+        """Return the examples of a client, from the cache or read anew; None: it has none."""
         if client_id in self._cached:
             self._cached.move_to_end(client_id)
             return self._cached[client_id][0]
-        dataset = data_of(self._task, client_id, "train")
-        if dataset is None or len(dataset) < 1:
-            raise TaskBroken(
-                f"task.data({client_id!r}, 'train') gave no examples; a client needs at least one to train"
-            )
-        examples, size = self._read(dataset)
+        dataset = data_of(self._task, client_id, self._split)
+        examples, size = (None, 0) if dataset is None or len(dataset) < 1 else self._read(dataset)
         self._cached[client_id] = examples, size
         self._bytes += size
         while self._bytes > CACHED_BYTES_MAX and len(self._cached) > 1:

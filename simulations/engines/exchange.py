@@ -40,6 +40,8 @@ class Exchange:
         self.lr = training.local.lr
         """The learning rate of the round, for the control variates."""
         self._own_layout = _of_model(self.form.own)
+        self.is_stateless = not self.form.own
+        """Absence of tensors that stay at a client: none begins with local layers or a control variate."""
         self._variates = in_order(t for t in self.form.update if t.name.startswith(CONTROL))
         self._names = [t.name for t in _of_model(self.form.update)]
         names = {id(parameter): name for name, parameter in trained_by_name(model).items()}
@@ -52,6 +54,11 @@ class Exchange:
         self._elsewhere: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._passing, self._unchanged = PassingState(model), Unchanged(partial(frozen_tensors, model))
         self._find_state()
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """The names of the model's tensors that stay at the clients."""
+        return frozenset(tensor.name for tensor in self._own_layout)
 
     def begin(self, version: Arrays) -> None:
         """Take the version that the next clients train from.
@@ -120,7 +127,7 @@ class Exchange:
             NotFinite: a tensor has NaN or infinite values.
             TaskBroken: the training has changed a tensor that does not travel.
         """
-        self._unchanged.check()
+        self.check_frozen()
         self._find_new_buffers()
         update, own = rows.update_of(index), rows.own_of(index)
         for name, trained, start in self._in_place:
@@ -134,6 +141,10 @@ class Exchange:
             torch.from_numpy(own[stays.name]).copy_(place.detach())
         self.finish(rows, index, update, control, num_steps)
         return update, own
+
+    def check_frozen(self) -> None:
+        """Check that nothing has changed the tensors that do not travel; raise TaskBroken with their names."""
+        self._unchanged.check()
 
     def finish(self, rows: Rows, index: int, update: Arrays, control: ControlVariates | None, num_steps: int) -> None:
         """Check the update, which is in its row, and write SCAFFOLD's new control variate beside it.

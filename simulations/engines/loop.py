@@ -25,6 +25,7 @@ from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
+from atoll.simulations.engines.one_state import OneState
 from atoll.simulations.engines.pooling import speed_up_pooling
 from atoll.simulations.engines.rows import Rows
 from atoll.simulations.engines.stepping import Steps
@@ -47,6 +48,7 @@ class Loop:
         self.examples = ExamplesOf(training.task, training.device)
         self.model = build_model(training.task, training.model_seed).to(training.device).train()
         speed_up_pooling(self.model)
+        self._state = OneState(self.model)
         self.exchange = Exchange(training, self.model)
         self._follow(training)
         self._generator = torch.Generator()
@@ -67,6 +69,7 @@ class Loop:
         if (training := self._training.at(number)) is not self._training:
             self._follow(training)
         self.exchange.begin(version)
+        self._state.begin_round()
 
     def window(self, num_jobs: int) -> int:
         """Return the number of clients in a window: at most 1/16 of the cohort, so that processes can divide it."""
@@ -82,6 +85,7 @@ class Loop:
     def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
         """Train one client into a row, on its own examples or on given ones."""
         examples = examples or self.examples(job.client_id)
+        self._state.begin()
         control = self.exchange.load(job)
         seed_everything(job.seed)
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self.model)
@@ -96,6 +100,7 @@ class Loop:
                 update, own = self.exchange.write(rows, index, control, done)
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
+        self._state.end()
         return Trained(
             job.client_id,
             update,

@@ -1,13 +1,15 @@
 """The engine of one process, around any trainer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
 from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
+from atoll.simulations.engines.measuring import Measurer, windows_of
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.shared_memory import Blocks
 
@@ -40,10 +42,13 @@ class OneProcess:
         name: the name of the engine.
         trainer: the trainer of the clients.
         threads: the threads of each operation; more than one may change bits. None: torch's present number.
+        measurer: makes the measurer of the clients, when the first of them evaluate.
     """
 
-    def __init__(self, name: str, trainer: Trainer, threads: int | None) -> None:
+    def __init__(self, name: str, trainer: Trainer, threads: int | None, measurer: Callable[[], Measurer]) -> None:
         self.name, self._trainer, self._threads = name, trainer, threads
+        self._make_measurer = measurer
+        self._measurer: Measurer | None = None
         self._blocks = Blocks(trainer.form, is_shared=False)
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
@@ -62,6 +67,13 @@ class OneProcess:
                 with threads_of_torch(self._threads):
                     result = next(results)
                 yield result
+
+    def evaluate(self, version: Arrays, jobs: Sequence[Job]) -> list[Statistics | str]:
+        """Evaluate the clients, as `Engine.evaluate`."""
+        with threads_of_torch(self._threads):
+            self._measurer = measurer = self._measurer or self._make_measurer()
+            measurer.begin(version, jobs[0].version if jobs else 0)
+            return [found for window in windows_of(jobs) for found in measurer.measure(window)]
 
     def close(self) -> None:
         """Do nothing: there is no other process."""

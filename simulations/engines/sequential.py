@@ -4,6 +4,7 @@ from atoll.parallel.task.task import Task
 from atoll.simulations.engines.benches import Benches
 from atoll.simulations.engines.engine import Training
 from atoll.simulations.engines.loop import Loop
+from atoll.simulations.engines.measuring import measurer_of
 from atoll.simulations.engines.one_process import OneProcess, Trainer, on_device
 
 
@@ -16,7 +17,8 @@ class Sequential(OneProcess):
     """
 
     def __init__(self, training: Training, *, threads: int | None = 1) -> None:
-        super().__init__(on_device("sequential", training), sequential_trainer(training), threads)
+        trainer = sequential_trainer(training)
+        super().__init__(on_device("sequential", training), trainer, threads, lambda: measurer_of(training))
 
 
 def sequential_trainer(training: Training) -> Trainer:

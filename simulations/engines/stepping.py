@@ -76,10 +76,16 @@ class Steps:
         gradients = [gradient for _, gradient in found]
         weights = self._plain if len(found) == len(self._plain) else [self._plain[index] for index, _ in found]
         if self._local.weight_decay:
-            gradients = list(torch._foreach_add(gradients, weights, alpha=self._local.weight_decay))
+            gradients = self._with_decay(gradients, weights)
         if self._local.momentum:
             gradients = [self._momentum(found[at][0], gradient) for at, gradient in enumerate(gradients)]
         torch._foreach_add_(weights, gradients, alpha=-self._local.lr)
+
+    def _with_decay(self, gradients: list[torch.Tensor], weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        decay = self._local.weight_decay
+        if self._local.decay_vectors:
+            return list(torch._foreach_add(gradients, weights, alpha=decay))
+        return [g if w.ndim <= 1 else g.add(w, alpha=decay) for g, w in zip(gradients, weights, strict=True)]
 
     def _momentum(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         if index not in self._momenta:

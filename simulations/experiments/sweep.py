@@ -23,6 +23,7 @@ from atoll.simulations.experiments.grid import Cell, Grid
 from atoll.simulations.experiments.lifeline import VARIABLE, lifeline
 from atoll.simulations.experiments.report import RESULT, ROUNDS
 from atoll.simulations.federation.report import REASONS
+from atoll.simulations.populations.opened_files import SHARED
 
 State = Literal["waiting", "running", "finished", "failed"]
 Command = Callable[[Cell, Path], Sequence[str]]
@@ -174,7 +175,12 @@ def _start(command: Sequence[str], folder: Path, working: Path, jobs: int, life:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).unlink(missing_ok=True)  # an earlier result would hide a failure of this run
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ, VARIABLE: "1"}
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, cores // jobs)),
+        **os.environ,
+        VARIABLE: "1",
+        SHARED: str(folder.parent),
+    }
     with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
             command,

@@ -37,6 +37,11 @@ class SimulationConfig(BaseModel):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device on which the models compute."""
 
+    devices: list[Annotated[int, Field(ge=0, le=1023)]] = []
+    """GPUs on which the processes take turns with `device = "cuda"`, by the numbers that torch gives them; more
+    processes than GPUs share them. Empty: all that are visible. On a Ray cluster each process has a share of a GPU,
+    all GPUs over all processes."""
+
     ray_address: str | None = None
     """Address of the cluster for "ray"; absent: a local one is started."""
 

@@ -29,7 +29,7 @@ class Efforts:
     def __init__(
         self, task: Task | ArrayTask, overrides: Mapping[str, Any], num_examples: Mapping[ClientId, int]
     ) -> None:
-        self._task, self._given, self._num_examples = task, Given.read(overrides), num_examples
+        self.task, self._given, self._num_examples = task, Given.read(overrides), num_examples
         self._is_scheduled = not LENGTHS.isdisjoint(self._given.schedules)
         self._known: dict[ClientId, Effort] = {}
         self._version = 0
@@ -43,10 +43,10 @@ class Efforts:
         return self._known[client_id]
 
     def _effort(self, num_examples: int, device: Device) -> Effort:
-        if not isinstance(self._task, Task):
+        if not isinstance(self.task, Task):
             return Effort(num_examples, None, device.train_seconds(num_examples))
-        local = self._given.local_of(self._task.local, self._version + 1)
-        if self._task.fit is not None:
+        local = self._given.local_of(self.task.local, self._version + 1)
+        if self.task.fit is not None:
             return Effort(num_examples, None, device.train_seconds(num_examples * local.epochs))
         all_steps = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
         steps = min(all_steps, local.max_steps or all_steps)
@@ -54,5 +54,5 @@ class Efforts:
 
     @cached_property
     def _model(self) -> Any:
-        assert isinstance(self._task, Task)
-        return build_model(self._task, 0)
+        assert isinstance(self.task, Task)
+        return build_model(self.task, 0)

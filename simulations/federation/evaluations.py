@@ -1,43 +1,56 @@
 """Evaluation of model versions on the server's test data and on the clients'."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from atoll.client.session.events import EvaluationRequest
 from atoll.parallel.task.array_task import ArrayTask
-from atoll.parallel.task.metrics import Statistics, only_finite
-from atoll.parallel.task.randomness import data_of
+from atoll.parallel.task.metrics import Metrics, Statistics, sound
 from atoll.parallel.task.task import Task
-from atoll.parallel.worker.bench import Bench, Received
+from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.benches import bench_of
 from atoll.parallel.worker.model_bench import ModelBench
-from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import ClientId
+from atoll.protocol.vocabulary import ClientId, Version
 from atoll.server.config.model import faults_of_metrics
 from atoll.server.config.run import RunConfig
 from atoll.server.files.versions import VersionFile
+from atoll.simulations.engines.engine import Engine, Job
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.models import Models
 
-BENCHES_MAX = 64
-"""Maximum number of clients whose data stay loaded between evaluations."""
-
 
 class Evaluations:
-    """The measurements of the workers of coordinator and clients, made in this process.
+    """The measurements of the workers of coordinator and clients: on the server's data in this process, and by the
+    clients in the engine, all that were asked together.
 
     Args:
         task: the task of the run.
         request: the settings of a worker's request.
         versions: the versions of the model.
         states: the states of the clients.
+        sizes: the number of test examples of each client; None: of a task that reads its own data.
     """
 
-    def __init__(self, task: Task | ArrayTask, request: dict[str, Any], versions: Models, states: ClientStates) -> None:
+    def __init__(
+        self,
+        task: Task | ArrayTask,
+        request: dict[str, Any],
+        versions: Models,
+        states: ClientStates,
+        sizes: Mapping[ClientId, int] | None = None,
+    ) -> None:
         self._task, self._request, self._versions, self._states = task, request, versions, states
         self._server = bench_of(task, request)
-        self._benches: BoundedMapping[ClientId, Bench] = BoundedMapping(BENCHES_MAX)
-        self._sizes: dict[ClientId, int] = {}
+        self._asked: dict[ClientId, EvaluationRequest] = {}
+        self._found: dict[ClientId, Statistics | str] = {}
+        self._version: Version | None = None
+        self._sizes = sizes or {}
+
+    @property
+    def metrics(self) -> Metrics:
+        """The task's metrics."""
+        return self._server.metrics
 
     def check(self, config: RunConfig) -> None:
         """Check that the server has test data if it measures versions, and that the metrics of the settings exist.
@@ -58,28 +71,35 @@ class Evaluations:
         """Measure a version on the server's test data; return the sums, or the reason that there are none."""
         received = Received(self._versions.arrays(version.digest))
         asked = self._request | {"split": "server", "version": version.version}
-        return _refused(self._server.evaluate(received, asked))
+        return self._sound(self._server.evaluate(received, asked))
 
-    def of_client(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
-        """Measure a version on a client's test data; return the sums, or the reason that there are none."""
-        version = self._versions.version(request.version)
-        state = self._states.find(client_id, request.counted_round)
-        received = Received(self._versions.arrays(version.digest), state)
-        asked = self._request | {"split": "test", "model_seed": request.model_seed, "version": request.version}
-        return _refused(self._bench(client_id).evaluate(received, asked))
+    def ask(self, client_id: ClientId, request: EvaluationRequest) -> None:
+        """Note that a client will evaluate a version; those of earlier versions are dropped."""
+        if request.version != self._version:
+            self._version, self._asked, self._found = request.version, {}, {}
+        self._asked[client_id] = request
+
+    def of_client(self, engine: Engine, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
+        """Return the sums of a version on a client's test data, or the reason that there are none.
+
+        The engine measures all clients that were asked when the first answer is wanted. The answers do not depend on
+        when that is: a client's state is that after the last round that counted.
+        """
+        self.ask(client_id, request)
+        if client_id not in self._found:
+            asked, self._asked = self._asked, {}
+            jobs = [self._job(name, each) for name, each in asked.items()]
+            arrays = self._versions.arrays(self._versions.version(request.version).digest)
+            self._found |= zip(asked, map(self._sound, engine.evaluate(arrays, jobs)), strict=True)
+        return self._found.pop(client_id)
+
+    def _job(self, client_id: ClientId, request: EvaluationRequest) -> Job:
+        own = self._states.find(client_id, request.counted_round)
+        return Job(client_id, request.model_seed, own=own, version=int(request.version))
 
     def num_examples(self, client_id: ClientId) -> int:
         """Return the number of a client's test examples."""
-        if client_id not in self._sizes:
-            data = data_of(self._task, client_id, "test") if isinstance(self._task, Task) else None
-            self._sizes[client_id] = 0 if data is None else len(data)
-        return self._sizes[client_id]
+        return self._sizes.get(client_id, 0)
 
-    def _bench(self, client_id: ClientId) -> Bench:
-        if client_id not in self._benches:
-            self._benches[client_id] = bench_of(self._task, self._request | {"site": client_id})
-        return self._benches[client_id]
-
-
-def _refused(found: Statistics | str) -> Statistics | str:
-    return found if isinstance(found, str) else only_finite(found)
+    def _sound(self, found: Statistics | str) -> Statistics | str:
+        return found if isinstance(found, str) else sound(self._server.metrics, found)

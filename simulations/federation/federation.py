@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.client.session.events import Invitation
+from atoll.client.session.events import EvaluationRequest, Invitation
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Metrics, Statistics
@@ -38,6 +38,7 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.devices.fleet import Fleet
+from atoll.simulations.engines.engine import Engine
 from atoll.simulations.engines.engine import Training as TrainingOfAll
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
@@ -52,7 +53,7 @@ from atoll.simulations.federation.service import Service
 from atoll.simulations.federation.site import sites_of
 from atoll.simulations.federation.snapshots import Snapshot, SnapshotFile
 from atoll.simulations.federation.timeline import Timeline
-from atoll.simulations.federation.training_engine import engine_of, kind_of
+from atoll.simulations.federation.training_engine import check_evaluations, engine_of, kind_of
 from atoll.simulations.federation.trainings import Trainings
 from atoll.simulations.federation.updates import Updates
 from atoll.simulations.federation.work import ClientWork
@@ -73,6 +74,10 @@ class Setting:
     sampler: Sampler | Oort
     adversary: Adversary | None = None
     lease: float = 30.0
+    num_test_examples: Mapping[ClientId, int] | None = None
+    """The number of test examples of each client; None: the task reads its own data."""
+    are_sizes_kept: bool = False
+    """Origin of the numbers of examples: True if an earlier process has counted them."""
     population_report: Callable[[], Json] | None = None
     """The report on the population; None: the task's data was not dealt."""
     notes: tuple[str, ...] = ()
@@ -104,7 +109,7 @@ class Federation:
         tell: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.setting, self._on_round, self._clock = setting, on_round, clock
+        self.setting, self._on_round, self._clock, self._tell = setting, on_round, clock, tell
         config = setting.config
         self._snapshot_file = SnapshotFile(folder, clock)
         saved = self._snapshot_file.load()
@@ -124,18 +129,11 @@ class Federation:
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.client_states = ClientStates(folder / "clients", numbers, saved.client_states if saved else ())
         self.updates = Updates(folder / "updates", self.versions.row_layout, saved.updates if saved else ())
-        self.evaluations = Evaluations(setting.task, request, self.versions, self.client_states)
-        self.evaluations.check(config)
-        self.engine = engine_of(
-            setting.simulation,
-            setting.training,
-            self.versions.arrays(self.versions.version(self.machine.ledger.version).digest),
-            list(numbers),
-            cohort=config.round.num_wanted,
-            trainings=(config.rounds - self.machine.ledger.version) * config.round.num_wanted,
-            before=saved.engine if saved else "",
-            tell=tell,
+        self.evaluations = Evaluations(
+            setting.task, request, self.versions, self.client_states, setting.num_test_examples
         )
+        self.evaluations.check(config)
+        self.engine = self._engine(saved.engine if saved else None)
         for line in filter(None, (self.versions.note, config.round.warning_of_staleness(len(numbers)))):
             tell(line)
         self.trainings = Trainings(self.engine, self.versions.arrays, self._state_of, self._num_wanted)
@@ -155,6 +153,23 @@ class Federation:
         if saved:
             self._restore_sites(saved)
 
+    def _engine(self, before: str | None) -> Engine:
+        """Return the engine; `before` is the kind of a resumed run's."""
+        setting, config, done = self.setting, self.setting.config, self.machine.ledger.version
+        first, clients = self.versions.arrays(self.versions.version(done).digest), list(setting.num_examples)
+        if config.evaluation.clients_every and before is None:
+            check_evaluations(setting.simulation, setting.training, first, clients)
+        return engine_of(
+            setting.simulation,
+            setting.training,
+            first,
+            clients,
+            cohort=config.round.num_wanted,
+            trainings=(config.rounds - done) * config.round.num_wanted,
+            before=before or "",
+            tell=self._tell,
+        )
+
     def _client_work(self, statistics: Mapping[str, Statistics]) -> ClientWork:
         """Return the clients' work, with the sums that the trainings of an interrupted run have measured."""
         setting = self.setting
@@ -166,6 +181,7 @@ class Federation:
             updates=self.updates,
             states=self.client_states,
             has_codec=bool(setting.config.aggregation.codec_name),
+            kept_sizes=setting.num_examples if setting.are_sizes_kept else {},
             statistics={Digest(digest): sums for digest, sums in statistics.items()},
         )
 
@@ -243,6 +259,10 @@ class Federation:
             self._measured.setdefault(version, Measured()).server = sums
         return sums
 
+    def evaluation_asked(self, client_id: ClientId, request: EvaluationRequest) -> None:
+        """Note that a client will evaluate a version, so that the engine measures it with the others."""
+        self.evaluations.ask(client_id, request)
+
     def _forge(self, effect: Aggregate) -> None:
         """Replace the malicious clients' updates by the adversary's."""
         assert self.setting.adversary is not None
@@ -275,6 +295,7 @@ class Federation:
             ended=self._tally.ended(self.machine.newest_first()) if record.mode != "sync" else None,
             totals=self._totals(),
             malicious=self._malicious,
+            is_uniform=self.setting.config.aggregation.weighting == "uniform",
         )
         self._pending, self._is_saved = (effect, line), False
         self._collect_garbage()

@@ -28,6 +28,9 @@ class Host(Protocol):
     def evaluate(self, version: Version) -> Statistics | str:
         """Measure a version on the server's test data; return the sums, or the reason that there are none."""
 
+    def evaluation_asked(self, client_id: ClientId, request: client.EvaluationRequest) -> None:
+        """Note that a client was asked to evaluate a version."""
+
     def next_round(self) -> None:
         """Finish the record of the last round: the next one is about to begin."""
 

@@ -22,7 +22,7 @@ from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, 
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
-from atoll.server.rounds.client_evaluation import addable
+from atoll.server.rounds.client_evaluation import merged
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 
@@ -59,12 +59,10 @@ class Measured:
         if self.server is not None:
             line["server"] = values(metrics, self.server)
         if self.clients:
-            line["clients"] = values(
-                metrics, merge(addable({ClientId(name): sums for name, sums in self.clients.items()})[0].values())
-            )
+            line["clients"] = values(metrics, merge(self.clients.values()))
             if malicious:
-                honest = {ClientId(name): sums for name, sums in self.clients.items() if name not in malicious}
-                line["honest_clients"] = values(metrics, merge(addable(honest)[0].values()))
+                honest = [sums for name, sums in self.clients.items() if name not in malicious]
+                line["honest_clients"] = values(metrics, merge(honest))
             if with_clients:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
@@ -72,6 +70,8 @@ class Measured:
     def refusals(self) -> dict[str, str]:
         """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
         found = refusals_of("clients", sorted(self.clients.items()))
+        left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
+        found |= {f"clients.{name}": why for name, why in left_out.items()}
         return found | {name: NOT_FINITE for name in refusals_of("server", [("server", self.server or {})])}
 
 
@@ -97,6 +97,7 @@ def line_of(
     totals: Mapping[str, Any],
     ended: Mapping[Fate, int] | None = None,
     malicious: Collection[str] = (),
+    is_uniform: bool = False,
 ) -> Json:
     """Return the line of one round.
 
@@ -107,6 +108,7 @@ def line_of(
         totals: seconds and bytes since the beginning of the run, which are added to the line.
         ended: in an asynchronous run, the number of invitations of any round that have ended since the last line, by
             fate (`invitation_tally`); None: the fates are those of this round's invitations.
+        is_uniform: updates weigh alike (`aggregation.weighting`), whatever their examples.
         malicious: the clients of the attack; then the line has those of its invitations, and `honest_train`.
 
     Returns:
@@ -146,7 +148,7 @@ def line_of(
     if record.mode != "sync":
         line |= _of_buffer(record)
     elif record.carried:
-        line["carried"] = [_stale(row, record) for row in record.carried[:FATES_MAX]]
+        line["carried"] = [_stale(row, record, is_uniform=is_uniform) for row in record.carried[:FATES_MAX]]
     if len(record.clients) <= FATES_MAX:
         of_all = sorted(record.clients.items())
         line["fates"] = {name: str(client.fate) for name, client in of_all}
@@ -189,7 +191,7 @@ def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:
 def _of_buffer(record: RoundRecord) -> Json:
     """Return the updates that the version counts, and the invitations whose work has become too old since the last."""
     return {
-        "buffer": [_stale(row, record) | {"weight": row.scale} for row in record.buffer[:FATES_MAX]],
+        "buffer": [_stale(row, record, is_uniform=True) for row in record.buffer[:FATES_MAX]],
         "too_old": [
             {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness}
             for row in record.too_old[:FATES_MAX]
@@ -197,14 +199,14 @@ def _of_buffer(record: RoundRecord) -> Json:
     }
 
 
-def _stale(row: CarriedRecord, record: RoundRecord) -> Json:
-    """Return an update that may be late: whose, of which round and version, and with which weight n_k s_k it counts."""
+def _stale(row: CarriedRecord, record: RoundRecord, *, is_uniform: bool) -> Json:
+    """Return an update that may be late: its client, round, version and weight, n_k s_k or s_k alone."""
     return {
         "client": row.client_id,
         "round": int(row.round_id),
         "staleness": row.staleness,
         "version": int(record.base_version) - row.staleness,
-        "weight": row.num_examples * row.scale,
+        "weight": row.scale if is_uniform else row.num_examples * row.scale,
     }
 
 

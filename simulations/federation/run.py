@@ -20,6 +20,7 @@ from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.app import conclude, with_folder
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
+from atoll.simulations.federation.kept_facts import KeptFacts
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.round_count import Differences, faults_of_rounds
 from atoll.simulations.federation.setting import setting_of
@@ -60,7 +61,8 @@ def opened(
     """
     check_folder(file, folder, is_fresh=is_fresh)  # its faults name the folder as it was given
     folder = folder.absolute()  # the task's code may change the current folder
-    setting = setting_of(file, with_folder(task, folder))
+    facts = KeptFacts(folder)
+    setting = setting_of(file, with_folder(task, folder), facts.read)
     for line in setting.notes:
         tell(line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,6 +70,7 @@ def opened(
     try:
         is_reported = (folder / STATE).exists() and (folder / POPULATION).exists()
         write_atomically(folder / SETTINGS, effective(file).encode())
+        facts.save()
         if setting.population_report is not None and not is_reported:
             write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
         with chdir(os.curdir), Federation(setting, folder, on_round=on_round, tell=tell) as federation:

@@ -90,9 +90,11 @@ class Service:
         self.bytes_down = self.bytes_up = self.bytes_up_plain = 0
         self._sampler, self._lease, self._round_due = sampler, lease, round_due
         self._task, self._local = task_name(config.task), json.dumps(dict(config.local), sort_keys=True)
+        self._codec, self._algorithm = config.aggregation.codec_name, config.aggregation.training
         self._connected: dict[ClientId, Client] = {}
         self._timer = DeadlineTimer(timeline, lambda: self.machine.deadline, lambda: self.post(TimePassed()))
         self._fetched = Digest(""), 0
+        self._requests: dict[tuple[Version, RoundId, float], client.EvaluationRequest] = {}
 
     # ------------------------------------------------------------ events in
 
@@ -120,7 +122,7 @@ class Service:
             case Release(client_id, round_id, reason, submit):
                 self._send(client_id, client.Released(self.run_id, round_id, reason, submit))
             case AskEvaluation(client_id):
-                self._send(client_id, client.Asked(self._evaluation_request(effect)))
+                self._ask_evaluation(client_id, self._evaluation_request(effect))
             case Commit() | Abandon():
                 self._host.round_ended(effect)
             case CloseEvaluation():
@@ -153,6 +155,11 @@ class Service:
         if (site := self._connected.get(client_id)) is not None:
             site.hear(event)
 
+    def _ask_evaluation(self, client_id: ClientId, request: client.EvaluationRequest) -> None:
+        if client_id in self._connected:
+            self._host.evaluation_asked(client_id, request)
+        self._send(client_id, client.Asked(request))
+
     def _invitation(self, effect: Invite) -> client.Invitation:
         seed = training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
         return client.Invitation(
@@ -164,23 +171,28 @@ class Service:
             max(0.0, effect.deadline - self._timeline.now),
             seed=seed,
             local=self._local,
-            codec=self.config.aggregation.codec_name,
-            algorithm=self.config.aggregation.training,
+            codec=self._codec,
+            algorithm=self._algorithm,
             counted_round=effect.counted_round,
             model_seed=self.config.seed,
         )
 
     def _evaluation_request(self, effect: AskEvaluation) -> client.EvaluationRequest:
-        return client.EvaluationRequest(
-            self.run_id,
-            effect.version,
-            self._task,
-            self._versions.version(effect.version).digest,
-            max(0.0, effect.deadline - self._timeline.now),
-            local=self._local,
-            counted_round=effect.counted_round,
-            model_seed=self.config.seed,
-        )
+        time_left = max(0.0, effect.deadline - self._timeline.now)
+        same = effect.version, effect.counted_round, time_left
+        if same not in self._requests:  # most clients are asked the same
+            self._requests = {key: request for key, request in self._requests.items() if key[0] == effect.version}
+            self._requests[same] = client.EvaluationRequest(
+                self.run_id,
+                effect.version,
+                self._task,
+                self._versions.version(effect.version).digest,
+                time_left,
+                local=self._local,
+                counted_round=effect.counted_round,
+                model_seed=self.config.seed,
+            )
+        return self._requests[same]
 
     def _draw(self, effect: DrawCohort) -> None:
         try:

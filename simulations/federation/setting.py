@@ -17,14 +17,20 @@ from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
 from atoll.simulations.federation.training_engine import training_of
 from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
+from atoll.simulations.populations.facts import ReadFacts
 from atoll.simulations.populations.population import Population, populate
 from atoll.simulations.populations.report import report
 
 Read = TypeVar("Read")
 
 
-def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
+def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | None = None) -> Setting:
     """Build and check all parts that the settings name, before the first round begins.
+
+    Args:
+        file: the settings.
+        task: the task that they name.
+        read: (task) -> the facts of its own sites, if those are the clients; None: their data is read.
 
     Raises:
         ConfigError: all faults, such as an impossible population, an incomplete trace, an attack with more malicious
@@ -37,7 +43,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
     sampler = or_faults(file.cohort.build, faults)
     task = or_faults(lambda: as_given(file, task), faults) or task
     training = or_faults(lambda: training_of(file.simulation, task, file.run), faults)
-    found = or_faults(lambda: populated(file, task), faults)
+    found = or_faults(lambda: populated(file, task, read), faults)
     if found is None:
         raise ConfigError(list(dict.fromkeys(faults)))  # without clients the other parts cannot be checked
     populated_task, num_examples, population, notes = found
@@ -52,6 +58,8 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         config=file.run,
         task=poisoned,
         num_examples=num_examples,
+        num_test_examples=_test_sizes(population),
+        are_sizes_kept=population is not None and population.are_kept,
         fleet=fleet,
         training=replace(training, task=poisoned),
         simulation=file.simulation,
@@ -93,14 +101,14 @@ def _read(read: Callable[[], Read]) -> Read:
 
 
 def populated(
-    file: SimulationFile, task: Task | ArrayTask
+    file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | None = None
 ) -> tuple[Task | ArrayTask, Mapping[ClientId, int], Population | None, tuple[str, ...]]:
     """Return the task with the clients as its sites, the number of examples of each, their population, and its notes.
 
     An `ArrayTask` reads its own data, and has no population.
     """
     if isinstance(task, Task):
-        population = populate(file.population, task, file.seed)
+        population = populate(file.population, task, file.seed, read)
         sizes = population.train.sizes.tolist()
         num_examples = dict(zip(map(ClientId, population.task.sites), sizes, strict=True))
         return population.task, num_examples, population, population.notes
@@ -118,6 +126,14 @@ def populated(
     filled = {ClientId(site): size for site, size in by_site.items() if size}
     empty = [site for site, size in by_site.items() if not size]
     return task, filled, None, (dropping(empty, len(by_site)),) if empty else ()
+
+
+def _test_sizes(population: Population | None) -> Mapping[ClientId, int] | None:
+    """Return the number of test examples of each client; None: the task reads its own data."""
+    if population is None:
+        return None
+    sizes = [0] * population.train.num_clients if population.test is None else population.test.sizes.tolist()
+    return dict(zip(map(ClientId, population.task.sites), sizes, strict=True))
 
 
 def _size_of(task: ArrayTask, site: str, count: Callable[[str], int]) -> int:

@@ -12,9 +12,10 @@ from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import Resources, choose
-from atoll.simulations.engines.determinism import check_deterministic, check_model
+from atoll.simulations.engines.determinism import check_deterministic, check_evaluation, check_model
 from atoll.simulations.engines.engine import Engine, Training
 from atoll.simulations.engines.processes.over_ray import RayMissing
+from atoll.simulations.engines.processes.placement import faults_of
 from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.federation.config import SimulationConfig
 
@@ -29,6 +30,8 @@ def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunCo
     """
     if simulation.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(["simulation.device: got 'cuda'; allowed here: \"cpu\", because torch finds no CUDA device"])
+    if faults := faults_of(simulation.devices, simulation.device, torch.cuda.device_count()):
+        raise ConfigError(faults)
     try:
         return Training(
             task=task,
@@ -76,6 +79,8 @@ def engine_of(
     name: str = simulation.engine
     if name == "auto":
         name = before or ("sequential" if is_app else name)
+    if simulation.devices:
+        torch.cuda.set_device(simulation.devices[0])  # for what computes in this process
     try:
         if not is_app:
             check_model(training)
@@ -85,7 +90,9 @@ def engine_of(
             version,
             clients,
             name=name,
-            resources=Resources(simulation.workers or None, simulation.threads, simulation.ray_address),
+            resources=Resources(
+                simulation.workers or None, simulation.threads, simulation.ray_address, tuple(simulation.devices)
+            ),
             cohort=cohort,
             trainings=trainings,
         )
@@ -96,6 +103,22 @@ def engine_of(
     if choice.figures or choice.reasons:
         tell(str(choice))
     return choice.engine
+
+
+def check_evaluations(
+    simulation: SimulationConfig, training: Training, version: Arrays, clients: Sequence[str]
+) -> None:
+    """Check that two evaluations of one client are equal, as all clients share a model; not of a Flower app.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if isinstance(training.task, FlowerTask):
+        return
+    try:
+        check_evaluation(Sequential(training, threads=simulation.threads), version, clients, training.model_seed)
+    except TaskBroken as error:
+        raise ConfigError([str(error)]) from error
 
 
 def kind_of(engine: Engine) -> str:

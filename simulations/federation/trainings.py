@@ -118,6 +118,12 @@ class Trainings:
         """Drop a training whose outcome is not wanted any more."""
         self._open.pop(training, None)
 
+    def idle_engine(self) -> Engine:
+        """Return the engine, after the outcomes that it still computes."""
+        for _ in self._coming:
+            pass
+        return self._engine
+
     def _take_until(self, training: Training) -> None:
         """Take outcomes from the engine up to that of a training; all of them if it is not being computed."""
         while training.outcome is None and next(self._coming, None) is not None:

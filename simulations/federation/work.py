@@ -1,12 +1,14 @@
 """The local work of the clients: their trainings, their evaluations, and the updates that they send."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
+from atoll.aggregation.printable import count_of
 from atoll.client.session.events import EvaluationRequest, Invitation, JobFailed
 from atoll.parallel.task.errors import NotFinite, TaskBroken
-from atoll.parallel.task.metrics import Statistics, only_finite
+from atoll.parallel.task.metrics import Statistics, sound
 from atoll.parallel.worker.model_files import write_update
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.server.rounds.events import Update
 from atoll.simulations.devices.fleet import Device
@@ -14,6 +16,7 @@ from atoll.simulations.engines.engine import Failed, Trained
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations
+from atoll.simulations.federation.kept_facts import NAME
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.trainings import Training, Trainings
 from atoll.simulations.federation.updates import Updates
@@ -33,6 +36,8 @@ class ClientWork:
     """States of the clients between rounds."""
     has_codec: bool
     """Use of a codec, so that clients have residuals."""
+    kept_sizes: Mapping[ClientId, int] = field(default_factory=dict)
+    """Numbers of examples that an earlier process has read, which each training confirms."""
     statistics: dict[Digest, Statistics]
     """Sums measured in the training of each update, by the update's digest."""
 
@@ -51,13 +56,15 @@ class ClientWork:
 
     def evaluate(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
         """Return the sums of a client's evaluation, or the reason that there are none."""
-        return self.evaluations.of_client(client_id, request)
+        return self.evaluations.of_client(self.trainings.idle_engine(), client_id, request)
 
     def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
         """Return the update of a finished training, or its failure, and store the client's new state."""
         outcome, invitation, name = self.trainings.outcome(training), training.invitation, training.client_id
         if isinstance(outcome, Failed):
             return JobFailed(invitation.key, FailureReason(outcome.kind), outcome.detail)
+        if self.kept_sizes:
+            self._confirm(name, outcome)
         if outcome.own:
             self.states.store(name, invitation.round_id, invitation.counted_round, outcome.own)
         digest = self.updates.digest_of(name, invitation.round_id, training.steps)
@@ -75,7 +82,7 @@ class ClientWork:
             num_bytes = plain_bytes = self.updates.add(
                 digest, outcome.update, outcome.report, outcome.row, outcome.magnitudes
             )
-        self.statistics[digest] = statistics = only_finite(outcome.statistics)
+        self.statistics[digest] = statistics = sound(self.evaluations.metrics, outcome.statistics)
         return Update(
             name,
             invitation.round_id,
@@ -90,6 +97,19 @@ class ClientWork:
             plain_bytes,
             steps=outcome.report.get("steps", 0),
         )
+
+    def _confirm(self, name: ClientId, outcome: Trained) -> None:
+        """Check that a client has trained on as many examples as an earlier process has counted.
+
+        Raises:
+            ConfigError: it has others by now.
+        """
+        units = getattr(self.efforts.task, "units", None)
+        if not callable(units) and outcome.num_examples != self.kept_sizes[name]:
+            what = f"site {name!r} has trained on {count_of(outcome.num_examples, 'example')}"
+            before = f"and had {self.kept_sizes[name]} when the sites were counted, so its data has changed"
+            way_out = f"delete {NAME.format('*')} in the folder of the run or sweep, and run it again"
+            raise ConfigError([f"{what}, {before}: {way_out}"])
 
     def _encoded(self, digest: Digest, training: Training, outcome: Trained) -> int:
         """Encode an update and store it; return its size [bytes]."""

@@ -23,6 +23,7 @@ from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.json_text import to_json
+from atoll.parallel.task.noise import NOT_PRIVATE
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import (
@@ -88,6 +89,7 @@ class MessageFederation:
         setting: its parts.
         folder: the folder of the run, without files of an earlier one.
         on_exchange: a callback for the line of each exchange that has closed.
+        tell: a callback for notes to the operator.
         clock: the real time [s].
 
     Raises:
@@ -103,12 +105,13 @@ class MessageFederation:
         folder: Path,
         *,
         on_exchange: Callable[[Json], None] = lambda line: None,
+        tell: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config, simulation = setting.config, setting.simulation
         folder = folder.absolute()  # the program has a current folder of its own
         self.setting, self._folder, self._on_exchange, self._clock = setting, folder, on_exchange, clock
-        self._began = clock()
+        self._began, self._tell = clock(), tell
         benches = Benches(setting.task, config.given, simulation.threads)
         is_pooled = simulation.engine == "processes"
         self.engine = Recorded(Pool(benches, simulation.workers) if is_pooled else Sequential(benches))
@@ -218,6 +221,8 @@ class MessageFederation:
             case "pull":
                 self._waiting[number] = False
                 self._pull(number, tuple(map(RoundId, call["numbers"])))
+            case "public":
+                self._tell(NOT_PRIVATE)
 
     def _asked(self, number: int, call: Json) -> ExchangeAsked:
         listed = []

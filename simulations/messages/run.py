@@ -60,7 +60,7 @@ def opened(
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / f"{OF_THE_PROGRAM}.log").unlink(missing_ok=True)
         write_atomically(folder / SETTINGS, effective(file).encode())
-        with chdir(os.curdir), MessageFederation(setting, folder, on_exchange=on_exchange) as federation:
+        with chdir(os.curdir), MessageFederation(setting, folder, on_exchange=on_exchange, tell=tell) as federation:
             yield federation
     finally:
         os.close(lock)

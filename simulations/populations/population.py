@@ -10,18 +10,20 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.task.collated import form_fault
 from atoll.parallel.task.randomness import data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
+from atoll.simulations.populations.facts import LabelCounts, OwnSites, ReadFacts, checked, facts_of_sites, name_of
 from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
 from atoll.simulations.populations.kinds import NEED_LABELS, POPULATIONS
 from atoll.simulations.populations.own_kind import Examples, dealt, labels_if_any
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
 from atoll.simulations.populations.pool import NoLabels, Pool, reading
+
+NO_SITES = "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
 
 OWN = "own"
 """The purpose of the draws of a user's own kind, by whatever name or path it is known."""
@@ -40,6 +42,15 @@ class Partition:
     def sizes(self) -> Ints:
         """The number of examples of each client (K,)."""
         return np.bincount(self.owner, minlength=self.num_clients)
+
+    def label_counts(self) -> tuple[list[int], LabelCounts | None, str]:
+        """Return all labels, those of each client with their numbers, and the reason that there are none."""
+        try:
+            labels, codes = np.unique(self.pool.labels, return_inverse=True)
+        except NoLabels as error:
+            return [], None, str(error)
+        table = partitions.count(codes.astype(np.int64), self.owner, len(labels), self.num_clients)
+        return labels.tolist(), [(labels[there := np.flatnonzero(own)], own[there]) for own in table.T], ""
 
     @cached_property
     def _order(self) -> tuple[Ints, Ints]:
@@ -81,14 +92,20 @@ class Population:
     seed: int
     task: Task
     """The same task, with the clients as its sites and their data as its data."""
-    train: Partition = field(repr=False)
-    test: Partition | None = field(repr=False)
+    train: "Partition | OwnSites" = field(repr=False)
+    test: "Partition | OwnSites | None" = field(repr=False)
     """The clients' test data; None: the task has no such data."""
     skew: FeatureSkew | None = None
     num_owners: int = 1
     """The number of the task's own sites that have training data."""
     dropped: tuple[str, ...] = ()
     """The clients that `drop_empty` left out, as they have no training examples."""
+
+    @property
+    def are_kept(self) -> bool:
+        """The answer whether an earlier process has read the sizes."""
+        facts = self.train.facts if isinstance(self.train, OwnSites) else None
+        return facts is not None and facts.are_kept
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -105,25 +122,26 @@ class Population:
         return tuple(told)
 
 
-def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
+def populate(config: PopulationConfig, task: Task, seed: int, read: ReadFacts | None = None) -> Population:
     """Deal the task's data to the clients of a population.
 
     Args:
         config: the kind of the population, and its options.
         task: the task whose sites' data is pooled; the data is loaded here, once.
         seed: the seed of the run; `config.seed`, if set, takes its place.
+        read: (task) -> the facts of its own sites, if those are the clients; None: `facts_of_sites`.
 
     Raises:
         ConfigError: the data do not allow this split; the message has the numbers.
     """
     seed = seed if config.seed is None else config.seed
+    if config.kind == "natural":
+        return _natural(config, task, seed, read or facts_of_sites)
     held = {split: _read(task, split) for split in ("train", "test")}
     sizes = {site: len(held["train"].get(site, ())) for site in task.sites}
     if faults := list(_faults(config, task, sizes)):
         raise ConfigError([f"population: {fault}" for fault in faults])
     num_owners = sum(map(bool, sizes.values()))
-    if config.kind == "natural":
-        return _natural(config, task, seed, held, num_owners)
     assert config.clients is not None
     try:
         examples = Examples(_pool(held["train"], "train"), tuple(held["train"]))
@@ -141,20 +159,20 @@ def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
     return Population(config, seed, dealt, splits["train"], splits.get("test"), skew, num_owners, dropped)
 
 
-def _natural(
-    config: PopulationConfig, task: Task, seed: int, held: Mapping[str, Mapping[str, Any]], num_owners: int
-) -> Population:
+def _natural(config: PopulationConfig, task: Task, seed: int, read: ReadFacts) -> Population:
     """Return the task's own sites as clients, each with its own data."""
-    dropped = tuple(site for site in task.sites if not len(held["train"].get(site, ()))) if config.drop_empty else ()
-    number = {site: k for k, site in enumerate(site for site in task.sites if site not in set(dropped))}
-    splits = {}
-    for split, datasets in held.items():
-        pool = _pool({site: dataset for site, dataset in datasets.items() if site in number}, split)
-        owners = np.array([number[site] for site in datasets if site in number], np.int64)
-        splits[split] = Partition(pool, np.repeat(owners, pool.sizes), len(number))
-    clients = replace(task, sites=tuple(number)) if dropped else task
-    test = splits["test"] if len(splits["test"].pool) else None
-    return Population(config, seed, clients, splits["train"], test, None, num_owners, dropped)
+    if not task.sites:
+        raise ConfigError([f"population: {NO_SITES}"])
+    facts = read(task)
+    sizes = dict(zip(task.sites, facts.train.tolist(), strict=True))
+    if faults := list(faults_of_sizes(config, sizes)):
+        raise ConfigError([f"population: {fault}" for fault in faults])
+    dropped = tuple(site for site, size in sizes.items() if not size) if config.drop_empty else ()
+    clients = replace(task, sites=tuple(site for site, size in sizes.items() if size)) if dropped else task
+    held = facts.of(facts.train > 0) if dropped else facts
+    train = OwnSites(held.train, held, clients)
+    test = OwnSites(held.test, None, clients) if held.test.any() else None
+    return Population(config, seed, clients, train, test, None, int((facts.train > 0).sum()), dropped)
 
 
 def names(num_clients: int) -> tuple[str, ...]:
@@ -167,31 +185,21 @@ def _read(task: Task, split: str) -> dict[str, Any]:
     """Return the examples of a split, by the sites that have some of it."""
     datasets = {}
     for site in task.sites:
-        with reading(_name(site, split)):
+        with reading(name_of(site, split)):
             dataset = data_of(task, site, split)
-        if dataset is None:
-            continue
-        if fault := form_fault(dataset):  # of a task with a `fit` of its own
-            raise ConfigError([f"population: task.data({site!r}, {split!r}) gave {fault}"])
-        datasets[site] = dataset
+        if dataset is not None:
+            datasets[site] = checked(dataset, site, split)
     return datasets
 
 
 def _pool(datasets: Mapping[str, Any], split: str) -> Pool:
-    return Pool(list(datasets.values()), [_name(site, split) for site in datasets])
-
-
-def _name(site: str, split: str) -> str:
-    return f"{split} data of site {site!r}"
+    return Pool(list(datasets.values()), [name_of(site, split) for site in datasets])
 
 
 def _faults(config: PopulationConfig, task: Task, sizes: Mapping[str, int]) -> Iterator[str]:
     """Yield the faults that show without reading any example; `sizes` has the number of examples of each site."""
     if not task.sites:
-        yield "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
-        return
-    if config.kind == "natural":
-        yield from faults_of_sizes(config, sizes)
+        yield NO_SITES
         return
     clients, available = config.clients or 0, sum(sizes.values())
     may_be_empty = (

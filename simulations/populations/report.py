@@ -1,12 +1,12 @@
 """The report on a population: sizes, labels and their distance from the pooled data."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from atoll.simulations.populations.partitions import Floats, Ints, count
-from atoll.simulations.populations.pool import NoLabels
+from atoll.simulations.populations.facts import LabelCounts
+from atoll.simulations.populations.partitions import Floats, Ints
 from atoll.simulations.populations.population import Population
 
 
@@ -68,35 +68,38 @@ class Report:
 
     def plain(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return asdict(self)
+        shallow = {each.name: getattr(self, each.name) for each in fields(self)}
+        clients = [{name: getattr(client, name) for name in ClientSummary.__slots__} for client in self.clients]
+        return shallow | {"clients": clients, "labels": None if self.labels is None else asdict(self.labels)}
 
 
 def report(population: Population) -> Report:
     """Return the sizes and labels of all clients, and their distance from the pooled ones; each target is read once."""
     train, test = population.train, population.test
-    labels, counts, no_labels = _label_counts(population)
+    labels, counts, no_labels = train.label_counts()
     test_sizes = test.sizes if test is not None else np.zeros(train.num_clients, np.int64)
+    sizes = zip(train.sizes.tolist(), test_sizes.tolist(), strict=True)
     clients = tuple(
         ClientSummary(
             client=name,
-            examples=int(train.sizes[k]),
-            test_examples=int(test_sizes[k]),
-            labels=None if counts is None else {str(y): int(n) for y, n in zip(labels, counts[:, k], strict=True) if n},
+            examples=examples,
+            test_examples=test_examples,
+            labels=None if counts is None else {str(y): n for y, n in zip(*map(_listed, counts[k]), strict=True)},
             features="" if population.skew is None else population.skew.description(k),
         )
-        for k, name in enumerate(population.task.sites)
+        for k, (name, (examples, test_examples)) in enumerate(zip(population.task.sites, sizes, strict=True))
     )
     return Report(
         kind=population.config.kind,
         seed=population.seed,
         num_clients=train.num_clients,
-        examples=len(train.pool),
+        examples=int(train.sizes.sum()),
         test_examples=int(test_sizes.sum()),
         examples_min=int(train.sizes.min()),
         examples_median=float(np.median(train.sizes)),
         examples_mean=float(train.sizes.mean()),
         examples_max=int(train.sizes.max()),
-        labels=None if counts is None else _summary(labels, counts),
+        labels=None if counts is None else _summary(labels, _table(labels, counts)),
         no_labels=no_labels,
         clients=clients,
         dropped=population.dropped,
@@ -104,14 +107,19 @@ def report(population: Population) -> Report:
     )
 
 
-def _label_counts(population: Population) -> tuple[list[int], Ints | None, str]:
-    """Return all labels, their counts for each client (L, K), and the reason that there are none."""
-    train = population.train
-    try:
-        labels, codes = np.unique(train.pool.labels, return_inverse=True)
-    except NoLabels as error:
-        return [], None, str(error)
-    return labels.tolist(), count(codes.astype(np.int64), train.owner, len(labels), train.num_clients), ""
+def _listed(numbers: Ints) -> list[int]:
+    return numbers.tolist()  # type: ignore[no-any-return]
+
+
+def _table(labels: list[int], counts: LabelCounts) -> Ints:
+    """Return the number of examples of each label for each client (L, K)."""
+    table = np.zeros((len(labels), len(counts)), np.int64)
+    lengths = [len(own) for own, _ in counts]
+    clients = np.repeat(np.arange(len(counts)), lengths)
+    table[np.searchsorted(labels, np.concatenate([own for own, _ in counts])), clients] = np.concatenate(
+        [numbers for _, numbers in counts]
+    )
+    return table
 
 
 def _summary(labels: list[int], counts: Ints) -> LabelSummary:

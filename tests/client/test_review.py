@@ -5,9 +5,9 @@ import math
 import pytest
 
 from atoll.client.work.runner import RunnerFailed
+from atoll.parallel.task.metrics import SUMS_MAX
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason
-from atoll.protocol.wire.channel import STATISTICS_MAX
 from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, model, until
 
 
@@ -68,7 +68,7 @@ async def test_more_sums_than_a_message_holds_are_an_answer_without_them(tmp_pat
 
     async with lagoon() as coordinator, agent(coordinator, tmp_path, Measuring(confusion)):
         await coordinator.push(evaluate=evaluate(coordinator.add(Version(model()))))
-        assert str(STATISTICS_MAX) in (await coordinator.heard("evaluated")).error
+        assert str(SUMS_MAX) in (await coordinator.heard("evaluated")).error
 
 
 @pytest.mark.parametrize("seconds", [1e300, 1e12])

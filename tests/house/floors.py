@@ -29,6 +29,7 @@ SHARED: dict[str, tuple[str, ...]] = {
         "aggregation/entry_points.py",
         "aggregation/file_digest.py",
         "aggregation/folders.py",
+        "aggregation/noise",
         "aggregation/printable.py",
         "aggregation/tensors",
         "aggregation/text_files.py",
@@ -53,6 +54,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "entry_points.py",
             "folders.py",
+            "noise",
             "numba_support.py",
             "ordered_map.py",
             "place.py",

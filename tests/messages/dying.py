@@ -72,6 +72,7 @@ class JournaledService(MessageService):
 
     course: Course
     is_dead = False
+    allowance = 0.0
 
     def post(self, event):
         if self.is_dead:
@@ -108,7 +109,7 @@ class JournaledService(MessageService):
             self.machine.receive(decode(EVENTS[kind], body, "the journal"), at)
         self.is_dead = False
         down_since = self._timeline.now - DOWN_S
-        self.post(CoordinatorStarted(down_since) if self.course.entries else RunStarted(Digest("")))
+        self.post(CoordinatorStarted(down_since, self.allowance) if self.course.entries else RunStarted(Digest("")))
 
 
 class ForkedProgram(Program):
@@ -158,10 +159,14 @@ class DyingFederation(MessageFederation):
     """A federation whose coordinator, or program, dies once."""
 
     service_type, program_type = JournaledService, ForkedProgram
+    starts_s = 0.0
 
-    def plan(self, death):
-        """Plan the death; None: it is undisturbed."""
+    def plan(self, death, starts_s=0.0):
+        """Plan the death; None: it is undisturbed. After it all sites start anew, which takes `starts_s` virtual
+        seconds: it is more than a message may take.
+        """
         self.course = self.service.course = Course(death)
+        self.starts_s, self.service.allowance = starts_s, 5 * starts_s
         return self
 
     def run(self):
@@ -196,7 +201,7 @@ class DyingFederation(MessageFederation):
             raise AssertionError("one death is planned") from error
         self._is_over = self.service.machine.ledger.state in TERMINAL
         for place, site in enumerate(self.sites.values()):
-            self.timeline.after(place * RECONNECTS_S, site.wake)
+            self.timeline.after(self.starts_s + place * RECONNECTS_S, site.wake)
 
     def _answer(self, call, **fields):
         super()._answer(call, **fields)

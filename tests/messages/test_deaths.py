@@ -31,6 +31,16 @@ KINDS = {
     "ProgramEnded",
 }
 PLACES = ("before", "after", "effect", "answer")
+STARTS_S = 60.0
+IMPATIENT = load_text(
+    SimulationFile,
+    f"name = 'ten'\ntask = {quoted(APP)}\nprogram.main = {quoted(APP)}\nround.min_available = 3\n"
+    f"devices.latency_s = 0.01\nround.deadline = {STARTS_S / 2}",
+    [],
+    name="",
+)
+"""A run whose messages have half the time that an agent takes to start."""
+
 SAMPLE = 4
 """Deaths of each place in a short run of the suite."""
 
@@ -40,10 +50,10 @@ def undisturbed(tmp_path_factory):
     return lived(tmp_path_factory.mktemp("undisturbed"), None)
 
 
-def lived(folder, death):
+def lived(folder, death, file=FILE, starts_s=0.0):
     """Return what is left of a run with a death: its result, its digests, its course."""
     here = os.getcwd()
-    with DyingFederation(setting_of(FILE, load_user_task(APP)), folder).plan(death) as federation:
+    with DyingFederation(setting_of(file, load_user_task(APP)), folder).plan(death, starts_s) as federation:
         result = federation.run()
         written = json.loads((folder / "program" / "result.json").read_text())
         found = {"cause": (result["state"], result["cause"]), "written": written, "digests": federation.digests()}
@@ -51,9 +61,9 @@ def lived(folder, death):
     return found, federation.course
 
 
-def same(folder, death, undisturbed):
+def same(folder, death, undisturbed, **given):
     """Return what a death has changed; nothing, as it must be."""
-    found, course = lived(folder, death)
+    found, course = lived(folder, death, **given)
     shutil.rmtree(folder)
     assert course.num_deaths == 1, f"{death} was not reached"
     return [f"{death}: {key}" for key, before in undisturbed[0].items() if found[key] != before]
@@ -72,6 +82,30 @@ def test_a_death_changes_no_digest(where, tmp_path, undisturbed):
     count = undisturbed[1].counts[where]
     for number in sorted(random.Random(where).sample(range(1, count + 1), SAMPLE)):
         assert not same(tmp_path / str(number), Death(where, number), undisturbed)
+
+
+def deaths_in_exchanges(course):
+    """Return a death after the entry that opens each exchange, and one after each first reply."""
+    kinds = [kind for _, kind, _ in course.entries]
+    asked = [place for place, kind in enumerate(kinds, start=1) if kind == "ExchangeAsked"]
+    replied = [kinds.index("UpdateReceived", place) + 1 for place in asked]
+    return [Death("after", number) for number in sorted({*asked, *replied})]
+
+
+def test_a_death_changes_no_digest_where_agents_take_longer_to_start_than_a_message_may(tmp_path, undisturbed):
+    """As where the agents died, too: their imports take longer than a lease and a timeout."""
+    deaths = deaths_in_exchanges(undisturbed[1])
+    assert len(deaths) == 40
+    for death in random.Random(1).sample(deaths, SAMPLE):
+        given = {"file": IMPATIENT, "starts_s": STARTS_S}
+        assert not same(tmp_path / str(death.number), death, undisturbed, **given)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_death_in_any_exchange_changes_a_digest_where_agents_start_slowly(tmp_path, undisturbed):
+    deaths, given = deaths_in_exchanges(undisturbed[1]), {"file": IMPATIENT, "starts_s": STARTS_S}
+    assert not [fault for one in deaths for fault in same(tmp_path / str(one.number), one, undisturbed, **given)]
 
 
 @pytest.mark.long

@@ -28,6 +28,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "odd_parameters": {"dp_shard": "nothing: no elements"},
     "tied_by_views": {"dp_shard": "are views of one memory"},
     "clamped": {"dp_shard": "forward changes them in place"},
+    "held_weights": {"dp_shard": "that it holds beside its module"},
     **{
         name: {"accumulate": "each forward pass changes them"}
         for name in ("byte_counter", "short_counter", "long_counter", "spectral_norm", "growing_buffer")

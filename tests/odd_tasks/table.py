@@ -5,7 +5,7 @@ from typing import Any
 
 from atoll import Task
 from tests.odd_tasks.cells import CENTRAL, WAYS, Verdict, has_chain
-from tests.odd_tasks.tasks import data, hugging_face, losses, models, tensors
+from tests.odd_tasks.tasks import data, hugging_face, losses, made, models, tensors
 
 EVERYWHERE = (*WAYS, "agents")
 SHARED = ("zero=3", "pp=2")
@@ -23,6 +23,7 @@ def _tasks(module: ModuleType) -> dict[str, tuple[str, Any]]:
 TASKS: dict[str, tuple[str, Any]] = {
     **_tasks(tensors),
     **_tasks(models),
+    **_tasks(made),
     **_tasks(losses),
     **_tasks(data),
     **_tasks(hugging_face),
@@ -43,6 +44,7 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "weight_norm": {("pp=2",): "1 layer (0) cannot fill 2 stages"},
     "spectral_norm": {("pp=2",): "1 layer (0) cannot fill 2 stages"},
     "tied_by_views": {SHARED: "are views of one memory"},
+    "held_weights": {("zero=3",): "layers.0.weight, layers.2.weight: the model, the loss or a hook reads a parameter"},
     "odd_parameters": {("zero=3",): "nothing: no elements"},
     "all_frozen": {EVERYWHERE: "has no parameter to train"},
     "no_module": {EVERYWHERE: "must return a torch.nn.Module, got int"},

@@ -10,7 +10,7 @@ from atoll.parallel.checkpoint.ranks import Ranks, patient_ranks
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import AXES, Mesh
-from atoll.parallel.world import World, is_lost_peer, process_group, ranks_here, read_world
+from atoll.parallel.world import SLURM_PORTS, World, is_lost_peer, meeting_place, process_group, ranks_here, read_world
 
 
 def test_a_process_without_a_launcher_is_alone() -> None:
@@ -24,6 +24,45 @@ def test_torchrun_s_variables_are_read() -> None:
 def test_mpirun_s_variables_are_read() -> None:
     found = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
     assert read_world(found) == World(3, 3, 4)
+
+
+STEP = {
+    **{"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "11", "SLURM_NODEID": "1"},
+    **{"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_STEP_NODELIST": "gpu[03-04,12]-a,login1"},
+    **{"SLURM_JOB_ID": "41234", "SLURM_STEP_ID": "2", "SLURM_NTASKS": "64"},
+}
+"""Variables of a task that `srun` starts without torchrun, in a job of 64 tasks."""
+
+
+def test_the_variables_of_a_slurm_step_are_read() -> None:
+    assert read_world(STEP) == World(5, 1, 11)
+    assert ranks_here(STEP) == 4
+    assert ranks_here({**STEP, "SLURM_NODEID": "2"}) == 3
+    assert meeting_place(World(5, 1, 11), STEP) == ("gpu03-a", SLURM_PORTS[41_236 % 10_000])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("n[1-4]", "n1"), ("n[07,09-11]", "n07"), ("r[1-2]n[01-08],x", "r1n01")],
+)
+def test_the_ranks_of_a_step_meet_on_its_first_node(nodes: str, first: str) -> None:
+    assert meeting_place(World(0, 0, 2), {**STEP, "SLURM_STEP_NODELIST": nodes})[0] == first
+
+
+def test_torchrun_under_srun_and_addresses_that_are_given_come_first() -> None:
+    torchrun = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
+    alone = STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert read_world(alone | torchrun) == World(3, 3, 8)
+    assert ranks_here(alone | torchrun) == 8
+    with pytest.raises(ValueError, match="set MASTER_ADDR and MASTER_PORT"):
+        meeting_place(World(3, 3, 8), alone | torchrun)
+    given = STEP | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"}
+    assert meeting_place(World(5, 1, 11), given) == ("10.0.0.1", 5)
+
+
+def test_a_batch_script_is_no_rank_of_its_job() -> None:
+    """It has SLURM_PROCID=0 and the job's number of tasks, and would wait for ranks that nobody starts."""
+    assert read_world({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "64"}) == World(0, 0, 1)
 
 
 def test_the_ranks_of_this_machine_are_those_that_a_launcher_tells() -> None:

@@ -106,7 +106,10 @@ async def test_sums_that_are_nan_are_refused_by_name_and_the_others_count(tmp_pa
             assert (await a.next("run_ended")).state == "finished"
         (row,) = [row for row in History(state).evaluations(RunId("tiny-1")) if row.source == "clients"]
         assert row.statistics == {"accuracy": (1.0, 4.0), "loss": (6.0, 8.0)}
-        assert (row.num_clients, row.detail) == (2, "a: metric 'accuracy': its sums are NaN or infinite")
+        assert (row.num_clients, row.detail) == (
+            2,
+            "a: metric 'accuracy': its sums are NaN, infinite or left out",
+        )
         assert unmeasured([row]) == [{"version": 1, "source": "clients", "reason": row.detail}]
 
 

@@ -137,7 +137,9 @@ def simulate(
     if what is None:
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
     from atoll.cli.files import overriding
+    from atoll.simulations.populations.opened_files import OPENED
 
+    OPENED.watch()  # before the task's file is imported, which may read data
     simulate_as_asked(
         what,
         overriding(overrides, seed=seed, population__drop_empty=drop_empty or None),

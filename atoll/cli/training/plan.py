@@ -45,8 +45,8 @@ Machines = Annotated[
         "--cluster",
         metavar="CLUSTER",
         help="A preset (a100-80, h100-80, h200-141, cpu: one node each), or one with other numbers: "
-        "h100-80,nodes=8; or nodes, per_node, memory (bytes), flops and flops_fp32 (FLOP/s), inside and across "
-        "(bytes/s, in a node and between nodes); by default h100-80.",
+        "h100-80,nodes=8; or nodes, per_node, memory (bytes), flops and flops_fp32 (FLOP/s), bandwidth (bytes/s of the "
+        "memory), inside and across (bytes/s, in a node and between nodes); by default h100-80.",
     ),
 ]
 Batch = Annotated[

@@ -123,6 +123,7 @@ class Crew:
         start: starts the ranks.
         site: the owner of the data.
         settings: the site's own settings for the task.
+        noise: the key of the noise that no request has a key for; empty: there is no secret here.
     """
 
     def __init__(
@@ -133,10 +134,11 @@ class Crew:
         *,
         site: str,
         settings: Mapping[str, Any] | None = None,
+        noise: bytes = b"",
     ) -> None:
         self._task, self._terms, self._start = task, terms, start
         self._load: Json = {
-            **{"task": task, "site": site, "settings": dict(settings or {}), "plan": terms.plan},
+            **{"task": task, "site": site, "settings": dict(settings or {}), "noise": noise.hex(), "plan": terms.plan},
             **asdict(RunTerms()),
             "device": terms.ranks.device,
             "bases": str(terms.ranks.log_of(0).absolute().with_name(BASES)),
@@ -339,7 +341,7 @@ class Crew:
             if event.kind == "answer":
                 answer: Json = event.content
                 if "error" in answer:
-                    raise WorkerError(answer["error"], answer["detail"])
+                    raise WorkerError(answer["error"], answer["detail"], answer.get("said", ()))
                 return answer
             self._line = None
             raise _Lost("ranks have ended")

@@ -35,8 +35,9 @@ from atoll.simulations.engines.batched.schedule import Schedule
 from atoll.simulations.engines.batched.shared import BATCH_NORMS, running_of
 from atoll.simulations.engines.batched.stack import CannotBatch, is_plain
 from atoll.simulations.engines.batched.swapping import obstacles_to_batching
+from atoll.simulations.engines.batched.together import together_if_possible
 from atoll.simulations.engines.benches import Benches
-from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
+from atoll.simulations.engines.engine import Failed, Job, Trained, Training, last_line, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
 from atoll.simulations.engines.one_process import OneProcess, on_device, threads_of_torch
@@ -93,6 +94,7 @@ class BatchTrainer:
         self._hooks = Hooks(training) if training.task.algorithm is not None else None
         self._alone: Alone = self._loop if self._hooks is None else Benches(training)
         self.form = self._loop.form
+        self._sizes: dict[tuple[int, int | None], list[int]] = {}
         self._layout()
         self._wanted, self._activation_bytes = at_once, self._activations_of_one()
         own_loss = self._hooks.losses if self._hooks is not None and self._hooks.has_loss else None
@@ -155,7 +157,7 @@ class BatchTrainer:
                 except CannotBatch:  # caused by the examples of some clients
                     continue
                 except Exception as error:  # training the clients one by one shows which of them fails
-                    logger.warning("%d clients are trained one by one: %s", len(chosen), _last_line(error))
+                    logger.warning("%d clients are trained one by one: %s", len(chosen), last_line(error))
         for index, job in enumerate(jobs):
             if index not in results:
                 with naming(job.client_id):
@@ -176,7 +178,7 @@ class BatchTrainer:
         placed, tensors, offsets = concatenated([examples[index] for index in chosen])
         schedule = Schedule([jobs[index] for index in chosen], placed, self._local, offsets, joins=self._joins)
         members = [chosen[at] for at in schedule.order]
-        states = [self._loop.exchange.own_of(jobs[index]) for index in members]
+        states = self._states([jobs[index] for index in members])
         start = self._starts([layers for layers, _ in states])
         corrections = self._corrections([control for _, control in states])
         begun = torch.from_numpy(start).to(self._training.device)
@@ -193,24 +195,23 @@ class BatchTrainer:
         statistics, units = measured.statistics(), measured.units()
         results: dict[int, Trained | Failed] = {}
         with np.errstate(over="ignore", invalid="ignore"):
-            are_written = self._write_together(rows, members)
-            trained = [] if are_written else self._trained(len(chosen))
+            written = self._written_together(rows, members)
+            trained = [] if written else self._trained(len(chosen))
             running = self._net.running.arrays()
             for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
                 done = schedule.steps[at]
-                try:
-                    if are_written:
-                        update, own = rows.update_of(index), rows.own_of(index)
-                    else:
-                        each = [block[row] for block in trained]
-                        began = start[min(row, len(start) - 1)]
-                        self._write_running(rows, index, {name: every[row] for name, every in running.items()})
+                update, own = written[row] if written else Arrays(), Arrays()
+                if not written:
+                    each = [block[row] for block in trained]
+                    began = start[min(row, len(start) - 1)]
+                    self._write_running(rows, index, {name: every[row] for name, every in running.items()})
+                    try:
                         if self._hooks is not None:
                             self._hooks.write(row, rows.update_of(index), rows.own_of(index))
                         update, own = self._write(rows, index, each, began, *states[row], done)
-                except NotFinite as error:
-                    results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
-                    continue
+                    except NotFinite as error:
+                        results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
+                        continue
                 results[index] = Trained(
                     jobs[index].client_id,
                     update,
@@ -220,7 +221,7 @@ class BatchTrainer:
                     own,
                     report_of(self._training, done),
                     rows.update[index],
-                    rows.largest[index] if are_written else None,
+                    rows.largest[index] if written else None,
                 )
         return results
 
@@ -261,19 +262,21 @@ class BatchTrainer:
         self._net.stack.settle()
         return [self._net.stack.blocks[name][:clients].cpu().numpy() for name, _, _ in self._places]
 
-    def _write_together(self, rows: Rows, members: Sequence[int]) -> bool:
+    def _written_together(self, rows: Rows, members: Sequence[int]) -> list[Arrays]:
         """Write the rows of a product together, if they are adjacent and consist of the change of the weights alone.
 
         Returns:
-            True if they are written, and finite.
+            The updates, as views; none if they are not written, or not finite.
         """
         first, count = members[0], len(members)
         if not self._is_whole or any(index != first + row for row, index in enumerate(members)):
-            return False
+            return []
         together, largest = rows.update[first : first + count], rows.largest[first : first + count]
         for number, (name, columns, _) in enumerate(self._places):
             largest[:, number] = self._net.stack.moved(name, together[:, columns])
-        return bool(np.isfinite(largest).all())  # otherwise writing row by row shows which is not
+        if not np.isfinite(largest).all():  # writing row by row shows which is not
+            return []
+        return rows.updates_of(first, count)
 
     def _write(
         self,
@@ -313,6 +316,11 @@ class BatchTrainer:
             else:
                 update[name][...] = integer_difference(name, now, self._version[name])
 
+    def _states(self, jobs: Sequence[Job]) -> list[tuple[Arrays, ControlVariates | None]]:
+        """Return the local layers and the control variate that each client begins with."""
+        exchange = self._loop.exchange
+        return [({}, None)] * len(jobs) if exchange.is_stateless else [exchange.own_of(job) for job in jobs]
+
     def _starts(self, layers: Sequence[Arrays]) -> Array:
         """Return the starting weights (1, T), or (k, T) if clients begin with local layers."""
         if not any(layers):
@@ -345,7 +353,11 @@ class BatchTrainer:
         return self._batch_sizes(examples.count)[0]
 
     def _batch_sizes(self, count: int) -> list[int]:
-        return batch_sizes(count, self._local.batch_size, model=self._loop.model)
+        """Return the sizes of one epoch's batches of a client with this number of examples; they are cached."""
+        key = count, self._local.batch_size
+        if (sizes := self._sizes.get(key)) is None:
+            sizes = self._sizes[key] = batch_sizes(count, self._local.batch_size, model=self._loop.model)
+        return sizes
 
     def _layout(self) -> None:
         """Find the trained tensors: the columns of the stack, in the order of an update's."""
@@ -413,14 +425,11 @@ class Batched(OneProcess):
     def __init__(self, training: Training, *, at_once: int | None = None, threads: int | None = 1) -> None:
         with threads_of_torch(threads):
             trainer = BatchTrainer(training, at_once=at_once)
-        super().__init__(on_device(f"batched (k={trainer.at_once})", training), trainer, threads)
+        name = on_device(f"batched (k={trainer.at_once})", training)
+        super().__init__(name, trainer, threads, lambda: together_if_possible(training))
         self.at_once, self.kind = trainer.at_once, trainer.kind
 
 
 def _with_plain_steps(training: Training) -> Training:
     """Return the same training with plain SGD, whose updates are proportional to the gradients."""
     return replace(training, overrides={**training.overrides, "optimizer": "sgd", "lr": 0.1})
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -18,6 +18,7 @@ import torch
 from torch.func import vmap
 
 from atoll.aggregation.tensors.layout import SHARED, STATE
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.client import Tensors, tensors_with
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import build_model, load_parameters, state_of, trained_by_name
@@ -35,7 +36,6 @@ from atoll.simulations.engines.batched.nets import Net
 from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Training
-from atoll.simulations.engines.held import changed, marks_of
 
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """The dtypes of a state that are stored as they are."""
@@ -116,7 +116,7 @@ class Hooks:
             HookRefused: `begin` cannot be mapped, or the state cannot be stored.
         """
         self._context, self._net, self._count, self._done = context, net, len(owns), 0
-        self._held, self._drawn = marks_of(self._algorithm), states_of_generators()
+        self._held, self._drawn = AsBuilt({"": self._algorithm}), states_of_generators()
         self._batch: Tensors | None = None
         self._shared = {name: _repeated(tensor, self._count) for name, tensor in self._received.items()}
         self._state, self._attributes = self._states(owns), Attributes(self._count)
@@ -403,8 +403,10 @@ class Hooks:
     def _check_traces(self) -> None:
         if states_of_generators() != self._drawn:
             self._refuse("", "draws random numbers in a hook, and each client draws its own when it trains alone")
-        if path := changed(self._held, marks_of(self._algorithm)):
-            self._refuse("", f"changes {path} in a hook: the object is common to all clients, and client.state is not")
+        if paths := self._held.differences():
+            self._refuse(
+                "", f"changes {paths[0]} in a hook: the object is common to all clients, and client.state is not"
+            )
 
 
 def _own_hooks(algorithm: Algorithm | None) -> dict[str, Callable[..., Any]]:

@@ -52,7 +52,7 @@ class SharedContext(Context):
         super().__init__(round=job.round_id, version=job.version, options=task.options)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in Context.__dataclass_fields__ and name not in COMMON:
+        if name == "secret_rng" or (name in Context.__dataclass_fields__ and name not in COMMON):
             raise CannotBatch(f"a function of the task reads context.{name}, which differs between the clients")
         return super().__getattribute__(name)
 

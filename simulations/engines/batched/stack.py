@@ -196,18 +196,22 @@ class Stack:
             norms = sum(block.square().sum(1, keepdim=True) for block in gradients.values()) ** 0.5
             for gradient in gradients.values():
                 gradient.mul_((local.clip_norm / (norms + 1e-6)).clamp(max=1.0))
-        for name, gradient in gradients.items():
-            self._descend(self.blocks[name][:m], gradient, [moment[name][:m] for moment in self._moments])
+        for name, _, shape in self._places:
+            decay = local.weight_decay if local.decay_vectors or len(shape) > 1 else 0.0
+            moments = [moment[name][:m] for moment in self._moments]
+            self._descend(self.blocks[name][:m], gradients[name], moments, decay)
         if self._follower is not None:
             self._follower.stepped()
 
-    def _descend(self, weights: torch.Tensor, gradients: torch.Tensor, moments: list[torch.Tensor]) -> None:
+    def _descend(
+        self, weights: torch.Tensor, gradients: torch.Tensor, moments: list[torch.Tensor], decay: float
+    ) -> None:
         """Apply SGD, Adam or AdamW, as in torch.optim, to one client in each row."""
         local = self._local
         if local.optimizer == "adamw":
-            weights.mul_(1 - local.lr * local.weight_decay)
-        elif local.weight_decay:
-            gradients.add_(weights, alpha=local.weight_decay)
+            weights.mul_(1 - local.lr * decay)
+        elif decay:
+            gradients.add_(weights, alpha=decay)
         if local.optimizer == "sgd":
             if moments:
                 gradients = moments[0].mul_(local.momentum).add_(gradients)

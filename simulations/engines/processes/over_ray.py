@@ -8,22 +8,30 @@ import logging
 import os
 import pickle
 import socket
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.arrays import Arrays, check_like
+from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
+from atoll.simulations.engines.measuring import Measurer, windows_of
 from atoll.simulations.engines.one_process import on_device
+from atoll.simulations.engines.processes.placement import share_of_gpu
 from atoll.simulations.engines.processes.processes import WorkerDied
 from atoll.simulations.engines.processes.user_files import Source, let_import, sources
 from atoll.simulations.engines.processes.worker import Plan, Written, plan_of
 from atoll.simulations.engines.rows import Form, Rows
 
+logger = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 120.0
+"""Longest wait for an actor while there is none [s]."""
 
 STARTS = 3
 """Attempts to start a Ray on this machine, because at times one of its processes dies at once, once twice in a row."""
@@ -34,12 +42,19 @@ AHEAD = 2
 """Maximum number of windows in an actor's queue."""
 
 
+DEATHS_MAX = 3
+"""Deaths of actors over one window after which the window is at fault, as where it needs more memory than there is."""
+
+
 class RayMissing(RuntimeError):
-    """Ray is not installed, or there is no cluster at the given address."""
+    """Ray is not installed, there is no cluster at the given address, or it has fewer processors than workers."""
 
 
 class OverRay:
-    """An engine of Ray's actors with one processor each.
+    """An engine of Ray's actors with one processor each, and a share of the cluster's GPUs if they compute there.
+
+    An actor that dies, alone or with its node, loses nothing: its windows are computed again by others, with the same
+    bits, and a new actor takes its place as soon as the cluster has a processor for it.
 
     Args:
         training: the settings of all clients' training; the task is pickled, together with its file and the user's own
@@ -50,7 +65,7 @@ class OverRay:
         at_once: the number of clients in a product; None: as many as fit into the cache.
 
     Raises:
-        RayMissing: Ray is not installed (the message says how), or no cluster answers at `address`.
+        RayMissing: Ray is not installed (the message says how), no cluster answers at `address`, or it is too small.
         WorkerDied: no Ray started on this machine.
         CannotBatch: `batched` is set, and the task cannot be batched.
     """
@@ -70,70 +85,164 @@ class OverRay:
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
             _begin(self._ray, address, workers)
-        count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        gpus = {"num_gpus": 1} if training.device != "cpu" else {}
-        actor = self._ray.remote(num_cpus=1, **gpus)(_Actor)
-        files, pickled_plan = sources(), self._ray.put(self._ray.cloudpickle.dumps(plan))
-        self._actors = [actor.remote(files, pickled_plan, self._form) for _ in range(count)]
+        try:
+            count, share = _divided(self._ray.cluster_resources(), workers, needs_gpu=training.device != "cpu")
+        except RayMissing:
+            self._shut_down()
+            raise
+        self._options = {"num_cpus": 1, **({"num_gpus": share} if share else {})}
+        self._made_of = sources(), self._ray.put(self._ray.cloudpickle.dumps(plan)), self._form
+        self._actors = [self._new_actor() for _ in range(count)]
+        self._num_versions = 0
         kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
         self.name = on_device(f"{kind}ray with {count_of(count, 'worker')}", training)
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
         """Train the clients, as `Engine.train`."""
         check_like(version, self._form.update)
-        window = self._planner.window(len(jobs))
-        windows = deque(jobs[first : first + window] for first in range(0, len(jobs), window))
-        stored = self._ray.put(version)
-        self._wait([actor.begin.remote(stored, jobs[0].version if jobs else 0) for actor in self._actors])
-        given: deque[tuple[int, Any, int]] = deque()
-        while windows or given:
-            while windows and len(given) < AHEAD * len(self._actors):
-                actor = self._idlest(given)
-                chosen = windows.popleft()
-                given.append((actor, self._actors[actor].train.remote(list(chosen)), len(chosen)))
-            _, future, count = given.popleft()
-            memory, results = self._get(future)
-            yield from _read(results, Rows(self._form, count, memory))
+        size = self._planner.window(len(jobs))
+        windows = [list(jobs[first : first + size]) for first in range(0, len(jobs), size)]
+        for window, (memory, results) in zip(windows, self._collected("train", version, windows), strict=True):
+            yield from _read(results, Rows(self._form, len(window), memory))
+
+    def evaluate(self, version: Arrays, jobs: Sequence[Job]) -> list[Statistics | str]:
+        """Evaluate the clients, as `Engine.evaluate`."""
+        windows = [list(window) for window in windows_of(jobs)]
+        return [found for sums in self._collected("measure", version, windows) for found in sums]
 
     def close(self) -> None:
         """End the actors, and Ray if this engine started it."""
         for actor in self._actors:
-            self._ray.kill(actor)
+            self._ray.kill(actor.handle)
         self._actors = []
+        self._shut_down()
+
+    def _shut_down(self) -> None:
         if self._is_ours:
             self._ray.shutdown()
             self._is_ours = False
 
-    def _idlest(self, given: "deque[tuple[int, Any, int]]") -> int:
-        """Return the number of the actor with the shortest queue."""
-        futures = [future for _, future, _ in given]
+    def _new_actor(self) -> "_Place":
+        handle = self._ray.remote(**self._options)(_Actor).remote(*self._made_of)
+        return _Place(handle, handle.ready.remote())
+
+    def _collected(self, work: str, version: Arrays, windows: Sequence[list[Job]]) -> Iterator[Any]:
+        """Yield the result of each window in their order; those whose actor has died are computed again.
+
+        Args:
+            work: the method of the actors.
+            version: the version from which the clients of all windows train, or which they measure.
+            windows: the jobs.
+        """
+        self._num_versions += 1
+        stored, number = self._ray.put(version), windows[0][0].version if windows else 0
+        waiting, deaths = deque(range(len(windows))), [0] * len(windows)
+        given: dict[int, tuple[_Place, Any]] = {}
+        for next_one in range(len(windows)):
+            while True:
+                while waiting and len(given) < AHEAD * len(self._actors):
+                    place = self._idlest(given.values())
+                    window = waiting.popleft()
+                    method = getattr(place.handle, work)
+                    given[window] = place, method.remote(self._num_versions, number, stored, windows[window])
+                place, future = given.pop(next_one)
+                try:
+                    found = self._get(future)
+                    break
+                except _Lost as lost:
+                    deaths[next_one] += 1
+                    if deaths[next_one] >= DEATHS_MAX:
+                        names = ", ".join(job.client_id for job in windows[next_one][:5])
+                        what = f"{count_of(DEATHS_MAX, 'actor')} of Ray have died over the same clients ({names})"
+                        raise WorkerDied(f"{what}: {lost}") from lost
+                    self._replace(place)
+                    waiting.appendleft(next_one)
+            yield found
+
+    def _replace(self, place: "_Place") -> None:
+        """Put a new actor into the place of a dead one, unless that is done; it starts when there is a processor."""
+        if place in self._actors:
+            logger.warning("an actor of Ray has died, alone or with its node: its clients are computed again")
+            self._actors[self._actors.index(place)] = self._new_actor()
+
+    def _idlest(self, given: "Collection[tuple[_Place, Any]]") -> "_Place":
+        """Return the started actor with the shortest queue; wait for one if there is none."""
+        futures = [future for _, future in given]
         waiting = set(self._ray.wait(futures, num_returns=len(futures), timeout=0)[1]) if futures else set()
-        load = [0] * len(self._actors)
-        for actor, future, _ in given:
-            load[actor] += future in waiting
-        return load.index(min(load))
+        load = dict.fromkeys(self._started(), 0)
+        for place, future in given:
+            if place in load:
+                load[place] += future in waiting
+        return min(load, key=lambda place: load[place])
 
-    def _wait(self, begun: Sequence[Any]) -> None:
-        """Wait until all actors have started and have the version."""
-        ready, missing = self._ray.wait(begun, num_returns=len(begun), timeout=START_TIMEOUT_S)
-        if missing:
-            free, total = (
-                int(of().get("CPU", 0)) for of in (self._ray.available_resources, self._ray.cluster_resources)
-            )
-            raise WorkerDied(
-                f"of {count_of(len(begun), 'actor')} of Ray, {len(missing)} did not get ready "
-                f"after {START_TIMEOUT_S:g} s; "
-                f"free are {free} of the cluster's {count_of(total, 'processor')}"
-            )
-        self._get(ready)
+    def _started(self) -> "list[_Place]":
+        """Return the actors that have started, in their order; wait until there is at least one.
 
-    def _get(self, futures: Any) -> Any:
+        Raises:
+            WorkerDied: there is none after `START_TIMEOUT_S`.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            starting = {place.ready: place for place in self._actors if not place.is_ready}
+            none_yet = len(starting) == len(self._actors)
+            timeout = max(0.0, deadline - time.monotonic()) if none_yet else 0.0
+            ready = self._ray.wait([*starting], num_returns=1, timeout=timeout)[0] if starting else []
+            for future in ready:
+                try:
+                    self._get(future)
+                    starting[future].is_ready = True
+                except _Lost:
+                    self._replace(starting[future])
+            if started := [place for place in self._actors if place.is_ready]:
+                return started
+            if time.monotonic() >= deadline:
+                raise WorkerDied(self._why_none())
+
+    def _why_none(self) -> str:
+        free, total = (int(of().get("CPU", 0)) for of in (self._ray.available_resources, self._ray.cluster_resources))
+        return (
+            f"of {count_of(len(self._actors), 'actor')} of Ray, none was ready after {START_TIMEOUT_S:g} s; "
+            f"free are {free} of the cluster's {count_of(total, 'processor')}"
+        )
+
+    def _get(self, future: Any) -> Any:
+        errors = self._ray.exceptions
         try:
-            return self._ray.get(futures)
-        except self._ray.exceptions.RayTaskError as error:
+            return self._ray.get(future)
+        except errors.RayTaskError as error:
             raise ClientFailed(str(error.cause)) from error
-        except self._ray.exceptions.RayActorError as error:
-            raise WorkerDied(f"an actor of Ray has died: {error}") from error
+        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError, errors.NodeDiedError) as error:
+            raise _Lost(" ".join(str(error).split())) from error
+
+
+class _Lost(Exception):
+    """A result is lost, because its actor has died."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """The place of an actor among the others."""
+
+    handle: Any
+    ready: Any
+    """The future of its start."""
+    is_ready: bool = False
+
+
+def _divided(resources: Mapping[str, float], workers: int | None, *, needs_gpu: bool) -> tuple[int, float]:
+    """Return the number of actors, and the share of a GPU of each; 0: they use none.
+
+    Raises:
+        RayMissing: the cluster has fewer processors than workers, or no GPU.
+    """
+    processors, gpus = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+    count = workers or max(1, processors)
+    if count > processors:
+        what = f"simulation.workers: got {count}; allowed: at most {processors}"
+        raise RayMissing(f"{what}, the processors of the Ray cluster, of which each worker has one")
+    if needs_gpu and not gpus:
+        raise RayMissing("simulation.device: got 'cuda'; allowed here: \"cpu\", because the Ray cluster has no GPU")
+    return count, share_of_gpu(count, gpus) if needs_gpu else 0.0
 
 
 class _Actor:
@@ -141,19 +250,34 @@ class _Actor:
 
     def __init__(self, files: Mapping[str, Source], pickled_plan: bytes, form: Form) -> None:
         let_import(files)
-        plan: Plan = pickle.loads(pickled_plan)
-        self._trainer, self._form = plan.trainer(), form
+        self._plan: Plan = pickle.loads(pickled_plan)
+        self._trainer, self._form = self._plan.trainer(), form
+        self._measurer: Measurer | None = None
+        self._trained = self._measured = 0
+        """The number of the version that was last trained from, and measured."""
 
-    def begin(self, version: Arrays, number: int) -> None:
-        self._trainer.begin({name: array.copy() for name, array in version.items()}, number)
+    def ready(self) -> None:
+        """Do nothing: the answer shows that the actor has started."""
 
-    def train(self, jobs: Sequence[Job]) -> tuple[np.ndarray[Any, Any], list[Written | Failed]]:
+    def train(
+        self, count: int, number: int, version: Arrays, jobs: Sequence[Job]
+    ) -> tuple[np.ndarray[Any, Any], list[Written | Failed]]:
+        if self._trained != count:  # of another version than the last window
+            self._trainer.begin({name: array.copy() for name, array in version.items()}, number)
+            self._trained = count
         rows = Rows(self._form, len(jobs))
         results = [
             result if isinstance(result, Failed) else Written.of(result, rows, index)
             for index, result in enumerate(self._trainer.train(jobs, rows))
         ]
         return rows.memory, results
+
+    def measure(self, count: int, number: int, version: Arrays, jobs: Sequence[Job]) -> list[Statistics | str]:
+        self._measurer = measurer = self._measurer or self._plan.measurer()
+        if self._measured != count:
+            measurer.begin({name: array.copy() for name, array in version.items()}, number)
+            self._measured = count
+        return measurer.measure(jobs)
 
 
 def _read(results: Sequence[Written | Failed], rows: Rows) -> Iterator[Trained | Failed]:

@@ -11,7 +11,7 @@ import pickle
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import wait
 from typing import Any
@@ -22,10 +22,13 @@ from atoll.aggregation.printable import count_of
 from atoll.parallel.engine.forked import FROZEN
 from atoll.parallel.forking import leaving_garbage
 from atoll.parallel.task.arrays import Arrays, check_like
+from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
+from atoll.simulations.engines.measuring import windows_of
 from atoll.simulations.engines.one_process import on_device
+from atoll.simulations.engines.processes.placement import VISIBLE, placed, visible
 from atoll.simulations.engines.processes.user_files import Parcel
-from atoll.simulations.engines.processes.worker import Plan, Sent, Written, plan_of, work
+from atoll.simulations.engines.processes.worker import Plan, Sent, plan_of, work
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.shared_memory import Blocks, mapped, new_file
 
@@ -53,6 +56,7 @@ class Processes:
         batched: True if each process trains many clients in one product.
         at_once: the number of clients in a product; None: as many as fit into the cache.
         threads: the threads of each operation.
+        devices: the GPUs, by their numbers here, on which the processes take turns if they compute on GPUs; empty: all.
 
     Raises:
         CannotBatch: `batched` is set, and the task cannot be batched.
@@ -67,13 +71,14 @@ class Processes:
         batched: bool = False,
         at_once: int | None = None,
         threads: int = 1,
+        devices: Sequence[int] = (),
     ) -> None:
         count = workers or len(os.sched_getaffinity(0))
         plan, self._planner = plan_of(training, batched, at_once, threads=threads)
         kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
         self.name = on_device(f"{kind}{count_of(count, 'process', 'processes')}", training)
         self._form = self._planner.form
-        self._plan, self._count = plan, count
+        self._plan, self._seen = plan, _seen_by_each(count, training.device, devices)
         self._workers: list[_Worker] = []
         self._version_form = Form((), self._form.update)  # as in the worker
         size = Rows.num_bytes(self._version_form, 1)
@@ -89,7 +94,17 @@ class Processes:
         self._num_versions += 1
         size = self._planner.window(len(jobs))
         windows = [jobs[first : first + size] for first in range(0, len(jobs), size)]
-        yield from self._collect(deque(enumerate(windows)), len(windows))
+        yield from self._collect(deque(enumerate(windows)), len(windows), _Worker.give)
+
+    def evaluate(self, version: Arrays, jobs: Sequence[Job]) -> list[Statistics | str]:
+        """Evaluate the clients, as `Engine.evaluate`."""
+        check_like(version, self._form.update)
+        self._start()
+        self._version.write(0, {}, version)
+        self._num_versions += 1
+        windows = windows_of(jobs)
+        found = self._collect(deque(enumerate(windows)), len(windows), _Worker.measure, ahead=1)  # its queue has arrays
+        return list(found)
 
     def close(self) -> None:
         """End the workers."""
@@ -97,28 +112,30 @@ class Processes:
             worker.end()
         self._workers = []
 
-    def _give(self, waiting: "deque[tuple[int, Sequence[Job]]]", taken: int) -> None:
+    def _give(self, waiting: "deque[tuple[int, Sequence[Job]]]", taken: int, give: "Give", ahead: int) -> None:
         """Give windows to the workers as far as their queues and the number of taken windows allow."""
         while waiting and waiting[0][0] < taken + WINDOWS_MAX * len(self._workers):
             worker = min(self._workers, key=lambda each: len(each.tasks))
-            if len(worker.tasks) >= AHEAD:
+            if len(worker.tasks) >= ahead:
                 return
             number, jobs = waiting.popleft()
-            worker.give(number, self._num_versions, jobs)
+            give(worker, number, self._num_versions, jobs)
 
-    def _collect(self, waiting: "deque[tuple[int, Sequence[Job]]]", total: int) -> Iterator[Trained | Failed]:
-        done: dict[int, list[Trained | Failed]] = {}
+    def _collect(
+        self, waiting: "deque[tuple[int, Sequence[Job]]]", total: int, give: "Give", ahead: int = AHEAD
+    ) -> Iterator[Any]:
+        done: dict[int, list[Any]] = {}
         try:
             for number in range(total):
-                self._give(waiting, number)
+                self._give(waiting, number, give, ahead)
                 while number not in done:
                     done |= self._receive()
-                    self._give(waiting, number)
+                    self._give(waiting, number, give, ahead)
                 yield from done.pop(number)
         finally:
             self._drain()
 
-    def _receive(self) -> dict[int, list[Trained | Failed]]:
+    def _receive(self) -> dict[int, list[Any]]:
         """Wait for a result, and return the results of all finished windows by number."""
         busy = [worker for worker in self._workers if worker.tasks]
         wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)])
@@ -149,8 +166,8 @@ class Processes:
         if self._workers:
             return
         try:
-            for _ in range(self._count):
-                self._workers.append(_Worker(self._plan, self._form, self._descriptor))
+            for seen in self._seen:
+                self._workers.append(_Worker(self._plan, self._form, self._descriptor, seen))
             for worker in self._workers:
                 worker.wait_until_ready()
         except BaseException:
@@ -165,16 +182,23 @@ class Processes:
 
 
 class _Worker:
-    """The engine's side of one worker process."""
+    """The engine's side of one worker process.
 
-    def __init__(self, plan: Plan, form: Form, version: int) -> None:
+    Args:
+        plan: the plan of its trainer.
+        form: the form of the results.
+        version: the descriptor of the version's memory.
+        seen: variables of its environment, by which it sees its GPU alone; empty where it is forked.
+    """
+
+    def __init__(self, plan: Plan, form: Form, version: int, seen: Mapping[str, str]) -> None:
         method = "fork" if _can_fork(plan) else "forkserver"
         context: Any = multiprocessing.get_context(method)
         self.connection, theirs = context.Pipe()
         self._blocks = Blocks(form, is_shared=True)
-        self.tasks: deque[tuple[int, Rows]] = deque()
-        """The queue of windows: the number of each, and the rows for its results."""
-        sent_plan, descriptor = (plan, version) if method == "fork" else (Parcel(plan), -1)
+        self.tasks: deque[tuple[int, Rows | None]] = deque()
+        """The queue of windows: the number of each, and the rows for its results; None: they are sums."""
+        sent_plan, descriptor = (plan, version) if method == "fork" else (Parcel(plan, seen), -1)
         arguments = (theirs, sent_plan, form, descriptor)
         self.process = context.Process(target=work, args=arguments, daemon=True, name="atoll-engine")
         if method == "forkserver":
@@ -213,7 +237,12 @@ class _Worker:
         self.send(("train", version, block, [Sent.of(job, rows, index) for index, job in enumerate(jobs)]))
         self.tasks.append((number, rows))
 
-    def result(self) -> tuple[int, list[Trained | Failed]]:
+    def measure(self, number: int, version: int, jobs: Sequence[Job]) -> None:
+        """Give a window of jobs that evaluate this version to the process."""
+        self.send(("measure", version, jobs))
+        self.tasks.append((number, None))
+
+    def result(self) -> tuple[int, list[Any]]:
         """Return the number and the results of the first window in the queue.
 
         Raises:
@@ -221,7 +250,9 @@ class _Worker:
             WorkerDied: the process has ended.
         """
         number, rows = self.tasks.popleft()
-        results: list[Written | Failed] = self._answer()[1]
+        results: list[Any] = self._answer()[1]
+        if rows is None:
+            return number, results
         return number, [
             result if isinstance(result, Failed) else result.read(rows, index) for index, result in enumerate(results)
         ]
@@ -247,6 +278,18 @@ class _Worker:
         if answer[0] == "failed":
             raise ClientFailed(answer[1])
         return answer
+
+
+Give = Callable[[_Worker, int, int, Sequence[Job]], None]
+"""Function that gives a worker the window of a number, from the version of a number."""
+
+
+def _seen_by_each(count: int, device: str, devices: Sequence[int]) -> list[dict[str, str]]:
+    """Return the environment of each process that lets it see the GPU on which it computes alone."""
+    if device == "cpu":
+        return [{}] * count
+    numbers = placed(count, devices or range(torch.cuda.device_count()))
+    return [{VISIBLE: visible(number, os.environ.get(VISIBLE))} for number in numbers]
 
 
 def _can_fork(plan: Plan) -> bool:

@@ -8,6 +8,7 @@ their own names and with the paths that they have here, also in functions that i
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,16 +72,18 @@ class Parcel:
 
     Args:
         content: any object that multiprocessing can pickle.
+        environment: variables of the other process, which are set before any of the user's files is imported.
     """
 
-    def __init__(self, content: Any) -> None:
-        self._content = content
+    def __init__(self, content: Any, environment: Mapping[str, str] | None = None) -> None:
+        self._content, self._environment = content, dict(environment or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (sources(), bytes(ForkingPickler.dumps(self._content)))
+        return _opened, (sources(), bytes(ForkingPickler.dumps(self._content)), self._environment)
 
 
-def _opened(files: Mapping[str, Source], content: bytes) -> Any:
+def _opened(files: Mapping[str, Source], content: bytes, environment: Mapping[str, str]) -> Any:
+    os.environ.update(environment)
     let_import(files, first=True)
     return pickle.loads(content)
 

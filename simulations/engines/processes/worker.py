@@ -5,10 +5,11 @@ Messages to it, each a tuple that begins with its kind:
     block     number, rows                     followed by the descriptor of a new block
     train     version, number, [sent jobs]     from the version in shared memory, whose number shows a new one, into
                                                this block, in which the clients' states are already
+    measure   version, [jobs]                  evaluate this version; the jobs have the clients' states themselves
     quit
 
-Its answers: ready; done, [results]; failed, traceback. No arrays are sent: a result has the names of its arrays. Only a
-client's state that is not of the form, as that of a Flower app, is sent itself.
+Its answers: ready; done, [results or sums]; failed, traceback. No arrays of a training are sent: a result has the names
+of its arrays. Only a client's state that is not of the form, as that of a Flower app, is sent itself.
 """
 
 import multiprocessing.process
@@ -28,7 +29,9 @@ from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.batched.batched import BatchTrainer
+from atoll.simulations.engines.batched.together import together_if_possible
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
+from atoll.simulations.engines.measuring import Measurer, measurer_of
 from atoll.simulations.engines.one_process import Trainer, threads_of_torch
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.sequential import sequential_trainer
@@ -49,6 +52,10 @@ class Plan:
 
     kind: str | None = None
     """Kind of the net that computes the product."""
+
+    def measurer(self) -> Measurer:
+        """Build the measurer, in the worker."""
+        return measurer_of(self.training) if self.at_once is None else together_if_possible(self.training)
 
     def trainer(self) -> Trainer:
         """Build the trainer, in the worker."""
@@ -190,6 +197,7 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
     the_version = Form((), form.update)  # as own tensors, whose integers have their own dtype
     shared = Rows(the_version, 1, mapped(descriptor, Rows.num_bytes(the_version, 1)))
     trainer, blocks = plan.trainer(), dict[int, Rows]()
+    measured = _Measured(plan, shared)
     begun_with = 0
     connection.send(("ready",))
     while True:
@@ -199,8 +207,11 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
         if message[0] == "block":
             blocks[message[1]] = _block(connection, form, message[2])
             continue
-        _, version, block, sent = message
         try:
+            if message[0] == "measure":
+                connection.send(("done", measured(*message[1:])))
+                continue
+            _, version, block, sent = message
             if version != begun_with:
                 trainer.begin(shared.own_of(0), sent[0].version if sent else 0)
                 begun_with = version
@@ -208,6 +219,27 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
         except Exception as error:  # the message of ClientFailed has the traceback already
             text = str(error) if type(error).__name__ == "ClientFailed" else traceback.format_exc()
             connection.send(("failed", text))
+
+
+class _Measured:
+    """The evaluations of a worker, whose measurer is made for the first of them.
+
+    Args:
+        plan: the plan of the worker.
+        shared: the version in shared memory.
+    """
+
+    def __init__(self, plan: Plan, shared: Rows) -> None:
+        self._plan, self._shared, self._begun_with = plan, shared, 0
+        self._measurer: Measurer | None = None
+
+    def __call__(self, version: int, jobs: Sequence[Job]) -> list[Statistics | str]:
+        """Evaluate the version of a number."""
+        self._measurer = measurer = self._measurer or self._plan.measurer()
+        if version != self._begun_with:
+            measurer.begin(self._shared.own_of(0), jobs[0].version)
+            self._begun_with = version
+        return measurer.measure(jobs)
 
 
 def _train(trainer: Trainer, rows: Rows, sent: Sequence[Sent]) -> list[Written | Failed]:

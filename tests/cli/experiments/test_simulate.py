@@ -131,7 +131,7 @@ def test_the_site_and_the_metric_that_were_not_finite_are_in_the_closing_lines(f
     settings = [*ALL, "--set", "evaluation.clients_every=1", "--engine", "sequential", "--out", folder / "out"]
     result = invoke("simulate", f"{TASKS}:undefined_at_c", *settings)
     assert result.exit_code == 0, result.output
-    at = "(its sums are NaN or infinite at c)"
+    at = "(its sums are NaN, infinite or left out at c)"
     rounds = folder / "out" / "rounds.jsonl"
     assert f"not finite in 1 round: train.f1 {at}, clients.f1 {at} (all of them: {rounds})" in result.stdout
     assert f"not finite: train.f1 {at}" in result.stderr

@@ -64,7 +64,7 @@ def test_a_round_and_the_run_name_the_metrics_that_were_not_finite_and_their_sit
     said: list[str] = []
     progress = RoundProgress(io.StringIO(), said.append, rounds=4)
     assert progress.faults == []
-    at = "its sums are NaN or infinite at "
+    at = "its sums are NaN, infinite or left out at "
     progress.round(line(1, not_finite={"train.f1": f"{at}c", "clients.f1": f"{at}c, d"}))
     assert said[0].endswith(f"not finite: train.f1 ({at}c) and 1 more")
     progress.round(line(2, not_finite={"clients.f1": f"{at}d"}))

@@ -13,7 +13,7 @@ TINY = "layers=4,hidden=64,heads=4,vocab=128,sequence=32"
 def test_the_plans_are_shown_with_their_costs_and_reasons() -> None:
     text = said("plan", "gpt3", "--cluster", "h200-141,nodes=8", "--batch", 512)
     head, *rest = text.split("\n\n")
-    assert head.startswith("gpt3: 174.6 B parameters, 96 blocks of width 12288\n64 devices (8 x 8) of 141.0 GB")
+    assert head.startswith("gpt3: 174.6 B parameters, 96 blocks of width 12288\n64 devices (8 x 8) of 150.7 GB")
     first, second = rest[0].splitlines()[:2]
     assert first.split() == [
         *("#", "pp", "rep", "shard", "tp", "zero", "m", "x", "b"),
@@ -28,7 +28,7 @@ def test_the_plans_are_shown_with_their_costs_and_reasons() -> None:
         "Traffic of the first rank of the first stage in a step",
         "Time of a step",
     ]
-    assert "2794 GB, 22.0 times the 126.9 GB of one device" in text
+    assert "2794 GB, 20.6 times the 135.6 GB of one device" in text
     assert "tensor parallelism would cross nodes (tp=16 with 8 devices in a node)" in text
     assert max(map(len, text.split("\n\nThe fastest")[0].splitlines())) <= 120
 
@@ -107,7 +107,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
 def test_what_cannot_be_trained_is_refused_with_the_reasons() -> None:
     first, *reasons = refused("plan", "gpt3", "--cluster", "h100-80")
     assert first == "no mesh of this cluster can train the model"
-    assert any("more memory than the 72 GB" in reason for reason in reasons)
+    assert any("more memory than the 76.95 GB" in reason for reason in reasons)
 
 
 def test_the_needs_of_a_site_are_shown_with_the_seconds_on_its_line() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.client.disk.client_state import KEEP, PersonalState
+from atoll.client.disk.client_state import KEEP, PersonalState, StateDamaged
 from atoll.protocol.vocabulary import RoundId, RunId
 
 RUN = RunId("digits-1")
@@ -23,7 +23,7 @@ def stage(folder, round_id, counted=0, run=RUN, text=""):
 
 
 def rounds(folder):
-    return sorted(int(path.name.split(".")[-2]) for path in folder.iterdir())
+    return sorted(int(path.name.split(".")[-3]) for path in folder.iterdir())
 
 
 def test_only_the_round_that_counted_is_found(folder):
@@ -41,6 +41,19 @@ def test_a_training_that_is_repeated_replaces_its_outcome(folder):
     stage(folder, 1, text="second")
     assert PersonalState(folder).find(RUN, RoundId(1)).read_text() == "second"
     assert rounds(folder) == [1]
+
+
+def test_a_state_with_other_bytes_is_refused_by_its_name(folder):
+    stage(folder, 1, text="first")
+    (path,) = folder.iterdir()
+    for damaged in ("firsu", "firs", ""):
+        path.write_text(damaged)
+        with pytest.raises(
+            StateDamaged, match=f"{path.name} is damaged.*: put the file of a backup back, or delete it"
+        ):
+            PersonalState(folder).find(RUN, RoundId(1))
+    path.unlink()
+    assert PersonalState(folder).find(RUN, RoundId(1)) is None
 
 
 def test_what_can_count_no_more_goes(folder):

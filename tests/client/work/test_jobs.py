@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from atoll.client.session.events import Invitation
+from atoll.client.session.events import EvaluationRequest, Invitation
 from atoll.client.work.jobs import Jobs
+from atoll.client.work.runner import RunnerFailed
+from atoll.protocol.vocabulary import FailureReason
 from tests.client.fake_coordinator import Instant
 
 
@@ -22,11 +24,16 @@ class StoppedAtOnce(Instant):
         return await super().train(order)
 
 
+def stores_in(folder: Path, **given: Any) -> Any:
+    given = {"spool": None, "residuals": None, "work": folder, "noise_secret": bytes(32)} | given
+    return SimpleNamespace(**given)
+
+
 async def is_left_behind(folder: Path) -> bool:
     runner = StoppedAtOnce()
     state = SimpleNamespace(find=lambda *_: None)
     models = SimpleNamespace(path=lambda digest: folder / digest)
-    stores: Any = SimpleNamespace(spool=None, models=models, residuals=None, client_state=state, work=folder)
+    stores = stores_in(folder, models=models, client_state=state)
     jobs = Jobs("north", stores, runner, None, save_seen=lambda: None)  # type: ignore[arg-type]
     invitation: Any = Invitation(run_id="run", round_id=1, task="t", base_version=0, model_digest="m", time_left=9.0)
     runner.job = asyncio.ensure_future(jobs.train(invitation, 9.0))
@@ -40,3 +47,46 @@ async def is_left_behind(folder: Path) -> bool:
 def test_a_job_that_is_stopped_as_it_begins_leaves_no_training_behind(tmp_path: Path) -> None:
     """Its error, when the worker is killed, would be in the agent's log with a traceback."""
     assert not asyncio.run(is_left_behind(tmp_path))
+
+
+class Noted(Instant):
+    """A runner that notes the orders, and fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: list[Any] = []
+
+    async def train(self, order: Any) -> Any:
+        self.orders.append(order)
+        raise RunnerFailed(FailureReason.TRAINING_FAILED, "noted")
+
+    evaluate = message = train
+
+
+def test_noise_has_the_key_of_its_work(tmp_path: Path) -> None:
+    """The same after a kill; another for another round, model, run, site or kind of work, and at another state."""
+
+    def noise_of(secret: bytes = bytes(32), site: str = "north", what: str = "train", **changed: Any) -> bytes:
+        runner, found = Noted(), SimpleNamespace(find=lambda *_: None)
+        models = SimpleNamespace(path=lambda digest: tmp_path / digest)
+        stores = stores_in(tmp_path, models=models, client_state=found, noise_secret=secret)
+        jobs = Jobs(site, stores, runner, None, save_seen=lambda: None)  # type: ignore[arg-type]
+        fields = {"run_id": "run", "task": "t", "model_digest": "m"}
+        if what == "evaluate":
+            known: Any = {**fields, "version": 1, "time_left": 9.0} | changed
+            request: Any = EvaluationRequest(**known)
+            asyncio.run(jobs.evaluate(request, 9.0))
+        else:
+            fields |= {"round_id": 1, "base_version": 0, "time_left": 9.0, "message": "" if what == "train" else what}
+            request = Invitation(**fields | changed)  # type: ignore[arg-type]
+            asyncio.run((jobs.train if what == "train" else jobs.answer)(request, 9.0))
+        assert "noise=" not in repr(runner.orders[0]), "a key is not printed"
+        return runner.orders[0].noise
+
+    assert noise_of() == noise_of()
+    others = [
+        noise_of(),
+        *(noise_of(round_id=2), noise_of(model_digest="n"), noise_of(run_id="other"), noise_of(site="south")),
+        *(noise_of(what="query"), noise_of(what="train.more"), noise_of(what="evaluate"), noise_of(bytes([1] * 32))),
+    ]
+    assert len({*others}) == len(others)

@@ -50,4 +50,4 @@ def test_all_cases_by_a_coordinator_and_seven_agents(tmp_path):
         options = {"cases": ",".join(cases)}
         hosted = by_processes(tmp_path, options)
         by_flower(app, tmp_path / "flower", options)
-        assert faults(row(name, hosted, tmp_path / "flower") for name in cases) == []
+        assert faults(row(name, hosted, tmp_path / "flower", has_secret=True) for name in cases) == []

@@ -135,6 +135,62 @@ def before_norm() -> nn.Module:
     return decoder(2, kind=ApartWithNorm)
 
 
+def in_place() -> nn.Module:
+    """Blocks that change the result of a product in place."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace=True)) for _ in range(2)]
+    return InPlace(blocks)
+
+
+class Gated(nn.Module):
+    """A recurrent layer, which writes into views of its products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(16, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x.unflatten(1, (4, 16)))[0]
+        return found.flatten(1)
+
+
+def gated() -> nn.Module:
+    torch.manual_seed(0)
+    return InPlace([Gated(), Gated()])
+
+
+class Turned(nn.Module):
+    """A linear layer whose outputs lie in memory in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(images.flatten(1).double())).t().contiguous().t()
+
+
+def turned() -> nn.Module:
+    """A model in float64 whose stages hand on tensors that are not contiguous."""
+    torch.manual_seed(0)
+    return nn.Sequential(Turned(), Turned(), Turned(), nn.Linear(64, 10)).double()
+
+
+class InPlace(nn.Module):
+    """A list of blocks and a head."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks, self.leave = nn.ModuleList(blocks), nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = images.flatten(1)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.leave(x)
+        return logits
+
+
 def own_module() -> nn.Module:
     torch.manual_seed(0)
     return OwnModule()
@@ -274,6 +330,8 @@ def one_rank() -> Iterator[Case]:
     yield Case("single accumulate 3, uneven", plan(accumulate=3), last=7)
     yield Case("single, recomputed", plan(recompute="full"))
     yield Case("single, recomputed selectively", plan(recompute="selective"))
+    yield Case("single, recomputed selectively, in place", plan(recompute="selective"), in_place)
+    yield Case("single, recomputed selectively, gated", plan(recompute="selective"), gated)
     yield Case("single, recomputed, batch norm", plan(recompute="full"), cnn_with_norms)
     yield Case("single, recomputed selectively, batch norm", plan(recompute="selective"), cnn_with_norms)
     yield Case("single, ignored tokens, accumulate 2", plan(accumulate=2), ignored=True)
@@ -313,6 +371,7 @@ def details() -> Iterator[Case]:
     yield Case("tp 2, grouped queries", plan(tp=2), grouped)
     yield Case("1f1b 2, tied", plan(pp=2), tied)
     yield Case("zbv-zero-bubble 2, tied", plan(pp=2, schedule="zbv-zero-bubble"), tied_deep)
+    yield Case("1f1b 2, float64, not contiguous", plan(pp=2), turned, clip_norm=0.5)
     yield Case("1f1b 2, ignored tokens", plan(pp=2), ignored=True)
 
 

@@ -6,9 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 
+from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.batchnorm import GhostBatchNorm, convert
 from atoll.parallel.engine.blueprint import Blueprint, balanced, blocks, cut, pieces, stage
+from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine.cases import OwnModule, cnn, decoder, mlp, own_sequential, repeating
 
 
@@ -48,12 +52,23 @@ def test_stages_one_after_another_are_the_model(model: nn.Module, num_stages: in
     assert sorted(names) == sorted(name for name, _ in model.named_parameters(remove_duplicate=False))
 
 
-def test_a_stage_does_not_share_memory_with_the_model() -> None:
-    model = mlp()
-    part = stage(model, pieces(model)[:1])
-    with torch.no_grad():
-        next(part.parameters()).zero_()
-    assert next(model.parameters()).abs().sum() > 0
+def test_a_stage_has_the_layers_of_the_model_but_a_copy_of_a_weight_that_another_stage_of_its_rank_has() -> None:
+    model = tied_blocks_in_a_row()
+    model[0].weight.rate = 0.5  # type: ignore[union-attr, assignment]
+    first = stage(model, ["0"])
+    assert first[0] is model[0]  # type: ignore[index]
+    second = stage(model, ["1", "2"], set(first.parameters()))
+    copied = second[2].weight  # type: ignore[index]
+    assert copied is not model[2].weight
+    assert torch.equal(copied, model[2].weight)
+    assert copied.rate == 0.5
+    assert not isinstance(model[0], nn.Identity), "the model stays"
+
+
+def tied_blocks_in_a_row() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
 
 
 def test_blocks_are_found_where_a_model_says_nothing() -> None:
@@ -151,3 +166,26 @@ def test_hooks_of_a_container_keep_it_whole_and_those_of_the_model_refuse_the_cu
     declared.blueprint = Blueprint(chain=("middle",))  # type: ignore[assignment]
     with pytest.raises(ValueError, match="OwnModule has forward hooks, which each stage would call"):
         cut(declared, 2)
+
+
+class Styled(nn.Module):
+    """A layer that tp shards, and one beside it."""
+
+    def __init__(self, beside: nn.Module) -> None:
+        super().__init__()
+        self.wide, self.beside = nn.Linear(8, 8), beside
+
+    @property
+    def blueprint(self) -> Blueprint:
+        return Blueprint(tensor=lambda _sequence, _loss: {"wide": ColwiseParallel()})
+
+
+def test_a_layer_with_a_parametrization_and_a_recurrent_one_are_refused_under_tp() -> None:
+    plan = Plan(mesh=Mesh(tp=2))
+    check_model(Styled(nn.LSTMCell(8, 8)), plan)
+    with pytest.raises(ValueError, match=r"tp=2: beside cannot be replicated: .*; use tp=1"):
+        check_model(Styled(nn.GRU(8, 8)), plan)
+    model = Styled(nn.Identity())
+    nn.utils.parametrizations.weight_norm(model.wide)
+    with pytest.raises(ValueError, match=r"tp=2: wide\.parametrizations\.weight\.original0, .* cannot be sharded"):
+        check_model(model, plan)

@@ -1,8 +1,11 @@
 """The initial values of a blank model are those of a plain construction, to the bit, one parameter at a time."""
 
+import copy
+import io
 from collections.abc import Callable
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -111,18 +114,168 @@ def test_one_parameter_at_a_time_has_memory(make: Callable[[], nn.Module], monke
 
 
 def test_a_model_that_is_built_in_another_way_is_noticed() -> None:
-    widths = iter((3, 4))
-    with pytest.raises(NotRepeatable, match="another one than before"):
+    widths = iter((3, 4, 5))
+    with pytest.raises(NotRepeatable, match="weight is another one than before"):
         filled(lambda: nn.Linear(3, next(widths)))
-    numbers = iter((2, 1))
-    with pytest.raises(NotRepeatable, match="are missing this time"):
+    numbers = iter((2, 1, 1))
+    with pytest.raises(NotRepeatable, match=r"1\.weight is another one than before"):
         filled(lambda: nn.ModuleList(nn.Linear(3, 3) for _ in range(next(numbers))))
+    with pytest.raises(NotRepeatable, match=r"1\.rate has another value in each construction: register"):
+        filled(lambda: seeded(lambda: nn.Sequential(nn.Linear(3, 3), with_attribute("rate", torch.rand(()).item()))))
 
 
-def filled(make: Callable[[], nn.Module]) -> None:
+def with_attribute(name: str, value: Any) -> nn.Module:
+    model = nn.Linear(3, 3)
+    setattr(model, name, value)
+    return model
+
+
+def filled(make: Callable[[], nn.Module]) -> nn.Module:
     notes = blank_of(make)
     give_memory([notes.model], "cpu")
-    fill(shares_of([notes.model], None), [notes.model], notes, make)
+    fill(shares_of([notes.model], None, tied_names(notes.model)), [notes.model], notes, make)
+    return notes.model
+
+
+class Written(nn.Module):
+    """A parameter that no registration shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parameters["weight"] = nn.Parameter(torch.randn(3, 2))
+
+
+class Holding(nn.Module):
+    """A layer, and something beside the parameters that was made from it."""
+
+    def __init__(self, hold: Callable[[nn.Linear], Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.__dict__["held"] = hold(self.layer)
+
+
+class Outside(nn.Module):
+    """Values that live on beside the model, and a buffer made of them."""
+
+    values: ClassVar[Any] = {"weight": torch.arange(6.0).view(2, 3), "bias": torch.ones(2)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.layer.load_state_dict(self.values, assign=True)
+        self.register_buffer("mean", self.layer.weight.detach().mean(0), persistent=False)
+
+
+def copied() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(*(copy.deepcopy(layer) for _ in range(3)))
+
+
+def unpickled() -> nn.Module:
+    file = io.BytesIO()
+    torch.save(nn.Linear(3, 3), file)
+    file.seek(0)
+    model = torch.load(file, weights_only=False)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def hooked() -> nn.Module:
+    model = nn.Linear(3, 3)
+    model.weight.register_hook(lambda gradient: gradient * 0)
+    return model
+
+
+def replaced_data() -> nn.Module:
+    model = nn.Linear(3, 3)
+    model.weight.data = torch.randn(3, 3)
+    return model
+
+
+def tied_late() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    return model
+
+
+def lazy() -> nn.Module:
+    model = nn.LazyLinear(3)
+    model(torch.randn(2, 5))
+    return model
+
+
+def from_buffer() -> nn.Module:
+    model = nn.Module()
+    model.register_buffer("table", torch.randn(3))
+    model.weight = nn.Parameter(model.get_buffer("table"))
+    return model
+
+
+def with_attributes() -> nn.Module:
+    model = nn.Linear(3, 3)
+    model.weight.rate = 0.5  # type: ignore[assignment]
+    return model
+
+
+FOLLOWED: dict[str, Callable[[], nn.Module]] = {
+    "tied late": tied_late,
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
+    "lists": lambda: nn.ParameterDict({"a": torch.randn(2), "b": nn.Parameter(torch.randn(3).t())}),
+    "attributes": with_attributes,
+    "a frozen copy": lambda: Holding(lambda layer: [copy.deepcopy(nn.Linear(2, 2)).bias is None]),
+    "transposed": lambda: nn.ParameterList([torch.randn(4, 3).t(), torch.randn(2, 3, 4, 4)]),
+}
+WHOLE: dict[str, Callable[[], nn.Module]] = {
+    "outside": Outside,
+    "from a buffer": from_buffer,
+    "copied": copied,
+    "a transformer": lambda: nn.Transformer(8, 2, 1, 2, 16),
+    "written": Written,
+    "channels last": lambda: nn.Sequential(nn.Conv2d(2, 3, 2)).to(memory_format=torch.channels_last),
+    "half": lambda: nn.Linear(3, 3).bfloat16(),
+    "unpickled": unpickled,
+    "orthogonal": lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)),
+    "hooked": hooked,
+    "replaced data": replaced_data,
+    "lazy": lazy,
+    "holds a parameter": lambda: Holding(lambda layer: nn.Parameter(layer.weight.detach().clone())),
+    "holds a statistic": lambda: Holding(lambda layer: layer.weight.detach().std()),
+    "holds a module": lambda: Holding(lambda _layer: [nn.Linear(3, 3)]),
+    "an old norm": lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
+    "reads values": lambda: with_attribute("norm", nn.Linear(3, 3).weight.norm().item()),
+}
+
+
+@pytest.mark.parametrize("name", [*FOLLOWED, *WHOLE])
+def test_a_model_that_cannot_be_followed_is_built_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(initial, "WHOLE_MAX", 0)
+    make = partial(seeded, (FOLLOWED | WHOLE)[name])
+    notes = initial.blank_or_none(make)
+    assert (notes is None) == (name in WHOLE)
+    if notes is None:
+        return
+    found, expected = filled(make), make()
+    for (key, tensor), (same, value) in zip(found.state_dict().items(), expected.state_dict().items(), strict=True):
+        assert key == same
+        assert torch.equal(tensor, value), key
+    for mine, plain in zip(found.parameters(), expected.parameters(), strict=True):
+        assert vars(mine) == vars(plain)
+    for (key, buffer), value in zip(found.named_buffers(), expected.buffers(), strict=True):
+        assert torch.equal(buffer, value), key
+
+
+def test_memory_that_nothing_fills_is_seen_and_the_model_is_built_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = blank_of(lambda: seeded(FilledAgain))
+    give_memory([notes.model], "cpu")
+    assert all(parameter.isnan().all() for parameter in notes.model.parameters())
+    notes.places[3].clear()  # as if a construction had not shown one
+    fill(shares_of([notes.model], None), [notes.model], notes, lambda: seeded(FilledAgain))
+    for mine, plain in zip(notes.model.parameters(), seeded(FilledAgain).parameters(), strict=True):
+        assert torch.equal(mine, plain)
+
+
+def test_a_small_model_is_built_whole() -> None:
+    assert initial.blank_or_none(FilledAgain) is None
 
 
 def test_a_model_that_needs_values_cannot_be_blank_of() -> None:

@@ -357,3 +357,28 @@ def test_a_step_of_fedprox_is_the_formula() -> None:
                 parameter -= 0.3 * (gradient + 0.7 * (parameter - origin))
     for (name, parameter), origin in zip(model.named_parameters(), first, strict=True):
         np.testing.assert_allclose(update[name], (parameter - origin).detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("decay_vectors", [True, False])
+def test_vectors_decay_unless_they_are_exempt(optimizer: str, *, decay_vectors: bool) -> None:
+    """With gradients of 0 a step moves what decays alone: sgd by lr wd w, adam by lr sign(w), adamw by lr wd w."""
+    task = Task(
+        model=lambda: nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)),
+        data=lambda _site, _split: data(8, seed=0),
+        loss=lambda outputs, _targets: 0.0 * outputs.sum(),
+    )
+    start = initial_parameters(task, 0)
+    local = Local(
+        batch_size=None, lr=0.1, weight_decay=0.5, momentum=0.0, optimizer=optimizer, decay_vectors=decay_vectors
+    )
+    _, update = trained(task, start, TensorDataset(torch.randn(8, 3), torch.zeros(8)), local)
+    for name, before in start.items():
+        moves = before.ndim > 1 or decay_vectors
+        expected = np.sign(before) * 0.1 if optimizer == "adam" else 0.05 * before
+        assert np.allclose(update[name], -expected * moves, atol=1e-6), name
+
+
+def test_own_optimizers_group_their_parameters_themselves() -> None:
+    with pytest.raises(ValueError, match=r"local\.decay_vectors: belongs to sgd, adam, adamw, not to SGD, got False"):
+        Local(optimizer=torch.optim.SGD, decay_vectors=False)

@@ -38,7 +38,8 @@ def test_a_rank_of_4_x_4_x_4_holds_and_sends_exactly_what_is_predicted() -> None
 
 def test_the_peak_of_a_plain_step_is_within_15_per_cent_of_the_prediction() -> None:
     shape = replace(SMALL, hidden=256, ffn=1024, sequence=256, vocab=512)
-    for plan in (Plan(accumulate=2), Plan(mesh=Mesh(dp_shard=4)), Plan(mesh=Mesh(tp=4)), Plan(mesh=Mesh(pp=2))):
+    deep = Plan(mesh=Mesh(dp_shard=4), recompute="selective")
+    for plan in (Plan(accumulate=2), Plan(mesh=Mesh(dp_shard=4)), Plan(mesh=Mesh(tp=4)), Plan(mesh=Mesh(pp=2)), deep):
         candidate = Candidate(plan=plan, microbatch=4)
         assert apart(shape, candidate).peak == pytest.approx(memory(shape, candidate).total, rel=0.15)
 

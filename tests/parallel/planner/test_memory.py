@@ -36,6 +36,12 @@ def test_full_recomputation_keeps_two_bytes_a_place_and_one_block() -> None:
     assert full == 4 * 2 * 1024 * 1536 + 32 * 1024 * 1536
 
 
+def test_selective_recomputation_keeps_the_results_of_products_and_attention() -> None:
+    """Input, q, k, v, attention, output and down of width h, up of 4 h: 22 bytes a place, and 32 of one block."""
+    found = memory(GPT, Candidate(plan=Plan(precision="bf16", recompute="selective"))).activations
+    assert found == (3 * 22 + 32) * 1024 * 1536
+
+
 @given(powers, powers, st.sampled_from([1, 2, 3]))
 def test_the_state_falls_with_shards_and_with_tensor_ranks(d: int, t: int, zero: int) -> None:
     def states(d: int, t: int) -> float:

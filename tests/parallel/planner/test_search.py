@@ -6,8 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.plan import Plan
 from atoll.parallel.planner.accounting import ACCOUNTINGS
+from atoll.parallel.planner.candidate import Candidate
 from atoll.parallel.planner.cluster import CLUSTERS, Cluster
+from atoll.parallel.planner.memory import worst
 from atoll.parallel.planner.search import Wanted, complexity, lost, meshes, why
 from atoll.parallel.planner.search import search as search_anew
 from atoll.parallel.planner.shape import MODELS, ModelShape
@@ -28,8 +31,10 @@ def test_every_mesh_of_a_world_is_tried_once() -> None:
 
 
 @pytest.mark.slow
-def test_what_fits_on_one_device_is_copied() -> None:
-    assert best(MODELS["gpt2-xl"], CLUSTERS["a100-80"], 64) == Mesh(dp_replicate=8)
+def test_of_what_fits_on_one_device_at_most_the_optimizer_is_sharded() -> None:
+    """An update of 1.5 B parameters takes 31 ms of a step of 0.5 s on an A100, which ZeRO-1 divides by eight."""
+    first = search(MODELS["gpt2-xl"], CLUSTERS["a100-80"], Wanted(batch=64)).ranked[0]
+    assert (first.candidate.mesh.dp, first.candidate.plan.zero_stage) == (8, 1)
     assert best(MODELS["llama-1b"], H100, 64) == Mesh(dp_replicate=8)
 
 
@@ -37,10 +42,9 @@ def test_what_fits_on_one_device_is_copied() -> None:
 def test_what_does_not_is_shared_out() -> None:
     found = search(MODELS["turing-nlg"], replace(H100, nodes=2), Wanted(batch=128))
     plan = found.ranked[0].candidate.plan
-    assert plan.zero_stage == 3
-    assert plan.mesh.dp_shard > 1
+    assert plan.mesh.pp * plan.mesh.dp_shard * plan.mesh.tp >= 4
     refused = [kind for kind, _, _ in found.refused]
-    assert any("more memory than the 72 GB" in kind for kind in refused)
+    assert any("more memory than the 76.95 GB" in kind for kind in refused)
 
 
 @pytest.mark.slow
@@ -61,7 +65,7 @@ def test_of_gpt_3_on_64_devices_tensor_parallelism_is_inside_and_the_pipeline_ac
     cube = Mesh(pp=4, dp_shard=4, tp=4)
     (found,) = search(MODELS["gpt3"], cluster, Wanted(batch=512), only=cube).ranked
     assert found.candidate.mesh == cube
-    assert found.memory.total < 0.9 * 141e9
+    assert found.memory.total < 0.9 * 150.7e9
     nothing = search(MODELS["gpt3"], replace(H100, nodes=8), Wanted(batch=512), only=cube)
     assert nothing.ranked == ()
     assert "more memory" in nothing.refused[0][0]
@@ -105,7 +109,7 @@ def test_plans_fit_have_the_batch_and_are_in_order(nodes: int, batch: int, count
     for one in found.ranked:
         assert one.memory.total <= 0.9 * 4e9
         assert one.candidate.batch == batch
-        assert 0 < one.mfu <= cluster.efficiency
+        assert 0 < one.mfu <= 1
     speeds = [one.tokens_per_s for one in found.ranked[1:]]
     assert speeds == sorted(speeds, reverse=True)
     if speeds:
@@ -126,7 +130,7 @@ def test_the_choice_is_explained_axis_by_axis() -> None:
     cluster = replace(CLUSTERS["h200-141"], nodes=8)
     found = search(MODELS["gpt3"], cluster, Wanted(batch=512))
     first, *axes = why(MODELS["gpt3"], cluster, found)
-    assert "2794 GB, 22.0 times the 126.9 GB" in first
+    assert "2794 GB, 20.6 times the 135.6 GB" in first
     named = [sentence.partition("=")[0] for sentence in axes]
     assert named == [axis for axis, degree in found.ranked[0].candidate.mesh.degrees.items() if degree > 1]
     assert all("without it" in sentence for sentence in axes)
@@ -151,7 +155,28 @@ def test_a_cluster_says_what_it_cannot_be() -> None:
     assert H100.spans_nodes(2, 8)
 
 
+def test_the_rings_of_a_group_share_the_adapters_of_its_members_on_a_node() -> None:
+    cluster = replace(H100, nodes=4, links=1.0, latency_across=1e-9)
+    alone = cluster.seconds(1e9, 1, stride=8, degree=4)
+    assert alone == pytest.approx(1e9 / 50e9, rel=1e-6)
+    assert cluster.seconds(1e9, 1, stride=2, degree=8) == pytest.approx(alone / 4, rel=1e-6)
+    assert cluster.seconds(1e9, 1, stride=1, degree=32) == pytest.approx(1e9 / 400e9, rel=1e-6)
+    fast = replace(cluster, across=1e12)
+    assert fast.seconds(1e9, 1, stride=1, degree=32) == pytest.approx(1e9 / 450e9, rel=1e-6)
+
+
+def test_selective_recomputation_is_tried_between_none_and_full() -> None:
+    room = {}
+    for kind in ("none", "selective", "full"):
+        plan = Plan(mesh=Mesh(dp_shard=8), zero=3, precision="bf16", recompute=kind)
+        room[kind] = worst(MODELS["llama-8b"], Candidate(plan=plan)).total
+    assert room["full"] < room["selective"] < room["none"]
+    memory = (room["selective"] + room["none"]) / 2 / 0.9
+    found = search(MODELS["llama-8b"], replace(H100, memory=memory), Wanted(batch=8), only=Mesh(dp_shard=8)).ranked[0]
+    assert found.candidate.plan.recompute == "selective"
+
+
 def test_a_batch_of_any_size_is_planned_at_once() -> None:
-    """The micro-batches are powers of two: nothing looks at each number up to the batch."""
+    """A micro-batch has at most `MICROBATCH_MAX` sequences: nothing looks at each number up to the batch."""
     found = search_anew(SMALL, H100, Wanted(batch=2**40 * 8))
     assert found.ranked[0].candidate.batch == 2**40 * 8

@@ -7,7 +7,7 @@ from atoll.parallel.planner.spec import parse, read
 
 def test_a_preset_takes_values_over_it() -> None:
     found = parse(Cluster, CLUSTERS, "h100-80, nodes=8, across=1e9", what="cluster")
-    assert (found.nodes, found.across, found.memory) == (8, 1e9, 80e9)
+    assert (found.nodes, found.across, found.memory) == (8, 1e9, 85.5e9)
 
 
 def test_numbers_alone_are_a_model_when_all_that_have_no_default_are_there() -> None:

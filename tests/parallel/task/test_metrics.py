@@ -79,9 +79,55 @@ def test_a_metric_that_some_leave_out_is_summed_over_the_others() -> None:
     assert metrics.add({"a": (1.0, 2.0)}, {"b": (3.0,)}) == {"a": (1.0, 2.0), "b": (3.0,)}
 
 
-def test_statistics_of_different_lengths_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"metric a: statistics of different lengths \[1, 2\]"):
-        metrics.merge([{"a": (1.0,)}, {"a": (1.0, 2.0)}])
+def test_a_site_with_another_number_of_sums_is_left_out_of_that_metric_alone() -> None:
+    sites = [{"a": (1.0,), "loss": (1.0, 2.0)}, {"a": (1.0, 2.0), "loss": (3.0, 4.0)}, {"a": (5.0,)}]
+    assert metrics.merge(sites) == {"a": (6.0,), "loss": (4.0, 6.0)}
+
+
+def test_a_part_of_a_site_with_another_number_of_sums_refuses_the_metric_of_the_site() -> None:
+    """The sum of the others would be one of a part of the data."""
+    parts = [{"a": (1.0,), "b": (1.0,)}, {"a": (1.0, 2.0), "b": (2.0,)}, {"a": (1.0,), "b": ()}]
+    assert metrics.of_parts(parts) == {"a": (), "b": ()}
+    assert metrics.add(metrics.add(*parts[:2]), parts[2]) == {"a": (), "b": ()}
+
+
+@given(st.lists(pairs(st.floats(allow_nan=False, allow_infinity=False)), min_size=1).filter(len))
+def test_parts_add_up_in_any_order(many: Any) -> None:
+    for parts in many:
+        assert metrics.of_parts(parts) == metrics.merge(parts)
+
+
+def _fails(outputs: Any, targets: Any) -> Any:
+    raise KeyError("positives")
+
+
+ODD: dict[str, tuple[Any, str]] = {
+    "three": (lambda o, t: (1.0, 2.0, 3.0), "it returns 3 numbers, and a plain metric returns two"),
+    "one": (lambda o, t: [1.0], "it returns 1 numbers, and a plain metric returns two"),
+    "text": (lambda o, t: "ab", "expected a tuple of numbers"),
+    "number": (lambda o, t: 0.5, "expected a tuple of numbers"),
+    "fails": (_fails, "it raises KeyError: 'positives'"),
+    "many": (Metric(lambda o, t: [0.0] * 22_500, len), "it has 22500 sums, and all metrics together may have 10000"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_metric_that_breaks_the_contract_is_left_out_alone_and_named(name: str, caplog: Any) -> None:
+    metric, why = ODD[name]
+    both = {name: metric, "good": lambda o, t: (1.0, 2.0)}
+    metrics._named.clear()
+    for _ in range(2):
+        assert metrics.sound(both, metrics.of_batch(both, 1, 2)) == {name: (), "good": (1.0, 2.0)}
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"metric '{name}' is left out: ")
+    assert why in record.getMessage()
+
+
+def test_a_value_that_fails_is_none_and_named(caplog: Any) -> None:
+    metrics._named.clear()
+    both = {"last": Metric(lambda o, t: [1.0], lambda sums: sums[3]), "good": Metric(lambda o, t: [1.0], sum)}
+    assert metrics.values(both, {"last": (1.0,), "good": (1.0,)}) == {"last": None, "good": 1.0}
+    assert "value raises IndexError" in caplog.records[0].getMessage()
 
 
 def test_what_is_no_number_is_refused_by_name() -> None:
@@ -111,5 +157,5 @@ def test_a_metric_whose_sums_were_refused_has_no_value_and_is_named() -> None:
     assert metrics.values(of_tasks, sums) == {"f1": None, "loss": None, "good": 0.5}
     assert metrics.names_refused(sums) == ["f1", "loss"]
     assert metrics.why_refused(sums) == "; ".join(
-        f"metric '{name}': its sums are NaN or infinite" for name in ("f1", "loss")
+        f"metric '{name}': its sums are NaN, infinite or left out" for name in ("f1", "loss")
     )

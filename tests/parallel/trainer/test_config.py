@@ -38,6 +38,8 @@ def test_what_the_config_leaves_open_is_the_tasks_own() -> None:
     assert (recipe.order.batch_size, recipe.order.num_steps, recipe.steps) == (32, 4, 12)
     assert recipe.optimizer.options == {"momentum": 0.9, "nesterov": False, "weight_decay": 0.01}
     assert not recipe.optimizer.skip_1d  # as at the sites, where torch's own optimizer decays everything
+    spared = make_recipe(replace(LOCAL, decay_vectors=False), TrainConfig(), num_examples=100, num_ranks=2)
+    assert spared.optimizer.skip_1d
     assert (recipe.schedule(0), recipe.schedule(11), recipe.clip_norm) == (0.1, 0.1, 2.0)
 
 

@@ -24,7 +24,13 @@ from tests.cli.invoking import invoke, refused, shown
 CA = Authority(Issuer.create("one", now=time.time()))
 SUM = "0" * 64
 VERSION, UPDATE = "runs/r-1/versions/000012.safetensors", f"runs/r-1/updates/{SUM}.bin"
-KEYS = ("identity/authority/key.pem", "identity/publisher.pem", "audit/key.pem", "aggregators/0of2/identity/x/ca.pem")
+KEYS = (
+    "identity/authority/key.pem",
+    "identity/publisher.pem",
+    "audit/key.pem",
+    "noise.key",
+    "aggregators/0of2/identity/x/ca.pem",
+)
 STRANGERS = (
     *("b.tar", "backup.json", "bk/identity/key.pem", "runs/b.tar", "runs/r-1/b.tar", "audit/b.tar", "audit/x/key.pem"),
     *("runs/r-1/versions/README.md", "runs/r-1/versions/x/000000.safetensors", "runs/r-1/updates/b.tar", "b/state.db"),

@@ -294,6 +294,39 @@ def test_an_outage_moves_the_deadline_and_starts_the_program() -> None:
     ] == [1]
 
 
+def test_no_time_runs_after_a_restart_before_the_nodes_of_before_are_here() -> None:
+    """Agents that start anew may import for longer than a lease and a timeout."""
+    run = Run()
+    run.post(asked(message(), message(SOUTH), timeout=30.0))
+    run.post(CoordinatorStarted(down_since=run.now + 10.0, allowance=300.0), after=10.0)
+    assert run.machine.deadline == 110.0 + 300.0
+    run.post(ProgramStarted())
+    assert run.post(NodesAsked(1), after=60.0) == (AnswerNodes(1, (NORTH, SOUTH)),), "as before"
+    (deliver,) = [e for e in run.post(ClientJoined(NORTH, "2")) if isinstance(e, Deliver)]
+    assert deliver.deadline == 170.0 + 20.0, "what was left to it"
+    run.post(asked(message(), message(SOUTH), timeout=30.0))
+    run.reply(NORTH, 1)
+    (deliver,) = [e for e in run.post(ClientJoined(SOUTH, "2"), after=20.0) if isinstance(e, Deliver)]
+    assert run.machine.deadline == deliver.deadline == 190.0 + 20.0
+    assert run.post(UpdateReceived(update(SOUTH, 2)), after=15.0)[-1] == AnswerMessages(1, (RoundId(1), RoundId(2)))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_time_goes_on_where_a_node_of_before_does_not_come_back(is_told: bool) -> None:
+    run = Run()
+    run.post(asked(message(), message(SOUTH), timeout=30.0))
+    run.post(CoordinatorStarted(down_since=run.now, allowance=300.0))
+    run.post(ClientJoined(NORTH, "2"), after=50.0)
+    if is_told:
+        run.post(ClientLost(SOUTH, LossReason.LEFT), after=50.0)
+        assert run.machine.deadline == 200.0 + 30.0
+    else:
+        run.post(TimePassed(), after=250.0)
+        assert run.machine.deadline == 400.0 + 30.0
+    run.post(CoordinatorStarted(down_since=run.now))
+    assert run.machine.deadline == (230.0 if is_told else 430.0), "no allowance: no wait"
+
+
 def test_a_stop_releases_the_nodes() -> None:
     run = Run()
     run.post(asked(message()))

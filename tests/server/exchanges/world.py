@@ -187,7 +187,7 @@ class World:
         if not self.journal:
             self._post(RunStarted(Digest("")))
         else:
-            self._post(CoordinatorStarted(down_since))
+            self._post(CoordinatorStarted(down_since, self.rng.choice([0.0, 3.0, 30.0])))
         for agent in self.agents.values():
             self._after(self.rng.uniform(0.1, 5), lambda agent=agent: self._join(agent))
 

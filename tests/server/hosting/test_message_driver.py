@@ -95,7 +95,7 @@ class Hosted:
         folder = state.run(RUN)
         store = RunStore(folder, has_files_only=True)
         machine = ExchangeMachine(config.exchange_rules)
-        self.driver = MessageDriver(RUN, config, machine, 0, store, Contents(folder, store), shared)
+        self.driver = MessageDriver(RUN, config, machine, 0, Contents(folder, store), shared)
         self.driver.program = self.program = Program()  # type: ignore[assignment]
 
     async def all(self, *events: Event) -> None:

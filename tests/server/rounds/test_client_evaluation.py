@@ -34,14 +34,14 @@ def test_where_the_rest_of_the_sum_would_tell_a_site_apart_nobody_is_shown_alone
     assert found == {}
     assert reasons["a"] == reasons["b"] != reasons["c"]
     assert "the rest of the sum of all would be theirs" in reasons["a"]
-    assert shown_sum(it)[0] == {"loss": (6.0, 30.0)}
+    assert shown_sum(it)[0].sums == {"loss": (6.0, 30.0)}
 
 
 def test_a_sum_over_fewer_sites_than_one_asks_for_is_not_shown():
-    sums, _, why = shown_sum(closed(a=(MERGED, 3), b=(MERGED, 1), c=None))
-    assert (sums, why) == (None, "2 sites have answered, and a site allows sums of at least 3")
-    sums, _, why = shown_sum(closed(a=(MERGED, 3), b=(MERGED, 1), c=(PER_SITE, 1)))
-    assert (sums, why) == ({"loss": (6.0, 30.0)}, "")
+    found, why = shown_sum(closed(a=(MERGED, 3), b=(MERGED, 1), c=None))
+    assert (found.sums, why) == (None, "2 sites have answered, and a site allows sums of at least 3")
+    found, why = shown_sum(closed(a=(MERGED, 3), b=(MERGED, 1), c=(PER_SITE, 1)))
+    assert (found.sums, why) == ({"loss": (6.0, 30.0)}, "")
 
 
 TERMS = st.one_of(st.none(), st.tuples(st.sampled_from([PER_SITE, MERGED]), st.integers(0, 5)))
@@ -50,7 +50,7 @@ TERMS = st.one_of(st.none(), st.tuples(st.sampled_from([PER_SITE, MERGED]), st.i
 @given(st.dictionaries(st.sampled_from("abcdefgh"), TERMS, min_size=1))
 def test_what_is_shown_never_tells_fewer_hidden_sites_apart_than_they_ask_for(sites):
     it = closed(**sites)
-    (sums, _, _), (alone, reasons) = shown_sum(it), shown_alone(it)
+    sums, (alone, reasons) = shown_sum(it)[0].sums, shown_alone(it)
     answered = {site: terms for site, terms in sites.items() if terms is not None}
     assert {*alone} | {*reasons} == {*sites}
     assert all(answered[site][0] is PER_SITE for site in alone)
@@ -60,3 +60,31 @@ def test_what_is_shown_never_tells_fewer_hidden_sites_apart_than_they_ask_for(si
         assert len(answered) >= asks
         if alone and hidden:  # the rest of the sum is that of the hidden sites
             assert len(hidden) >= max(2, asks)
+
+
+def answers(**sites):
+    """Close an evaluation with these answers."""
+    evaluation = ClientEvaluation(Version(7), 60.0, sorted(map(ClientId, sites)))
+    for site, sums in sites.items():
+        evaluation.answered(ClientEvaluated(ClientId(site), Version(7), sums, disclosure=Disclosure(MERGED, 2)))
+    return evaluation.close()
+
+
+def test_an_answer_of_another_form_is_left_out_of_that_metric_alone():
+    it = answers(a={"loss": (1.0, 3.0), "f": (1.0,)}, b={"loss": (2.0, 30.0), "f": (1.0, 2.0)}, c={"f": (4.0,)})
+    found, why = shown_sum(it)
+    assert found.sums == {"f": (5.0,), "loss": (3.0, 33.0)}
+    assert (found.num_clients, why) == (3, "")
+    assert found.left_out == {"b": "metric 'f': 2 sums, not 1 as the others"}
+
+
+def test_a_metric_over_fewer_sites_than_one_asks_for_has_no_sum():
+    """It would tell the one site's own."""
+    found, _ = shown_sum(answers(a={"loss": (1.0, 3.0), "f": (1.0,)}, b={"loss": (2.0, 30.0), "f": ()}))
+    assert found.sums == {"f": (), "loss": (3.0, 33.0)}
+
+
+def test_a_client_without_a_finite_sum_has_not_evaluated():
+    it = answers(a={"loss": (1.0, 3.0)}, b={"loss": (2.0, 3.0)}, c={"loss": ()}, d={})
+    assert shown_sum(it)[0].num_clients == 2
+    assert sorted(it.failures) == ["c", "d"]

@@ -164,6 +164,20 @@ def test_a_lease_runs_from_the_last_sign_of_life() -> None:
     assert leases.next_due is None
 
 
+def test_who_is_expected_has_its_time_and_then_a_lease_of_the_usual_length() -> None:
+    """After a restart, an agent may still have to start; once it has connected, silence is what it always was."""
+    leases = Leases(10.0)
+    for client in (A, B):
+        leases.expect(client, 300.0)
+    assert leases.heard_at(A) == 0.0
+    leases.heard(A, 50.0)
+    assert leases.expired(59.9) == []
+    assert leases.expired(60.0) == [A]
+    assert leases.expired(299.9) == []
+    assert leases.expired(300.0) == [B]
+    assert leases.next_due is None
+
+
 def test_nothing_is_expected_of_a_client_that_said_goodbye() -> None:
     leases = Leases(10.0)
     leases.heard(A, 100.0)

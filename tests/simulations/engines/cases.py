@@ -225,6 +225,11 @@ BATCHABLE = [
     Case("mlp momentum decay", local={"momentum": 0.9, "weight_decay": 0.01, "epochs": 2}),
     Case("mlp adam", local={"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1, "epochs": 2}),
     Case("mlp adamw", local={"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1}),
+    Case("mlp decay of matrices", local={"momentum": 0.9, "weight_decay": 0.1, "decay_vectors": False}),
+    Case(
+        "mlp adamw, decay of matrices",
+        local={"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "decay_vectors": False},
+    ),
     Case("mlp fedprox", local={"prox_mu": 0.5, "epochs": 2}),
     Case("mlp clipped", local={"clip_norm": 0.1}),
     Case("mlp all at once", local={"clip_norm": 0.5, "prox_mu": 0.1, "momentum": 0.5, "weight_decay": 0.1}),

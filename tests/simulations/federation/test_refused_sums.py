@@ -54,9 +54,9 @@ def test_a_metric_that_is_nan_at_one_site_is_that_of_the_others_and_names_the_si
             targets = torch.cat([line_task.data(site, split).tensors[1] for site in "abd"])
             assert line[part]["positives"] == pytest.approx(targets.double().mean().item(), rel=1e-12)
             assert line[part]["accuracy"] is not None  # its sums at site c are numbers
-            assert line["not_finite"][f"{part}.positives"] == "its sums are NaN or infinite at c"
+            assert line["not_finite"][f"{part}.positives"] == "its sums are NaN, infinite or left out at c"
         assert line["server"]["positives"] is None
-        assert line["not_finite"]["server.positives"] == "its sums are NaN or infinite"
+        assert line["not_finite"]["server.positives"] == "its sums are NaN, infinite or left out"
         assert line["clients"]["never"] is None
         assert line["not_finite"]["clients.never"] == "NaN"
         assert "clients.accuracy" not in line["not_finite"]

@@ -5,9 +5,11 @@ from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
 from atoll.parallel.local_training.parameters import initial_parameters
+from atoll.protocol.settings import ConfigError
+from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.federation.config import SimulationConfig
-from atoll.simulations.federation.training_engine import engine_of
+from atoll.simulations.federation.training_engine import check_evaluations, engine_of, training_of
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -40,3 +42,34 @@ def test_clients_train_with_as_many_threads_as_the_settings_say(threads: int) ->
 def test_a_cluster_that_no_engine_would_use_is_refused(engine: str) -> None:
     with pytest.raises(ValueError, match=f'ray_address is of engine "ray", and engine is "{engine}"'):
         SimulationConfig.model_validate({"engine": engine, "ray_address": "10.0.0.1:6379"})
+
+
+class Carrying(nn.Module):
+    """A model whose forward pass leaves a number on it, in eval mode alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(2, 3), 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += not self.training
+        return self.linear(inputs) + self.calls
+
+
+def test_a_model_that_carries_state_from_evaluation_to_evaluation_is_refused() -> None:
+    task = Task(
+        model=Carrying,
+        data=lambda site, split: TensorDataset(torch.ones(4, 2), torch.ones(4, 3)),
+        sites=["a", "b"],
+        loss=nn.functional.mse_loss,
+    )
+    simulation, version = SimulationConfig(engine="sequential"), initial_parameters(task, 0)
+    said = r"two evaluations of client a differ in the sums of 'loss' by up to .*state that a forward pass leaves"
+    with pytest.raises(ConfigError, match=said):
+        check_evaluations(simulation, Training(task=task), version, ["a", "b"])
+
+
+def test_gpus_that_are_not_there_are_refused() -> None:
+    task = Task(model=lambda: nn.Linear(2, 3), data=lambda site, split: None, sites=["a"], loss=nn.functional.mse_loss)
+    with pytest.raises(ConfigError, match=r'simulation\.devices: got \[1\], which are GPUs.*set "cuda"'):
+        training_of(SimulationConfig(devices=[1]), task, RunConfig(name="r", task="t.py:task"))

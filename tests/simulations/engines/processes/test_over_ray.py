@@ -1,5 +1,6 @@
 import builtins
 import gc
+import pickle
 import re
 import socket
 import sys
@@ -15,6 +16,7 @@ from atoll.simulations.engines.engine import ClientFailed, Job
 from atoll.simulations.engines.processes import over_ray
 from atoll.simulations.engines.processes.over_ray import STARTS, OverRay, RayMissing
 from atoll.simulations.engines.processes.processes import WorkerDied
+from atoll.simulations.engines.sequential import Sequential
 from tests.cli.invoking import shown
 from tests.simulations.engines.cases import SIZES, Case, all_trained, assert_same_bits, first_version, two_rounds
 
@@ -104,6 +106,157 @@ def test_a_ray_of_this_machine_is_started_again_when_it_did_not_come_up(monkeypa
     with pytest.raises(WorkerDied, match=r"no Ray started on this machine in 3 attempts: The current node timed out"):
         OverRay(training)
     assert ray.shutdowns == STARTS
+
+
+class Died(Exception):
+    """An error of Ray: an actor has died."""
+
+
+class Errors:
+    RayTaskError = type("RayTaskError", (Exception,), {})
+    RayActorError = ObjectLostError = WorkerCrashedError = NodeDiedError = Died
+
+
+class Mortal:
+    """A Ray in this process. Each actor dies after a number of windows; the results that it still owes are lost.
+
+    Args:
+        lives: the windows of each actor, in the order in which they are made; later ones live for ever.
+        processors: of the cluster.
+        poison: the client whose window no actor survives.
+    """
+
+    exceptions = Errors
+
+    def __init__(self, lives: list[int], processors: int = 3, poison: str = "") -> None:
+        self.lives, self.poison, self.actors, self.processors = lives, poison, list[Any](), processors
+        self.cloudpickle = self
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": self.processors, "GPU": 1.0}
+
+    available_resources = cluster_resources
+
+    def dumps(self, plan: Any) -> Any:
+        return plan
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, **options: Any) -> Any:
+        return lambda kind: Making(self, kind)
+
+    def wait(self, futures: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+        return futures, []
+
+    def get(self, future: Any) -> Any:
+        return future()
+
+    def kill(self, actor: Any) -> None:
+        self.actors.remove(actor)
+
+
+class Making:
+    def __init__(self, ray: Mortal, kind: Any) -> None:
+        self.ray, self.kind = ray, kind
+
+    def remote(self, files: Any, plan: Any, form: Any) -> Any:
+        number = len(self.ray.actors)
+        actor = Actor(self.ray, self.kind(files, pickle.dumps(None), form, plan.trainer()), number)
+        self.ray.actors.append(actor)
+        return actor
+
+
+class Actor:
+    def __init__(self, ray: Mortal, inner: Any, number: int) -> None:
+        self.ray, self.inner = ray, inner
+        self.left = ray.lives[number] if number < len(ray.lives) else 10**9
+
+    def __getattr__(self, name: str) -> Any:
+        return Method(self, name)
+
+
+class Method:
+    def __init__(self, actor: Actor, name: str) -> None:
+        self.actor, self.name = actor, name
+
+    def remote(self, *arguments: Any) -> Any:
+        def result() -> Any:
+            if self.name != "ready":
+                if any(job.client_id == self.actor.ray.poison for job in arguments[3]):
+                    self.actor.left = 0
+                if not self.actor.left:
+                    raise Died("its node is gone")
+                self.actor.left -= 1
+            return getattr(self.actor.inner, self.name)(*arguments)
+
+        return result
+
+
+def mortal(monkeypatch: pytest.MonkeyPatch, ray: Mortal, training: Any, workers: int = 3) -> OverRay:
+    class Here(over_ray._Actor):
+        def __init__(self, files: Any, plan: bytes, form: Any, trainer: Any) -> None:
+            super().__init__({}, plan, form)
+            self._trainer = trainer
+
+    plan = type("Plan", (), {"trainer": lambda self: None})
+    monkeypatch.setattr(over_ray, "_Actor", Here)
+    monkeypatch.setattr(over_ray.pickle, "loads", lambda _: plan())
+    monkeypatch.setattr(over_ray, "_ray", lambda: ray)
+    return OverRay(training, workers=workers)
+
+
+def test_what_a_dead_actor_owes_is_computed_again_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Actors die at their first, their second and their fifth window, and so does one that took a place."""
+    training = Case("mlp").training()
+    jobs = [Job(site, seed) for seed, site in enumerate(list(SIZES) * 12)]
+    right = all_trained(Sequential(training).train(first_version(training), jobs))
+    ray = Mortal([0, 1, 4, 2])
+    engine = mortal(monkeypatch, ray, training)
+    found = all_trained(engine.train(first_version(training), jobs))
+    assert len(ray.actors) > 3
+    assert [each.client_id for each in found] == [job.client_id for job in jobs]
+    for one, other in zip(found, right, strict=True):
+        assert one.statistics == other.statistics
+        for name in one.update:
+            np.testing.assert_array_equal(one.update[name], other.update[name])
+
+
+def test_clients_that_kill_every_actor_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Case("mlp").training()
+    engine = mortal(monkeypatch, Mortal([], poison="c"), training)
+    with pytest.raises(WorkerDied, match=r"3 actors of Ray have died over the same clients \(c\): its node is gone"):
+        list(engine.train(first_version(training), [Job(site, 1) for site in SIZES]))
+
+
+def test_more_workers_than_processors_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RayMissing, match=r"simulation\.workers: got 4; allowed: at most 3, the processors of the Ray"):
+        mortal(monkeypatch, Mortal([]), Case("mlp").training(), workers=4)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_an_actor_that_is_killed_costs_nothing() -> None:
+    training = Case("mlp", local={"epochs": 20}).training()
+    jobs = [Job(site, seed) for seed, site in enumerate(list(SIZES) * 20)]
+    version = first_version(training)
+    right = Sequential(training)
+    engine = OverRay(training, workers=2)
+    try:
+        results = engine.train(version, jobs)
+        found = [next(results)]
+        engine._ray.kill(engine._actors[0].handle)
+        found = [*all_trained(iter(found)), *all_trained(results)]
+        for one, other in zip(found, all_trained(right.train(version, jobs)), strict=True):
+            assert one.statistics == other.statistics
+            np.testing.assert_array_equal(one.update["layers.0.weight"], other.update["layers.0.weight"])
+        measured = [Job(site, 0) for site in SIZES]
+        assert engine.evaluate(version, measured) == right.evaluate(version, measured)
+    finally:
+        engine.close()
 
 
 def test_an_address_where_no_ray_is_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,214 @@
+"""The attributes and hooks that a model's code has attached to its parameters.
+
+The wrappers of a plan put other objects in the places of the parameters. Attributes are copied to those. A hook is
+taken off and called once a step, after the sums over micro-batches and ranks and before clipping, with what it would
+see in one process that trains on the whole batch at once:
+
+    gradient of the whole batch, whole tensor --> hook --> this rank's part of the result
+
+So a mask, a scale, a clamp or a norm gives the same on every plan; a hook that is called on a part of the sum would
+not, unless it is linear. A hook may read its own parameter, which has its values for the time of the call.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import implicit_replication
+
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.optimizers.norms import local
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.randomness import states_of_generators
+
+Hook = Callable[[torch.Tensor], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooked:
+    """A parameter with hooks, as the model's code made it."""
+
+    parameter: nn.Parameter
+    on_gradient: dict[int, Hook]
+    """The hooks of `register_hook`."""
+    on_accumulated: dict[int, Hook]
+    """The hooks of `register_post_accumulate_grad_hook`."""
+
+
+class Attached:
+    """The attributes and hooks of a model's parameters, by all their names.
+
+    Args:
+        model: before it is cut and wrapped; its hooks are taken off where the plan calls them.
+        plan: of the training.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        named = list(model.named_parameters(remove_duplicate=False))
+        self._attributes = {name: dict(vars(parameter)) for name, parameter in named if vars(parameter)}
+        calls = plan.divides or plan.is_sharded or plan.mesh.size > 1
+        self._originals = [parameter for _, parameter in named]
+        self._hooked: dict[str, Hooked] = {}
+        self._parts: Sequence[nn.Module] = ()
+        self._places: dict[int, list[tuple[nn.Module, str]]] = {}
+        found: dict[int, Hooked] = {}
+        for name, parameter in named if calls else ():
+            if id(parameter) not in found and (hooks_of(parameter)):
+                found[id(parameter)] = _taken_off(parameter)
+            if id(parameter) in found:
+                self._hooked[name] = found[id(parameter)]
+
+    def put_on(self, parts: Sequence[nn.Module]) -> None:
+        """Give the parameters of wrapped parts the attributes; what `fully_shard` gathers gets them in its first pass.
+
+        The originals of parameters that are not in these parts lose their memory: what still holds one finds NaN.
+
+        Args:
+            parts: without the wrapper of DDP.
+        """
+        self._parts = parts
+        here = {id(parameter) for part in parts for parameter in part.parameters()}
+        for original in self._originals:
+            if id(original) not in here:
+                _empty(original)
+        self._originals = []
+        for part in parts if self._attributes else ():
+            for name, parameter in part.named_parameters(remove_duplicate=False):
+                vars(parameter).update(self._attributes.get(name, {}))
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.register_forward_pre_hook(_pass_on)
+
+    @contextmanager
+    def _in_place(self, own: nn.Parameter, parameter: nn.Parameter) -> Iterator[None]:
+        """Put the model's own object into the place of a parameter: a hook may read it from its module."""
+        places = self._places.get(id(parameter), ()) if own is not parameter else ()
+        for module, name in places:
+            module._parameters[name] = own
+        try:
+            yield
+        finally:
+            for module, name in places:
+                module._parameters[name] = parameter
+
+    def call(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Call the hooks of parameters that have a gradient; the ranks of each parameter's mesh call it together.
+
+        Args:
+            parameters: the trained ones of this rank, by name.
+
+        Raises:
+            TaskBroken: a hook draws random numbers, or returns no gradient.
+        """
+        if not self._hooked:
+            return
+        self._places = {}
+        for part in self._parts:
+            for module in part.modules():
+                for name, parameter in module._parameters.items():
+                    self._places.setdefault(id(parameter), []).append((module, name))
+        before = states_of_generators()
+        for name, hooked in self._hooked.items():
+            parameter = parameters.get(name)
+            if parameter is not None and parameter.grad is not None:
+                with torch.no_grad(), implicit_replication(), self._in_place(hooked.parameter, parameter):
+                    _call(name, hooked, parameter)
+        if states_of_generators() != before:
+            raise TaskBroken(
+                f"{', '.join(self._hooked)}: a hook draws random numbers, and each rank draws others: give it a "
+                "generator with a seed of its own, or train in one process"
+            )
+
+
+def hooks_of(parameter: torch.Tensor) -> list[Hook]:
+    """Return the hooks on the gradient of a parameter."""
+    kinds = (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)
+    return [hook for hooks in kinds for hook in (hooks or {}).values()]
+
+
+class _Kept:
+    """A hook that no backward pass calls; the handle with which the model's code removes it stays valid."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, _gradient: torch.Tensor) -> None:
+        """Leave the gradient as it is."""
+
+
+def _taken_off(parameter: nn.Parameter) -> Hooked:
+    """Keep the hooks of a parameter from its backward passes."""
+    of_tensor: Any = parameter
+    hooked = Hooked(parameter, of_tensor._backward_hooks or {}, of_tensor._post_accumulate_grad_hooks or {})
+    for hooks in (hooked.on_gradient, hooked.on_accumulated):
+        hooks.update({key: _Kept(hook) for key, hook in hooks.items()})
+    return hooked
+
+
+def _kept(hooks: Mapping[int, Hook]) -> list[Hook]:
+    return [kept.hook for kept in hooks.values() if isinstance(kept, _Kept)]
+
+
+def _call(name: str, hooked: Hooked, parameter: nn.Parameter) -> None:
+    """Call the hooks of one parameter; its own object has values and gradient meanwhile."""
+    own, gradient = hooked.parameter, parameter.grad
+    assert gradient is not None
+    if own is not parameter:
+        own.data = _whole(parameter.detach())
+    given = _whole(gradient)
+    for hook in _kept(hooked.on_gradient):
+        returned = hook(given)
+        if returned is not None:
+            if not isinstance(returned, torch.Tensor) or returned.shape != given.shape:
+                raise TaskBroken(f"{name}: a hook must return a gradient of {tuple(given.shape)}, or None")
+            given = _whole(returned)
+    own.grad = given.detach()
+    for hook in _kept(hooked.on_accumulated):
+        hook(own)
+    if own.grad is None:
+        parameter.grad = None
+    elif own is not parameter:
+        _write(gradient, own.grad)
+    if own is not parameter:
+        _write(parameter, own.detach())
+        _empty(own)
+
+
+def _empty(own: nn.Parameter) -> None:
+    """Free the memory of a parameter that is not in the wrapped model; what reads it between calls finds NaN."""
+    own.grad = None
+    if not own.is_meta:
+        nothing = torch.nan if own.is_floating_point() else 0
+        own.data = own.detach().new_full((), nothing).expand(own.shape)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _write(divided: torch.Tensor, whole: torch.Tensor) -> None:
+    """Give a tensor the values of a whole one: of a DTensor this rank's part."""
+    if not isinstance(divided, DTensor):
+        divided.copy_(whole)
+        return
+    for box in divided.__create_chunk_list__():  # type: ignore[no-untyped-call]
+        slices = tuple(slice(start, start + size) for start, size in zip(box.offsets, box.sizes, strict=True))
+        local(divided).copy_(whole[slices])
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _pass_on(module: nn.Module, _inputs: Any) -> None:
+    """Give gathered parameters the attributes of their shards."""
+    for parameter in _sharded(module):
+        attributes = vars(parameter.unsharded_param)
+        attributes.update({name: v for name, v in vars(parameter.sharded_param).items() if name not in attributes})
+
+
+def _sharded(module: nn.Module) -> Iterator[Any]:
+    for group in fully_shard.state(module)._fsdp_param_groups:  # type: ignore[attr-defined]
+        yield from group.fsdp_params

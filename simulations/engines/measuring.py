@@ -1,0 +1,173 @@
+"""The evaluation of a version on the clients' own test data: one client after another, in one model.
+
+A job asks for the evaluation of one client: its seed is that of the run's model, its `own` the tensors that stay at the
+client. The answer is the sums of the loss and the metrics, or the reason that there are none, with the bits of a
+deployed client.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from atoll.parallel.local_training.parameters import build_model
+from atoll.parallel.local_training.training import Evaluation
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.context import context_of, depends_on_context, within
+from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.randomness import generators_kept, repeat_on, seed_everything
+from atoll.parallel.task.task import Task
+from atoll.parallel.worker.bench import Bench, Received
+from atoll.parallel.worker.benches import bench_of
+from atoll.parallel.worker.model_bench import ModelBench
+from atoll.simulations.engines.engine import Job, Training, naming
+from atoll.simulations.engines.examples import Examples, ExamplesOf
+from atoll.simulations.engines.exchange import Exchange
+from atoll.simulations.engines.one_state import OneState
+
+NO_DATA = "this site has no such data"
+
+WINDOWS, WINDOW_MAX = 8, 512
+"""Minimum number of windows, if there are as many clients, and maximum number of clients in a window."""
+
+
+class Measurer(Protocol):
+    """The evaluation of clients, in any process."""
+
+    def begin(self, version: Arrays, number: int = 0) -> None:
+        """Take the version that is measured next, and its number."""
+        ...
+
+    def measure(self, jobs: Sequence[Job]) -> list[Statistics | str]:
+        """Return the sums of each job's client, or the reason that there are none, for a window of jobs."""
+        ...
+
+
+def windows_of(jobs: Sequence[Job]) -> list[Sequence[Job]]:
+    """Return windows of the jobs, in their order, which do not depend on the number of processes."""
+    size = max(1, min(WINDOW_MAX, -(-len(jobs) // WINDOWS)))
+    return [jobs[first : first + size] for first in range(0, len(jobs), size)]
+
+
+def measurer_of(training: Training) -> Measurer:
+    """Return the measurer that evaluates one client after another."""
+    task = training.task
+    return OneModel(training) if isinstance(task, Task) and task.algorithm is None else OfBenches(training)
+
+
+class OneModel:
+    """The evaluation of a `Task` without an algorithm of its own.
+
+    Args:
+        training: the settings of all clients' training.
+    """
+
+    def __init__(self, training: Training) -> None:
+        assert isinstance(training.task, Task)
+        self._training, self.task = training, training.task
+        repeat_on(training.device)
+        self.examples = ExamplesOf(self.task, training.device, "test")
+        self.model = build_model(self.task, training.model_seed).to(training.device).eval()
+        self._state = OneState(self.model)
+        self._exchange = Exchange(training, self.model)
+        self._evaluation = Evaluation(self.task, self.model, device=training.device)
+        self._has_context = depends_on_context(self.task)
+        self._layers = self._exchange.layers
+        self._number = 0
+
+    def begin(self, version: Arrays, number: int = 0) -> None:
+        """Take the version that is measured next; raise TaskMismatch if it belongs to another model."""
+        self._number = number
+        self._exchange.begin(version)
+        self._state.begin_round()
+
+    def measure(self, jobs: Sequence[Job]) -> list[Statistics | str]:
+        """Evaluate one client after another; see `Measurer`."""
+        found: list[Statistics | str] = []
+        with generators_kept():
+            for job in jobs:
+                with naming(job.client_id, "evaluation"):
+                    examples = self.examples.find(job.client_id)
+                    found.append(NO_DATA if examples is None else self.one(job, examples))
+        return found
+
+    def one(self, job: Job, examples: Examples) -> Statistics:
+        """Return the sums of one client on its examples; this leaves the generators where it ends."""
+        self.load(job)
+        seed_everything(job.seed)
+        with within(self._context(job)) if self._has_context else nullcontext():
+            found = self._evaluation(partial(_batch, examples), examples.count)
+        self._state.end()
+        self.check_frozen()
+        return found
+
+    def load(self, job: Job) -> None:
+        """Load the version, with the layers that stay at the client, into the model."""
+        self._state.begin()
+        own = {name: array for name, array in (job.own or {}).items() if name in self._layers}
+        self._exchange.load(job if own.keys() == (job.own or {}).keys() else replace(job, own=own or None))
+
+    def check_frozen(self) -> None:
+        """Check that nothing has changed the tensors that do not travel; raise TaskBroken with their names."""
+        self._exchange.check_frozen()
+
+    def _context(self, job: Job) -> Any:
+        return context_of(self.task, site=job.client_id, version=self._number, seed=job.seed)
+
+
+def _batch(examples: Examples, epoch: int, rows: torch.Tensor) -> Any:
+    """Return a batch of a client's examples; what they draw is the same in every evaluation."""
+    if examples.tensors is None:
+        return examples.fetch(0, epoch, rows)
+    places = examples.rows(rows)
+    return [tensor[places] for tensor in examples.tensors]
+
+
+class OfBenches:
+    """The evaluation by the bench of a deployed worker, for a task with an algorithm of its own, and an `ArrayTask`.
+
+    Args:
+        training: the settings of all clients' training.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._bench: ModelBench | None = None
+        self._version: Arrays = {}
+        self._number = 0
+
+    def begin(self, version: Arrays, number: int = 0) -> None:
+        """Take the version that is measured next."""
+        self._version, self._number = version, number
+
+    def measure(self, jobs: Sequence[Job]) -> list[Statistics | str]:
+        """Evaluate one client after another; see `Measurer`."""
+        found: list[Statistics | str] = []
+        for job in jobs:
+            with naming(job.client_id, "evaluation"):
+                found.append(self._bench_at(job).evaluate(Received(self._version, job.own), self._request(job)))
+        return found
+
+    def _bench_at(self, job: Job) -> Bench:
+        """Return the bench of a client: of a `Task` the one with the only model."""
+        task = self._training.task
+        if not isinstance(task, Task):
+            return bench_of(task, self._request(job))
+        self._bench = self._bench or ModelBench(task, self._request(job))
+        self._bench.visit(job.client_id)
+        return self._bench
+
+    def _request(self, job: Job) -> dict[str, Any]:
+        training = self._training
+        return {
+            "site": job.client_id,
+            "split": "test",
+            "local": dict(training.overrides),
+            "algorithm": training.algorithm,
+            "device": training.device,
+            "model_seed": training.model_seed,
+            "version": self._number,
+        }

@@ -1,0 +1,43 @@
+"""The one state in which many clients find a model: as it was built, though the clients before have used it."""
+
+import logging
+
+import torch
+
+from atoll.parallel.local_training.as_built import AsBuilt
+
+logger = logging.getLogger(__name__)
+
+CHANGED_LATE = (
+    "clients have changed it on the model, which the first client had not, so others may have begun with it; from now "
+    "on each begins with it as task.model() made it"
+)
+
+
+class OneState:
+    """The state of a model that clients share: given back before each client if the first one has changed it, else only
+    compared once a round, so that a plain model pays nothing.
+
+    Args:
+        model: the model as it was built, on its device.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._as_built = AsBuilt({"": model}, model.state_dict(keep_vars=True).values())
+        self._changes: bool | None = None  # None: no client has ended
+
+    def begin_round(self) -> None:
+        """Look for a change that the first client had not made."""
+        if self._changes is False and (late := self._as_built.differences()):
+            self._changes = True
+            logger.warning("%s: %s", ", ".join(late), CHANGED_LATE)
+
+    def begin(self) -> None:
+        """Give back the state, if clients change it."""
+        if self._changes:
+            self._as_built.restore()
+
+    def end(self) -> None:
+        """Look at what the first client has changed."""
+        if self._changes is None:
+            self._changes = bool(self._as_built.differences())

@@ -1,0 +1,75 @@
+"""The verdict on a case: equal to the plain loop, or refused before the first step."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.parallel.generated.answer import Answer
+from tests.parallel.generated.ranks import Pool
+from tests.parallel.generated.strategies import Case
+from tests.parallel.generated.training import expected_of
+
+DIGITS = {"float64": 1e-9, "float32": 1e-4}
+"""Largest difference of a loss and of a tensor, of values above 1 relative to them."""
+
+OF_FILE = 2e-7
+"""Least tolerance of a tensor, which is exported as float32."""
+
+
+def verdict(case: Case, answers: list[Answer]) -> str:
+    """Return "equal", "refused: ..." or what is wrong."""
+    refused = [answer.text for answer in answers if answer.word == "refused"]
+    if refused and not any(answer.word == "done" for answer in answers):
+        return f"refused: {refused[0]}"  # a rank of another stage may only notice that a peer is gone
+    for rank, answer in enumerate(answers):
+        if answer.word != "done":
+            return f"rank {rank} {answer.word}: {answer.text}"
+    first, expected = answers[0], expected_of(case)
+    digits = DIGITS[case.model.dtype]
+    if len(first.losses) != len(expected.losses):
+        return f"{len(first.losses)} steps, right are {len(expected.losses)}"
+    for step, (found, right) in enumerate(zip(first.losses, expected.losses, strict=True), 1):
+        if not difference(found, right) <= digits:
+            return f"the loss of step {step} is {found}, right is {right}"
+    assert first.state is not None
+    wanted = expected.trained if case.training.travels == "trained" else expected.state.keys()
+    if not wanted <= first.state.keys() <= expected.state.keys():
+        return f"other tensors: {sorted(first.state.keys() ^ expected.state.keys())}"
+    for name, value in first.state.items():
+        worst = difference(value, expected.state[name])
+        if not worst <= max(digits, OF_FILE):
+            return f"{name} differs by {worst:.1e}"
+    return "equal"
+
+
+def difference(found: Any, expected: Any) -> float:
+    """Return the largest difference of two arrays, of values above 1 relative to them; inf if one is not a number."""
+    scale = np.maximum(1.0, np.abs(expected))
+    worst = np.max(np.abs(np.asarray(found, float) - expected) / scale, initial=0.0)
+    return math.inf if math.isnan(worst) else float(worst)
+
+
+@dataclass
+class Tally:
+    """The verdicts on many cases."""
+
+    pool: Pool = field(default_factory=Pool)
+    words: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def judge(self, case: Case) -> str:
+        """Train a case, and count the verdict on it."""
+        found = verdict(case, self.pool.train(case))
+        word = found.partition(":")[0] if found.startswith(("equal", "refused")) else "WRONG"
+        self.words[word] += 1
+        if word == "refused":
+            self.refusals[found[:160]] += 1
+        return found
+
+    def __str__(self) -> str:
+        """Return the numbers of models, and of the refused ones."""
+        total, refused = sum(self.words.values()), self.words["refused"]
+        return f"{total} models: {self.words['equal']} equal, {refused} refused ({refused / max(1, total):.0%})"
