@@ -170,9 +170,9 @@ def test_a_version_that_a_failed_run_has_not_made_is_told_with_the_cause():
     many = replace(line_task.task, units=lambda targets: len(targets) * 1e9)
     run = atoll.simulate(many, rounds=2, set={**SETTINGS, "round.retry": 0}, progress=False)
     assert run.state == "failed"
-    assert "3 refused (too_many_examples)" in run.result["cause"]
+    assert "1 refused (too_many_examples)" in run.result["cause"]
     [(reason, found)] = run.result["refusals"].items()
-    assert (reason, found["count"]) == ("too_many_examples", 3)
+    assert (reason, found["count"]) == ("too_many_examples", 1)
     assert "(round.max_examples)" in found["first"]
     assert all("too_many_examples: num_examples" in text for text in run.report.rounds[0]["refusals"].values())
     with pytest.raises(atoll.AtollError, match="version 1 was not made: the run is failed at version 0: 1 round was"):
