@@ -78,15 +78,33 @@ _OWN_ERROR = re.compile(r"^atoll\.[\w.]+: ")
 """The class of an error of Atoll's own before its message, which says all."""
 
 
+_CHAINED = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+"""The lines of a traceback between an exception and its cause."""
+
+
 def one_line(text: str) -> str:
-    """Return a message in one line; a traceback in it shrinks to the exception and the innermost line of user code."""
+    """Return a message in one line; a traceback in it shrinks to the exception and the innermost line of user code.
+
+    An exception without words gives way to its cause.
+    """
     message, *rest = text.splitlines() or ["the run has failed"]
     frames = [number for number, line in enumerate(rest) if _FRAME.match(line)]
     if not frames:
         return " ".join([message, *(line.strip() for line in rest)])
     raised = " ".join(line.strip() for line in rest[frames[-1] + 1 :] if not line.startswith("    "))
     raised = _OWN_ERROR.sub("", raised)
+    if not raised.partition(":")[2].strip() and (cause := _cause(rest)):
+        return one_line("\n".join([message, *cause]))
     return f"{message.removesuffix(':')}: {raised}{_place([rest[number] for number in frames])}"
+
+
+def _cause(lines: list[str]) -> list[str]:
+    """Return the traceback of the exception before the last one; empty: there is none."""
+    chained = [number for number, line in enumerate(lines) if line in _CHAINED]
+    return lines[: chained[-1]] if chained else []
 
 
 def _place(frames: list[str]) -> str:

@@ -35,12 +35,7 @@ from atoll.parallel.local_training.passing_state import PassingState
 from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.optimizers.norms import local
 from atoll.parallel.task.task import Task
-
-THEIR_OWN = (
-    "a forward pass changes these buffers by the examples that it sees, and each rank sees others, so this mesh cannot "
-    "compute what one process does; divide the model along tp or pp alone, or leave them out of its state "
-    "(register_buffer(..., persistent=False))"
-)
+from atoll.parallel.trainer.between_passes import OWN_EXAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +159,7 @@ class MeshModel:
     def faults_of_buffers(self) -> list[str]:
         """Return the fault of buffers that follow the examples of each rank; every rank must call it."""
         names = differing_buffers(self.engine.parts, self.engine.axes)
-        return [f"{', '.join(names)}: {THEIR_OWN}"] if names else []
+        return [f"{', '.join(names)}: {OWN_EXAMPLES.format(mesh=self.engine.plan.mesh)}"] if names else []
 
     def shards(self) -> list[Shard]:
         """Return the boxes of the trained parameters; of a tied weight on two stages each copy."""

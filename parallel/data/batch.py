@@ -56,6 +56,9 @@ class Batch:
     may_list: bool = False
     """The answer whether the task's own collation has made it; torch's has no lists of one tensor for each example."""
 
+    is_filler: bool = False
+    """The answer whether its examples are none of the global batch's."""
+
     @classmethod
     def of(
         cls,
@@ -68,7 +71,7 @@ class Batch:
     ) -> "Batch":
         """Return a batch of some rows, which may have been fetched `in_parts`; a filler has no units."""
         inputs, targets = fetched
-        batch = cls(inputs, targets, 0, units, rows, may_list)
+        batch = cls(inputs, targets, 0, units, rows, may_list, is_filler)
         return batch if is_filler else replace(batch, count=sum(batch.counts()))
 
     def counts(self) -> list[float]:

@@ -10,12 +10,11 @@ from atoll.parallel.adapters.pipeline_trial import chain_faults, outputs_of
 from atoll.parallel.communication.hooks import HookState, register
 from atoll.parallel.communication.outer import Outer, make_outer
 from atoll.parallel.communication.outer_config import parse_outer
-from atoll.parallel.engine import recompute
+from atoll.parallel.engine import batchnorm, recompute
 from atoll.parallel.engine.admissible import fit, lazy_faults, tensor_faults
 from atoll.parallel.engine.agreement import Agreement
 from atoll.parallel.engine.attached import Attached
 from atoll.parallel.engine.axes import Axes
-from atoll.parallel.engine.batchnorm import convert
 from atoll.parallel.engine.blank import give_memory
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
@@ -39,6 +38,7 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
     """
     blueprint, mesh = blueprint_of(model), plan.mesh
     faults = list(lazy_faults(model)) or list(tensor_faults(model, plan, _groups(model) if plan.is_sharded else {}))
+    faults += batchnorm.faults(model, plan.batchnorm)
     if not trained(model):
         faults.append(f"{type(model).__name__} has no parameter to train")
     faults += _faults_of_tensor_parallel(model, plan) if mesh.tp > 1 else []
@@ -239,14 +239,14 @@ def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None, borrowed: Collectio
     """Return a stage with all wrappers of the plan, in torch's order (`sharding`)."""
     names = blocks(part)
     fit(part, plan)
-    if plan.batchnorm != "local":
-        convert(part, plan.batchnorm, None if axes is None or plan.synced_dp == 1 else axes.dp_group)
+    if plan.batchnorm != "local" or plan.mesh.pp > 1:  # whose smaller batches are filled up
+        batchnorm.convert(part, plan.batchnorm, None if axes is None or plan.synced_dp == 1 else axes.dp_group)
     if plan.mesh.tp > 1 and axes is not None:
         apply_tensor_parallel(part, axes.device_mesh["tp"], plan)
     for name in names:
         block = part.get_submodule(name)
         if plan.recompute != "none":
-            recompute.recompute(block, plan.recompute, is_compiled=plan.compile)
+            recompute.recompute(block, plan.recompute, name=name, is_compiled=plan.compile)
         if plan.compile:
             block.compile()
     if axes is None:

@@ -42,11 +42,18 @@ def average_buffers(parts: Sequence[nn.Module], axes: Axes | None, fixed: Collec
 
 
 @torch.no_grad()
-def differing_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> list[str]:
+def differing_buffers(
+    parts: Sequence[nn.Module], axes: Axes | None, without: tuple[type[nn.Module], ...] = ()
+) -> list[str]:
     """Return the names, in their modules, of saved buffers of which ranks with other data have other values: a forward
     pass has changed them by a rank's own examples. The same on all ranks of a stage.
 
     One broadcast of each buffer. The tolerance, 1e-6 of the value, is for machines that round otherwise.
+
+    Args:
+        parts: of this rank.
+        axes: of the mesh; None: this rank is alone.
+        without: types of modules whose buffers are not compared.
     """
     found: dict[str, torch.Tensor] = {}
     for axis in ("dp_replicate", "dp_shard") if axes is not None else ():
@@ -55,6 +62,8 @@ def differing_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> list[str
             continue
         for part in parts:
             for holder, name, buffer in saved_buffers(part):
+                if isinstance(holder, without):
+                    continue
                 value = buffer.to_local() if isinstance(buffer, DTensor) else buffer
                 first = value.detach().clone()
                 _take_first(first, axes.group(axis))

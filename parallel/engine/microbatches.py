@@ -27,6 +27,12 @@ class Micro:
     rows: int
     """The rows of `targets`; `inputs` may have been padded with more."""
 
+    real: int
+    """The first rows of `inputs` that are examples of the batch; the others keep a rank or a stage in step."""
+
+    given: int
+    """The rows of `inputs`."""
+
 
 def split(batch: Batch, number: int, forms: Forms | None = None) -> list[Micro]:
     """Split the batch into `number` micro-batches of rows as equal as possible, the larger first.
@@ -46,7 +52,7 @@ def split(batch: Batch, number: int, forms: Forms | None = None) -> list[Micro]:
     if isinstance(batch.inputs, Parts):
         return _collated(batch)
     if number == 1:
-        return [Micro(batch.inputs, batch.targets, batch.count, num_rows)]
+        return [Micro(batch.inputs, batch.targets, batch.count, num_rows, 0 if batch.is_filler else num_rows, num_rows)]
     inputs, targets = _cuts(batch, num_rows, forms)
     found, start = [], 0
     for size in part_sizes(num_rows, number):
@@ -54,7 +60,9 @@ def split(batch: Batch, number: int, forms: Forms | None = None) -> list[Micro]:
         rows = slice(start, end) if end > start else slice(0, 1)
         of_part = targets.take(rows)
         count = 0 if end == start else _count(batch, of_part, end - start)
-        found.append(Micro(inputs.take(rows), of_part, count, rows.stop - rows.start))
+        num_given = rows.stop - rows.start
+        num_real = 0 if batch.is_filler else end - start
+        found.append(Micro(inputs.take(rows), of_part, count, num_given, num_real, num_given))
         start = end
     return found
 
@@ -62,8 +70,9 @@ def split(batch: Batch, number: int, forms: Forms | None = None) -> list[Micro]:
 def _collated(batch: Batch) -> list[Micro]:
     sizes = part_sizes(rows_of(batch), len(batch.inputs))
     counts = batch.counts() if batch.count else [0] * len(sizes)
-    parts = zip(batch.inputs, batch.targets, counts, sizes, strict=True)
-    return [Micro(inputs, targets, count, max(size, 1)) for inputs, targets, count, size in parts]
+    real = [0] * len(sizes) if batch.is_filler else sizes
+    parts = zip(batch.inputs, batch.targets, counts, [max(size, 1) for size in sizes], real, strict=True)
+    return [Micro(inputs, targets, count, size, num_real, size) for inputs, targets, count, size, num_real in parts]
 
 
 def _cuts(batch: Batch, num_rows: int, forms: Forms | None) -> tuple[Cut, Cut]:
@@ -93,7 +102,8 @@ def split_padded(batch: Batch, number: int, size: int, forms: Forms | None = Non
         of_part = targets.take(slice(start, end))
         count = 0 if end == start else _count(batch, of_part, end - start)
         with_copies = torch.arange(start, start + size).clamp(max=num_rows - 1)
-        found.append(Micro(inputs.take(with_copies), of_part, count, end - start))
+        num_real = 0 if batch.is_filler else end - start
+        found.append(Micro(inputs.take(with_copies), of_part, count, end - start, num_real, size))
     return found
 
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.agreement import Agreement
+from atoll.parallel.engine.batchnorm import Real
 from atoll.parallel.engine.microbatches import Micro, split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
@@ -55,6 +56,32 @@ class PipelineShape:
     outputs: WholeOutputs | None = None
     """The outputs of a Hugging Face model from those of the last stage, where each stage takes the inputs of the model,
     too; None: of another model, they are the same."""
+
+
+REENTRANT = (
+    "the model checkpoints activations with use_reentrant=True, whose inner backward pass DDP takes for a second one: "
+    "set use_reentrant=False, or train with zero=1"
+)
+"""The refusal of a model that checkpoints by itself."""
+
+
+class ReadyTwice(ValueError):
+    """A parameter got gradients twice in one backward pass, which DDP does not support."""
+
+
+@contextmanager
+def pass_of_copies() -> Iterator[None]:
+    """Turn DDP's error about a second gradient into one that names the way out.
+
+    Raises:
+        ReadyTwice: in place of the `RuntimeError`; no trial pass has met this use.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "ready" not in str(error) or ("twice" not in str(error) and "only once" not in str(error)):
+            raise
+        raise ReadyTwice(REENTRANT) from error
 
 
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:
@@ -98,6 +125,7 @@ class Passes:
         self._model, self._loss, self._plan, self._device = model, loss, plan, device
         self._agreement = agreement
         self._forms: Forms = {}
+        self._real = Real([model])
         # DDP takes the mean over its ranks, where a sum is needed.
         self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
 
@@ -116,6 +144,7 @@ class Passes:
         for index, micro in enumerate(micros):
             is_last = index == len(micros) - 1
             must = is_last or after_first is not None
+            self._real.set(micro.real, micro.given)
             with self._synchronizing(must, is_last), self._computing():
                 weighted = share_of_loss(self._loss, self._model(micro.inputs), micro, total)
                 with self._agreeing(must, is_last):
@@ -127,7 +156,7 @@ class Passes:
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets of a batch; fillers are not observed."""
-        with torch.no_grad(), self._casting():
+        with torch.no_grad(), casting(self._plan, self._device):
             outputs = self._model(batch.inputs)
             outputs = map_tensors(whole, outputs)
         if batch.count != 0:
@@ -168,11 +197,15 @@ class Passes:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        with self._casting(), loss_parallel() if self._plan.loss_parallel else nullcontext():
+        with casting(self._plan, self._device), loss_parallel() if self._plan.loss_parallel else nullcontext():
             yield
 
-    def _casting(self) -> AbstractContextManager[Any]:
-        """Return autocast to bfloat16 where `fully_shard` does not cast."""
-        if self._plan.precision == "fp32" or self._plan.is_sharded:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=torch.bfloat16)
+
+def casting(plan: Plan, device: torch.device) -> AbstractContextManager[Any]:
+    """Return autocast to the precision of a plan: the same casts on every mesh.
+
+    Casts of a sharded model's weights are not kept from use to use: they would outlive the gathered weights.
+    """
+    if plan.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=not plan.is_sharded)

@@ -90,7 +90,8 @@ class Plan:
     """Compile each block (`torch.compile`)."""
 
     batchnorm: str = "local"
-    """Statistics of batch norms: local to a rank, sync over all ranks with data, ghost:N for virtual batches of N."""
+    """Statistics of batch norms: local to a rank, sync over all ranks with data, ghost:N for virtual batches of N
+    examples of the global batch. With local, another number of ranks is another model."""
 
     outer: str = "none"
     """Synchronization of the copies along dp_replicate: none means in each step; local_sgd:H, diloco:H and delayed:D do
@@ -233,6 +234,11 @@ def _conflicts(plan: Plan) -> Iterator[str]:
         yield f"plan.reduce_dtype: {plan.reduce_dtype} is for fully_shard; under DDP it is compression=bf16"
     if plan.offload and plan.zero == 0:
         yield "plan.offload: needs zero 1, 2 or 3, got zero=0"
+    if plan.batchnorm.startswith("ghost") and plan.microbatches > 1:
+        yield (
+            f"plan.batchnorm: the virtual batches of {plan.batchnorm} are those of a whole batch, got "
+            f"{plan.microbatches} micro-batches; allowed: 1, or local or sync"
+        )
     if plan.outer != "none" and mesh.dp_replicate == 1:
         yield f"plan.outer: {plan.outer} is between copies, so dp_replicate must be more than 1, got 1"
 

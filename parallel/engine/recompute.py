@@ -17,9 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from atoll.parallel.engine.buffers import saved_buffers, unchanged
-
-Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-"""The contexts of the forward pass and of its repetition."""
+from atoll.parallel.engine.repetition import Contexts, Repetition
 
 EXPENSIVE = frozenset(
     {
@@ -40,25 +38,36 @@ EXPENSIVE = frozenset(
 """The operations whose results the selective kind saves: products, attention, and collectives."""
 
 
-def recompute(block: nn.Module, kind: str, *, is_compiled: bool = False) -> None:
+def recompute(block: nn.Module, kind: str, *, name: str = "", is_compiled: bool = False) -> None:
     """Let a block save only its inputs (`full`), or also its expensive results (`selective`).
 
-    Its `forward` is wrapped, not the module, so that names and hooks stay as they are. Buffers that are state, such as
-    running statistics, do not see the repetition.
+    Its `forward` is wrapped, not the module, so that names and hooks stay as they are. The repetition begins with the
+    draws and the state of the first pass (`repetition`), and leaves them as they are now. Of a compiled block torch's
+    draws repeat, and saved buffers do not see the repetition.
 
     Args:
         block: a block.
         kind: full or selective.
+        name: of the block, for a refusal.
         is_compiled: torch compiles the block, and keeps values itself that change in place.
     """
-    inner: Callable[..., Any] = block.forward
-    options: dict[str, Any] = {"use_reentrant": False}
-    if kind == "selective":
-        selective = partial(create_selective_checkpoint_contexts, _policy)
-        options["context_fn"] = selective if is_compiled else _Selective(selective).contexts
-    if saved_buffers(block):
-        options["context_fn"] = partial(_unchanged_again, block, options.get("context_fn"))
-    block.forward = partial(checkpoint, inner, **options)
+    selective = partial(create_selective_checkpoint_contexts, _policy) if kind == "selective" else None
+    if is_compiled:
+        options: dict[str, Any] = {"context_fn": selective} if selective is not None else {}
+        if saved_buffers(block):
+            options["context_fn"] = partial(_unchanged_again, block, selective)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
+        return
+    repetition = Repetition(block, name)
+    inner, contexts = repetition.watched(block.forward), None if selective is None else _Selective(selective).contexts
+
+    def forward(*args: Any, **options: Any) -> Any:
+        with repetition.whole():
+            return checkpoint(
+                inner, *args, use_reentrant=False, context_fn=partial(repetition.contexts, contexts), **options
+            )
+
+    block.forward = forward
 
 
 class _Selective:

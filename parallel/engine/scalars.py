@@ -17,13 +17,12 @@ from atoll.parallel.engine.axes import Axes
 from atoll.parallel.optimizers.norms import local
 
 
-def replicate_scalars(part: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> set[nn.Parameter]:
+def replicate_scalars(part: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
     """Replace each scalar parameter of a part by a replica on the mesh; a shared one stays shared.
 
     Args:
         part: of the model; plain, or with DTensors along tp.
         mesh: of the shards; under tp with tp as its last axis.
-        dtype: in which the forward pass reads floating values; None: their own.
 
     Returns:
         The replicas, which `fully_shard` must ignore.
@@ -38,7 +37,7 @@ def replicate_scalars(part: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | No
         if scalars:
             kind = type(module)
             properties = {
-                name: _reading(name, value.device_mesh if isinstance(value, DTensor) else None, mesh.device_type, dtype)
+                name: _reading(name, value.device_mesh if isinstance(value, DTensor) else None, mesh.device_type)
                 for name, value in scalars.items()
             }
             module.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **properties})
@@ -50,7 +49,7 @@ def _replica(value: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
     return nn.Parameter(whole, requires_grad=value.requires_grad)
 
 
-def _reading(name: str, tp: DeviceMesh | None, device: str, dtype: torch.dtype | None) -> Any:
+def _reading(name: str, tp: DeviceMesh | None, device: str) -> Any:
     """Return the property by which a module reads a scalar: a plain tensor, or under tp a DTensor of that axis."""
 
     def read(module: nn.Module) -> torch.Tensor:
@@ -59,8 +58,6 @@ def _reading(name: str, tp: DeviceMesh | None, device: str, dtype: torch.dtype |
         value: torch.Tensor = parameter.to_local()
         if value.device.type != device and not value.is_meta:  # offloaded
             value = value.to(device)
-        if dtype is not None and value.is_floating_point():
-            value = value.to(dtype)
         return value if tp is None else DTensor.from_local(value, tp, [Replicate()], run_check=False)
 
     return property(read)

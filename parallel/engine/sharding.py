@@ -20,6 +20,7 @@ from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import Styles, blueprint_of
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.precision import gather_as_autocast
 from atoll.parallel.engine.scalars import replicate_scalars
 from atoll.parallel.engine.ties import tied_names
 
@@ -136,7 +137,7 @@ def apply_data_parallel(
     mesh, precision = _data_mesh(axes, plan), _precision(plan)
     options: dict[str, Any] = {
         "mesh": mesh,
-        "ignored_params": replicate_scalars(part, _whole_mesh(axes, mesh), precision.param_dtype),
+        "ignored_params": replicate_scalars(part, _whole_mesh(axes, mesh)),
         "reshard_after_forward": plan.zero_stage == 3,
         "mp_policy": precision,
     }
@@ -147,6 +148,8 @@ def apply_data_parallel(
     if borrowed:  # also by what the pass returns, for the loss
         options["reshard_after_forward"] = False
     fully_shard(part, **options)
+    if plan.precision != "fp32" and blueprint_of(part).sequence is None:
+        gather_as_autocast(part)
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -184,7 +187,9 @@ def _precision(plan: Plan) -> MixedPrecisionPolicy:
     if plan.precision == "fp32" and plan.reduce_dtype == "fp32":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
-        param_dtype=DTYPES[plan.precision] if plan.precision != "fp32" else None, reduce_dtype=DTYPES[plan.reduce_dtype]
+        param_dtype=DTYPES[plan.precision] if plan.precision != "fp32" else None,
+        reduce_dtype=DTYPES[plan.reduce_dtype],
+        cast_forward_inputs=False,  # `passes.casting` does, where one process does
     )
 
 

@@ -21,7 +21,7 @@ from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
 from atoll.parallel.engine.inplace import CopiesDiffer, differing_copies
 from atoll.parallel.engine.optimization import Optimization
-from atoll.parallel.engine.passes import Observe, Total
+from atoll.parallel.engine.passes import Observe, Total, pass_of_copies
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.scalars import sum_scalars
 from atoll.parallel.engine.ties import Ties
@@ -181,6 +181,8 @@ class Engine:
         return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def _passing(self) -> AbstractContextManager[None]:
+        if self.plan.is_ddp:
+            return pass_of_copies()
         tp = self.plan.mesh.tp
         return pass_of_shards(tp) if self.plan.is_sharded or tp > 1 else nullcontext()
 

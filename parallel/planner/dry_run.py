@@ -169,7 +169,7 @@ def _build(model: nn.Module, shape: ModelShape, candidate: Candidate, axes: Axes
         engine = assemble(model, candidate.plan, optimization, axes=axes, device=device)
     if isinstance(engine._executor, pipeline.Pipeline):
         targets = torch.zeros(candidate.microbatch, shape.sequence, device=device)
-        engine._executor._schedule._loss_fn = lambda outputs, _number: _loss(outputs, targets)
+        engine._executor._weighted_loss = lambda outputs, number: _loss(outputs, targets)  # type: ignore[method-assign]
     return engine
 
 

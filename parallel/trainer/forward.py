@@ -10,15 +10,18 @@ import torch
 from torch import nn
 
 from atoll.parallel.adapters.pipeline_stages import INPUTS, first_output
-from atoll.parallel.data.batch import map_tensors
+from atoll.parallel.data.batch import map_tensors, tensors
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.borrowed import Uses, borrowed_blocks
 from atoll.parallel.engine.inplace import Written, storage_of, written_in_forward
+from atoll.parallel.engine.passes import REENTRANT
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.between_passes import follows_examples
 from atoll.parallel.trainer.job import JobRefused, model_on_meta
+from atoll.parallel.trainer.outside import loss_kept
 from atoll.parallel.trainer.references import reference_faults
 
 SMALL = 10_000_000
@@ -32,12 +35,14 @@ class Forward:
     written: Written = field(default_factory=Written)
     """The tensors that it changes in place."""
     borrowed: list[str] = field(default_factory=list)
-    """The blocks with a parameter that is used outside of their calls."""
+    """The blocks with a parameter that is used outside of their calls, in training or evaluation."""
+    is_reentrant: bool = False
+    """The pass has checkpoints of torch's with `use_reentrant=True`."""
 
 
 def needs_look(plan: Plan) -> bool:
-    """Return whether a plan may lose or repeat the side effects of a forward pass."""
-    return plan.is_sharded or plan.mesh.pp > 1 or plan.microbatches > 1
+    """Return whether a plan may lose, repeat or not take what a forward pass does."""
+    return plan.is_sharded or plan.mesh.dp > 1 or plan.mesh.pp > 1 or plan.microbatches > 1
 
 
 def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
@@ -54,12 +59,12 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
         data: the training data, of which two examples are read.
 
     Raises:
-        JobRefused: with the names of the parameters.
+        JobRefused: with the names of the parameters, or of what follows a rank's own examples.
     """
     if not needs_look(plan):
         return Forward()
     model = model_on_meta(task)
-    with seeded(seed):
+    with seeded(seed), loss_kept(task.loss):
         if sum(parameter.numel() for parameter in model.parameters()) < SMALL:
             model = task.model()
         try:
@@ -71,6 +76,11 @@ def check_forward(task: Task, plan: Plan, seed: int, data: Any) -> Forward:
             raise JobRefused("; ".join(faults))
     if plan.mesh.pp > 1:
         _check_chain(task, plan, seed, data, model)
+    is_small = sum(parameter.numel() for parameter in model.parameters()) < SMALL
+    if is_small and (fault := follows_examples(task, plan, seed, data)):
+        raise JobRefused(fault)
+    if found.is_reentrant and plan.is_ddp:
+        raise JobRefused(REENTRANT)
     if found.written.parameters and (plan.is_sharded or plan.mesh.pp > 1):
         where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
         raise JobRefused(
@@ -94,20 +104,33 @@ def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module)
             raise JobRefused(_more_than_chain(plan, f"{at} does not take what the piece before it returned"))
         return
     with seeded(seed), torch.no_grad():
-        model = task.model().eval()
+        model = task.model()
         stages = [stage(model, names) for names in cut(model, plan.num_stages)]
+    for is_training in (False, True):
+        for part in (model, *stages):
+            part.train(is_training)
+        _compare(model, stages, plan, seed, data)
+
+
+def _compare(model: nn.Module, stages: list[nn.Module], plan: Plan, seed: int, data: Any) -> None:
+    """Check that stages compute, and draw, what their model does in its present mode."""
+    with torch.no_grad():
         try:
-            hidden = fetcher(data)(torch.arange(min(2, len(data))))[0]
-            options = {INPUTS: hidden} if blueprint_of(model).is_planned else {}
-            outputs = first_output(model(hidden)) if options else model(hidden)
+            inputs = fetcher(data)(torch.arange(min(2, len(data))))[0]
+            options = {INPUTS: inputs} if blueprint_of(model).is_planned else {}
+            with seeded(seed):
+                outputs = first_output(model(inputs)) if options else model(inputs)
         except Exception:
             return
         try:
-            for part in stages:
-                hidden = part(hidden, **options)
+            hidden = inputs
+            with seeded(seed):
+                for part in stages:
+                    hidden = part(hidden, **options)
             torch.testing.assert_close(hidden, outputs, rtol=1e-4, atol=1e-5, equal_nan=True)
         except Exception as error:
-            why = "the stages one after another give other outputs than the model"
+            mode = "training" if model.training else "evaluation"
+            why = f"the stages one after another give other outputs than the model in {mode}"
             raise JobRefused(_more_than_chain(plan, why)) from error
 
 
@@ -137,6 +160,7 @@ def _leaves_chain(model: nn.Module, data: Any) -> str:
         module = model.get_submodule(name)
         hooks.append(module.register_forward_pre_hook(partial(before, name), with_kwargs=True))
         hooks.append(module.register_forward_hook(lambda _module, _args, outputs: give(outputs)))
+    model.train()
     try:
         with torch.no_grad():
             inputs, _ = _rows_on(model, data)
@@ -165,19 +189,44 @@ def _rows_on(model: nn.Module, data: Any) -> Any:
 
 
 def _look(model: nn.Module, inputs: Any, targets: Any, loss: Callable[[Any, Any], torch.Tensor]) -> Forward:
-    """Return what a pass in training mode and the loss do; nothing if the pass fails."""
+    """Return what passes in training and evaluation, and the loss, do; nothing if the one in training fails."""
     borrowed: list[str] = []
+    found: list[Any] = []
 
     def run() -> Any:
         outputs = model(inputs)
+        found.append(outputs)
         used = Uses({storage_of(parameter): name for name, parameter in model.named_parameters()}, lambda _name: False)
         with suppress(Exception), used:  # any: the task's code, here perhaps with tensors that have no values
             loss(outputs, targets)
         return outputs, [model.get_parameter(name) for name in used.borrowed]
 
+    def watched() -> None:
+        borrowed.extend(borrowed_blocks(model, blocks(model), run))
+
     try:
         model.train()
-        written = written_in_forward(model, lambda: borrowed.extend(borrowed_blocks(model, blocks(model), run)))
-        return Forward(written, borrowed)
+        written = written_in_forward(model, watched)
     except Exception:
         return Forward()
+    is_reentrant = any(_has_reentrant(tensor.grad_fn) for tensor in tensors(found))
+    try:
+        model.eval()
+        with torch.no_grad():
+            watched()
+    except Exception:  # the first evaluation reports it
+        pass
+    return Forward(written, list(dict.fromkeys(borrowed)), is_reentrant)
+
+
+def _has_reentrant(node: Any) -> bool:
+    """Return whether a graph of gradients has a checkpoint that runs a backward pass of its own."""
+    waiting, seen = [node], {None}
+    while waiting:
+        if (node := waiting.pop()) in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False

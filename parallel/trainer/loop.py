@@ -5,18 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch.nn.modules.batchnorm import _NormBase
+
 from atoll.aggregation.printable import count_of
 from atoll.parallel.checkpoint.errors import CheckpointFailed
 from atoll.parallel.checkpoint.export import export_model
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.data.loader import Loader
+from atoll.parallel.engine.buffers import differing_buffers
 from atoll.parallel.engine.step import Engine, Measured
 from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.unit_check import UnitCheck, is_due
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.between_passes import OWN_EXAMPLES
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.evaluation import evaluate
 from atoll.parallel.trainer.guard import Guard
@@ -88,6 +92,9 @@ class Training:
     units: float = 0.0
     """The units of this rank's batches since the start of this process."""
 
+    has_stepped: bool = False
+    """A step was made since then."""
+
     reported: int | None = None
     """The step of the newest checkpoint whose completion was reported."""
 
@@ -157,6 +164,9 @@ class Training:
         measures = self.noise.is_due(self.engine.steps + 1)
         total = 1 if units_of(self.task).is_sum else None
         measured = self.engine.step(batch, total=total, report=due.any, measure_noise=measures)
+        if not self.has_stepped:
+            self._check_buffers()
+            self.has_stepped = True
         if measures:
             self.noise.see(measured.noise)
         self.guard.see(self.engine.steps, measured.loss, measured.grad_norm)
@@ -186,6 +196,12 @@ class Training:
         if found := [sentence for sentence in self.ranks.gather(fault) if sentence]:
             self._settle()
             raise TaskBroken(found[0])
+
+    def _check_buffers(self) -> None:
+        """Refuse buffers that follow the examples of each rank, which the trial of a large model cannot find."""
+        if names := differing_buffers(self.engine.parts, self.engine.axes, without=(_NormBase,)):
+            self._settle()
+            raise TaskBroken(f"{', '.join(names)}: {OWN_EXAMPLES.format(mesh=self.engine.plan.mesh)}")
 
     def _check_units(self) -> None:
         """Refuse a training in which no target of any rank counted: its loss is a mean over nothing."""

@@ -56,7 +56,7 @@ class Recipe:
         }
 
 
-def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ranks: int, least_rows: int = 1) -> Recipe:
+def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ranks: int, last_min: int = 1) -> Recipe:
     """Compute the recipe.
 
     Args:
@@ -64,7 +64,7 @@ def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ran
         config: of the training.
         num_examples: of the pooled training data.
         num_ranks: data-parallel ranks.
-        least_rows: fewest examples of a rank in a step; 2 if BatchNorm must normalize them.
+        last_min: fewest examples of a step on all ranks together; 2 for each part that BatchNorm normalizes by itself.
 
     Raises:
         ValueError: with all conflicts.
@@ -78,7 +78,7 @@ def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ran
         shuffle=local.shuffle,
         seed=config.seed,
         last=cast(Last, config.last),
-        last_min=1 if least_rows == 1 else least_rows * num_ranks,
+        last_min=last_min,
     )
     steps = _steps(local, config, order.num_steps)
     lr = scaled_lr(local.lr, batch, config.base_batch or local.batch_size or batch, config.lr_rule)

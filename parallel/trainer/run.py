@@ -43,6 +43,7 @@ from atoll.parallel.trainer.logs import Report
 from atoll.parallel.trainer.loop import Training, Values
 from atoll.parallel.trainer.meter import Meter
 from atoll.parallel.trainer.noise import NoiseMeter
+from atoll.parallel.trainer.outside import Outside
 from atoll.parallel.trainer.patience import Patience
 from atoll.parallel.trainer.recipe import Recipe, make_recipe
 from atoll.parallel.trainer.same_batch import SameBatch
@@ -136,13 +137,14 @@ def threads_for(model: nn.Module, wanted: int | None) -> int:
 
 def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
     has_norms = any(isinstance(module, _BatchNorm) for module in model.modules())
+    divisions = job.plan.microbatches * (job.plan.mesh.dp if job.plan.batchnorm == "local" else 1)
     try:
         return make_recipe(
             job.task.local,
             job.config,
             num_examples=num_examples,
             num_ranks=job.plan.mesh.dp,
-            least_rows=2 * job.plan.microbatches if has_norms else 1,
+            last_min=2 * divisions if has_norms else 1,
         )
     except ValueError as error:
         raise JobRefused(str(error)) from error
@@ -223,6 +225,7 @@ class _Builder:
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
         ranks = Ranks()
+        carried["outside"] = Outside(engine.parts, job.task.loss, ranks)
         with self._checkpointer(built.tied) as checkpointer:
             checkpointer.without = built.from_base
             settings = settings_of(job, self.recipe) | agreed_base(built, here.world, here.folder / BASES)

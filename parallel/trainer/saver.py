@@ -109,7 +109,8 @@ class Saver:
         if engine.compression is not None and restored.rank_local:
             engine.compression.load_state_dict(restored.rank_local)
         for name, each in self._carried.items():
-            each.load_state(restored.extra[name])
+            if name in restored.extra:  # not in an older one
+                each.load_state(restored.extra[name])
         if not restored.is_same_mesh:
             seed_generators(self._seed, restored.step, 0 if engine.axes is None else engine.axes.draw)
         return True

@@ -216,5 +216,7 @@ def detail_of(error: BaseException) -> str:
         return "\n".join(f"model.start: {fault}" for fault in error.faults)[:DETAIL_CHARS_MAX]
     if isinstance(error, TaskNotFound | TaskBroken | TaskMismatch | NotFinite | OutOfTime):
         return str(error)[:DETAIL_CHARS_MAX]
+    while not str(error).strip() and (cause := error.__cause__ or error.__context__) is not None:
+        error = cause  # an exception without words gives way to its cause
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
     return "\n".join(lines[-DETAIL_LINES:])[-DETAIL_CHARS_MAX:]

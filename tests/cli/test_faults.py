@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 from atoll.cli import commands, main, stopping
 from atoll.cli.faults import EXIT_AWAY
+from atoll.cli.task_failures import one_line
+from atoll.parallel.worker.operations import detail_of
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import TINY, invoke, refused, told
 from tests.waiting import BOUND_S
@@ -343,3 +346,30 @@ def test_the_check_of_a_simulation_loads_the_rule(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def rule(:\n")
     (fault,) = refused("simulate", f"{TINY}:task", "--set", f"aggregation.rule={tmp_path}/broken.py:rule", "--check")
     assert "invalid syntax" in fault
+
+
+def test_an_exception_without_words_gives_way_to_its_cause() -> None:
+    """Torch's pipeline raises one whose words are all indented, as the lines of a traceback."""
+
+    def fail() -> None:
+        try:
+            raise ValueError("a batch of another length")
+        except ValueError as error:
+            raise RuntimeError("\n        Failed to run stage backward:\n        Stage output: ...") from error
+
+    def fail_twice() -> None:
+        try:
+            fail()
+        except RuntimeError as error:
+            raise RuntimeError from error
+
+    for raising in (fail, fail_twice):
+        with pytest.raises(RuntimeError) as failure:
+            raising()
+        text = "the task failed:\n" + "".join(traceback.format_exception(failure.value))
+        assert one_line(text).startswith("the task failed: ValueError: a batch of another length (")
+        assert "ValueError: a batch of another length" in detail_of(failure.value)
+    assert (
+        one_line("the task failed:\n" + "".join(traceback.format_exception(AssertionError())))
+        == "the task failed: AssertionError"
+    )

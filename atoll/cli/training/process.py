@@ -22,6 +22,8 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed,
 from atoll.parallel.engine.agreement import CallsDiffer
 from atoll.parallel.engine.borrowed import NotGathered
 from atoll.parallel.engine.inplace import CopiesDiffer
+from atoll.parallel.engine.passes import ReadyTwice
+from atoll.parallel.engine.repetition import NotRepeatable
 from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.task.randomness import generators_kept
@@ -36,6 +38,8 @@ REFUSED = (
     CopiesDiffer,
     CallsDiffer,
     NotGathered,
+    ReadyTwice,
+    NotRepeatable,
     TaskBroken,
     RunDiffers,
     CheckpointMismatch,

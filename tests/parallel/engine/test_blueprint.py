@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from atoll.parallel.engine.assemble import check_model
-from atoll.parallel.engine.batchnorm import GhostBatchNorm, convert
+from atoll.parallel.engine.batchnorm import SharedBatchNorm, convert
 from atoll.parallel.engine.blueprint import Blueprint, balanced, blocks, cut, pieces, stage
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
@@ -131,7 +131,7 @@ def test_a_batch_norm_is_converted_under_each_of_its_names() -> None:
     norm = nn.BatchNorm1d(4)
     model = nn.Sequential(OrderedDict(first=norm, middle=nn.Linear(4, 4), last=norm))
     convert(model, "ghost:2", None)
-    assert isinstance(model.first, GhostBatchNorm)
+    assert isinstance(model.first, SharedBatchNorm)
     assert model.first is model.last
 
 

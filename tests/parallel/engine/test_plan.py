@@ -23,6 +23,7 @@ from tests.parallel.engine.cases import OwnModule, decoder, mlp, repeating
         ({"precision": "fp8"}, "plan.precision: .* got 'fp8'"),
         ({"recompute": "some"}, "plan.recompute"),
         ({"batchnorm": "ghost:1"}, "plan.batchnorm"),
+        ({"batchnorm": "ghost:4", "accumulate": 2}, "the virtual batches of ghost:4 are those of a whole batch"),
         ({"compression": "zip"}, "compression: must be one of .* got 'zip'"),
         ({"compression": "powersgd"}, "powersgd needs its rank"),
         ({"outer": "diloco"}, "diloco needs its number of steps"),

@@ -1,0 +1,98 @@
+"""The trial of what a forward pass leaves for the next ones: running sums, centres, queues, counts.
+
+Each rank of a mesh sees examples of its own. What it keeps of them is not what one process keeps of all, and what it
+computes with that is another result. Whether a model or a loss does so is decided by running it: on the same rows,
+after other ones.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from atoll.parallel.data.batch import tensors
+from atoll.parallel.engine.buffers import saved_buffers
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.repeatable import repeatable
+from atoll.parallel.task.randomness import seeded
+from atoll.parallel.task.task import Task
+
+OWN_EXAMPLES = (
+    "a pass leaves values there that depend on its examples, and each rank sees others, so {mesh} cannot compute what "
+    "one process does: train in one process, or on a mesh of tp alone"
+)
+"""The end of a refusal."""
+
+Values = dict[str, torch.Tensor]
+
+
+def follows_examples(task: Task, plan: Plan, seed: int, data: Any) -> str | None:
+    """Return the sentence that a task keeps what depends on a rank's own examples; None: it does not, or cannot be run.
+
+    Norms of torch are left out: `plan.batchnorm` says what theirs are.
+
+    Args:
+        task: of the model and the loss.
+        plan: of the training.
+        seed: of the model.
+        data: the training data, of which a few examples are read.
+    """
+    if plan.mesh.dp == 1 or len(data) < 2:
+        return None
+    middle = len(data) // 2
+    first, last = (torch.arange(start, min(start + 2, len(data))) for start in (0, max(middle, len(data) - 2)))
+    try:
+        one, other = (_after(task, seed, data, rows, first) for rows in (first, last))
+    except Exception:  # the first step reports it
+        return None
+    differing = [name for name, value in one.items() if not _is_same(value, other[name])]
+    if not differing:
+        return None
+    return f"{', '.join(differing[:3])}: {OWN_EXAMPLES.format(mesh=plan.mesh)}"
+
+
+def _after(task: Task, seed: int, data: Any, rows: torch.Tensor, probe: torch.Tensor) -> Values:
+    """Return the buffers of a new model after a pass over some rows, or else what it then makes of others."""
+    with seeded(seed):
+        model = task.model()
+        loss = repeatable(task.loss)
+    for module in model.modules():
+        if isinstance(module, _NormBase):
+            module.momentum = 0.0
+    model.train()
+    _run(model, loss, seed, fetcher(data)(rows))
+    found = {
+        f"{prefix}.{name}".removeprefix("."): buffer.clone()
+        for prefix, module in model.named_modules()
+        for holder, name, buffer in saved_buffers(module)
+        if holder is module and not isinstance(module, _NormBase)
+    }
+    found["the model's own state"], found["the loss's own state"] = _run(model, loss, seed, fetcher(data)(probe))
+    model.eval()
+    found["the model's own state for evaluation"], _ = _run(model, None, seed, fetcher(data)(probe))
+    return found
+
+
+def _run(model: nn.Module, loss: Any, seed: int, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs and the loss of a batch, each as one vector."""
+    inputs, targets = batch
+    with seeded(seed):
+        outputs = model(inputs)
+        value = outputs if loss is None else loss(outputs, targets)
+    return _vector(outputs), _vector(value)
+
+
+def _vector(tree: Any) -> torch.Tensor:
+    found = [tensor.detach().double().reshape(-1) for tensor in tensors(tree) if not tensor.is_complex()]
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *found])
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are the same to rounding."""
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True)
