@@ -40,18 +40,6 @@ class RunFailed(CommandError):
 class TaskFailed(CommandError):
     """The failure of the task's own code, its model, data, loss or metric, wherever it ran."""
 
-    def raised_by_user(self) -> BaseException | None:
-        """Return the exception of the user's code, with its frames from there on; None: it was raised elsewhere."""
-        from atoll.cli.task_failures import is_of_user
-
-        found: BaseException | None = self.__cause__
-        while found is not None and type(found).__module__.startswith("atoll."):
-            found = found.__cause__
-        frames = found.__traceback__ if found is not None else None
-        while frames is not None and not is_of_user(frames.tb_frame.f_code.co_filename):
-            frames = frames.tb_next
-        return found.with_traceback(frames) if found is not None and frames is not None else None
-
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+)')
 _LIBRARIES = "/site-packages/"

@@ -26,6 +26,17 @@ def is_of_user(file: str) -> bool:
     return not file.startswith(_LIBRARIES)
 
 
+def raised_by_user(error: TaskFailed) -> BaseException | None:
+    """Return the exception of the user's code, with its frames from there on; None: it was raised elsewhere."""
+    found = error.__cause__
+    while found is not None and type(found).__module__.startswith("atoll."):
+        found = found.__cause__
+    frames = found.__traceback__ if found is not None else None
+    while frames is not None and not is_of_user(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return found.with_traceback(frames) if found is not None and frames is not None else None
+
+
 @contextmanager
 def task_failures_in_one_line() -> Iterator[None]:
     """Turn a failure of the task or of a worker process into one line.

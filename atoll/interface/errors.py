@@ -58,8 +58,9 @@ def one_error(*expected: type[Exception]) -> Iterator[None]:
         raise AtollError(*str(error).splitlines()) from None
     except Exception as error:
         from atoll.cli.faults import TaskFailed, code_of, faults_of
+        from atoll.cli.task_failures import raised_by_user
 
         if (faults := faults_of(error)) is None:
             raise
-        cause = error.raised_by_user() if isinstance(error, TaskFailed) else None
+        cause = raised_by_user(error) if isinstance(error, TaskFailed) else None
         raise AtollError(*faults, code=code_of(error)) from cause
