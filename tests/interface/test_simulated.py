@@ -173,7 +173,7 @@ def test_a_version_that_a_failed_run_has_not_made_is_told_with_the_cause():
     assert "1 refused (too_many_examples)" in run.result["cause"]
     [(reason, found)] = run.result["refusals"].items()
     assert (reason, found["count"]) == ("too_many_examples", 1)
-    assert "(round.max_examples)" in found["first"]
+    assert "too_many_examples: num_examples" in found["first"]
     assert all("too_many_examples: num_examples" in text for text in run.report.rounds[0]["refusals"].values())
     with pytest.raises(atoll.AtollError, match="version 1 was not made: the run is failed at version 0: 1 round was"):
         run.model(1)
