@@ -61,6 +61,9 @@ class Instant:
     def kill(self) -> None:
         """Do nothing, as nothing runs."""
 
+    def run_ended(self, run_id: str) -> None:
+        """Do nothing, as there are no data."""
+
     async def close(self) -> None:
         """Do nothing, as nothing runs."""
 

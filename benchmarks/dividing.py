@@ -157,6 +157,10 @@ class DividingRunner:
         """Kill the job; see `Runner`."""
         self._runner.kill()
 
+    def run_ended(self, run_id: str) -> None:
+        """Take note of a run's end; see `Runner`."""
+        self._runner.run_ended(run_id)
+
     async def close(self) -> None:
         """Close the runner; see `Runner`."""
         await self._runner.close()

@@ -62,7 +62,7 @@ from atoll.protocol import crash_points
 from atoll.protocol.backoff import delay
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.vocabulary import DECLINES, RunState
+from atoll.protocol.vocabulary import DECLINES, RunId, RunState
 
 logger = logging.getLogger(__name__)
 
@@ -283,8 +283,13 @@ class Agent:
                 self._has_run_ended = message.run_ended.num_open == 0
                 logger.info("run %s is %s: %s", run_id, message.run_ended.state, message.run_ended.cause)
         self._receive(event)
-        if isinstance(event, RunEnded) and message.run_ended.state == RunState.FINISHED:
-            self._stores.residuals.forget(event.run_id)
+        if isinstance(event, RunEnded):
+            self._run_ended(event.run_id, message.run_ended.state)
+
+    def _run_ended(self, run_id: RunId, state: str) -> None:
+        self._runner.run_ended(run_id)
+        if state == RunState.FINISHED:
+            self._stores.residuals.forget(run_id)
 
     def _refuse(self, event: Event | None, refused: Refused) -> None:
         """Log a message that the verifier refuses, and report to the coordinator a job that it asked for."""

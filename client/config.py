@@ -57,6 +57,11 @@ class AgentConfig(BaseModel):
     label: str = Field(default="", max_length=64)
     """Stratum of this client, for stratified sampling."""
 
+    reread: Literal["run", "job", "never"] = "run"
+    """Reading of the task's data by the training process: "run": anew at the first job of a run, and at the next one
+    after its end if it is resumed; within a run they stay as they were read. "job": at every job, so that a row which
+    the site adds or withdraws counts from the next job on; "never": once in the life of the process."""
+
     threads: int = Field(default=0, ge=0, le=4096)
     """Threads of the training process; 0: the number that torch chooses."""
 

@@ -67,7 +67,9 @@ async def run_agent(
         gate = Gate(config.policy, state.path)
         if runner is None:
             workers = _workers(config, tasks, state)
-            runner = WorkerRunner(tasks, workers, state=state, lease=config.lease, settings=config.task)
+            runner = WorkerRunner(
+                tasks, workers, state=state, lease=config.lease, settings=config.task, reread=config.reread
+            )
         membership = replace(membership, dialer=through_proxy(membership.dialer, os.environ))
         if authorities is None and (keeper := membership.keeper) is not None:
             authorities = lambda: keeper.current.ca_pem  # noqa: E731

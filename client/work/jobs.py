@@ -95,6 +95,7 @@ class Jobs:
         try:
             order = TrainOrder(
                 task=invitation.task,
+                run_id=invitation.run_id,
                 model=self._cache.path(invitation.model_digest),
                 out=self._update_out,
                 round_id=invitation.round_id,
@@ -139,6 +140,7 @@ class Jobs:
         try:
             order = MessageOrder(
                 task=invitation.task,
+                run_id=invitation.run_id,
                 kind=invitation.message,
                 group=invitation.group,
                 message=self._cache.path(invitation.model_digest),
@@ -237,6 +239,7 @@ class Jobs:
         try:
             order = EvaluateOrder(
                 task=request.task,
+                run_id=request.run_id,
                 model=self._cache.path(request.model_digest),
                 version=request.version,
                 local=_overrides(request.local),
@@ -267,6 +270,7 @@ class Jobs:
         try:
             order = StatisticsOrder(
                 task=request.task,
+                run_id=request.run_id,
                 local=_overrides(request.local),
                 model_seed=request.model_seed,
                 budget=budget,

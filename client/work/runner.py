@@ -25,6 +25,8 @@ class TrainOrder:
     """The order to train the model in one file and to write the update, a safetensors file, into another."""
 
     task: str
+    run_id: str = ""
+    """Run of the job."""
     model: Path
     out: Path
     """File of the update; or folder of one in parts (`pieces.part_name`)."""
@@ -60,6 +62,8 @@ class EvaluateOrder:
     """The order to evaluate the model in a file on the site's test data."""
 
     task: str
+    run_id: str = ""
+    """Run of the job."""
     model: Path
     version: int = 0
     """Version of the global model."""
@@ -80,6 +84,8 @@ class StatisticsOrder:
     """The order to make statistics of the site's data."""
 
     task: str
+    run_id: str = ""
+    """Run of the job."""
     local: Mapping[str, Any]
     """Values of the run for the task (`given`)."""
     model_seed: int = 0
@@ -95,6 +101,8 @@ class MessageOrder:
     """The order to answer the message in one file and to write the reply, a safetensors file, into another."""
 
     task: str
+    run_id: str = ""
+    """Run of the job."""
     kind: str
     """Kind of the message: "train", "evaluate" or "query", with an action as in "query.stats"."""
     group: str
@@ -194,6 +202,10 @@ class Runner(Protocol):
 
     def kill(self) -> None:
         """End the running job at once; it fails."""
+        ...
+
+    def run_ended(self, run_id: str) -> None:
+        """Take note of the end of a run: a later job of it, after a resume, is one of a new start."""
         ...
 
     async def close(self) -> None:

@@ -19,6 +19,7 @@ from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.work.data_away import said_of_data
+from atoll.client.work.readings import Readings, Reread
 from atoll.client.work.runner import EvaluateOrder, MessageOrder, RunnerFailed, StatisticsOrder, Training, TrainOrder
 from atoll.parallel.crew.supervisor.crew import Crew
 from atoll.parallel.statistics.parts import SiteStatistics
@@ -88,6 +89,7 @@ class WorkerRunner:
         state: the agent's directory, for the logs.
         lease: seconds that a worker may outlive its budget before it is killed.
         settings: the site's own settings for its tasks.
+        reread: when the data are read anew.
     """
 
     def __init__(
@@ -98,7 +100,9 @@ class WorkerRunner:
         state: StateDirectory,
         lease: float,
         settings: Mapping[str, Any] | None = None,
+        reread: Reread = "run",
     ) -> None:
+        self._readings = Readings(reread, state.path / "readings.json")
         self._references, self._log_path = dict(tasks), state.worker_log
         self._settings, self._workers = dict(settings or {}), dict(workers)
         self._lease = lease
@@ -155,7 +159,7 @@ class WorkerRunner:
         if order.codec:
             request |= {"codec": order.codec, "owed": [str(path.absolute()) for path in order.owed]}
             request |= {"residual": str(order.residual.absolute())} if order.residual else {}
-        answer = await self._run(order.task, "train", order.budget, request)
+        answer = await self._run(order.task, "train", order.budget, request, order.run_id)
         return Training(
             pieces=_pieces(answer.get("pieces", ())),
             parts=tuple(_pieces(pieces) for pieces in answer.get("parts", ())),
@@ -183,7 +187,7 @@ class WorkerRunner:
             "own_out": str(order.own_out.absolute()),
             "noise": order.noise.hex(),
         }
-        answer = await self._run(order.task, "message", order.budget, request)
+        answer = await self._run(order.task, "message", order.budget, request, order.run_id)
         return Training(
             pieces=_pieces(answer["pieces"]),
             num_examples=1,
@@ -204,13 +208,13 @@ class WorkerRunner:
             "model_seed": order.model_seed,
             "noise": order.noise.hex(),
         }
-        answer = await self._run(order.task, "evaluate", order.budget, request)
+        answer = await self._run(order.task, "evaluate", order.budget, request, order.run_id)
         return None if answer["statistics"] is None else _sums(answer["statistics"])
 
     async def statistics(self, order: StatisticsOrder) -> SiteStatistics:
         """Make statistics in the task's worker; see `Runner`."""
         request = {"local": dict(order.local), "model_seed": order.model_seed, "noise": order.noise.hex()}
-        answer = await self._run(order.task, "statistics", order.budget, request)
+        answer = await self._run(order.task, "statistics", order.budget, request, order.run_id)
         try:
             return await on_thread(None, from_plain, answer["statistics"])
         except ManifestError as error:
@@ -234,19 +238,30 @@ class WorkerRunner:
         if self._current is not None:
             self._killing = begin_on_thread(None, self._current.kill)
 
+    def run_ended(self, run_id: str) -> None:
+        """Let the next job of the run read the data anew."""
+        self._readings.run_ended(run_id)
+
     async def close(self) -> None:
         """Kill all workers, and start none again."""
         self._is_closed = True
         await asyncio.gather(*(on_thread(None, worker.close) for worker in self._workers.values()))
 
-    async def _run(self, task: str, op: str, budget: float, request: dict[str, Any]) -> dict[str, Any]:
+    async def _run(
+        self, task: str, op: str, budget: float, request: dict[str, Any], run_id: str = ""
+    ) -> dict[str, Any]:
         """Send a request to the task's worker, which must answer within the budget and the lease."""
         if self._killing is not None:
             await asyncio.wait({self._killing})  # else it might hit the next process
             self._killing = None
         self._current, self._until, self._is_stopping = self._workers[task], time.monotonic() + budget, False
+        if run_id:
+            request = request | {"data": self._readings.of(task, run_id)}
         try:
-            return await on_thread(None, self._call, self._workers[task], op, request)
+            answer = await on_thread(None, self._call, self._workers[task], op, request)
+            if run_id and op != "statistics":
+                self._readings.note(task, run_id, answer.get("read", {}))
+            return answer
         finally:
             self._current = None
             if self._stop_again is not None:

@@ -13,7 +13,7 @@ from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.local_training.local_layers import names_that_stay
-from atoll.parallel.local_training.own_optimizer import is_elementwise
+from atoll.parallel.local_training.own_optimizer import is_elementwise, own_optimizer
 from atoll.parallel.local_training.parameters import travel_faults
 from atoll.parallel.task.algorithm import Algorithm
 from atoll.parallel.task.base import TRAINED
@@ -42,6 +42,8 @@ def faults_of_mesh(task: Task, local: Local, algorithm: str, plan: Plan) -> list
         model = outline_of(task)
     except ValueError as error:
         return [*faults, str(error)]
+    if local.has_own_optimizer and is_divided(plan):
+        faults += _faults_of_identity(local, plan, model)
     of_tensors = [*travel_faults(model), *adapter_faults(model)]
     checks: list[Callable[[], object]] = [
         lambda: None if of_tensors else names_that_stay(model, local.keep),
@@ -149,6 +151,36 @@ def _faults_of_optimizer(local: Local, plan: Plan) -> Iterator[str]:
         )
     except TaskBroken as error:
         yield str(error)
+
+
+def _faults_of_identity(local: Local, plan: Plan, model: nn.Module) -> Iterator[str]:
+    """Yield a sentence if an own optimizer gives copies of the parameters other groups than the parameters.
+
+    It knows them by identity then, such as from a list that the task keeps, and a mesh has others in their places.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    copies = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    for copy, parameter in zip(copies, parameters, strict=True):
+        vars(copy).update(vars(parameter))
+    try:
+        differ = _groups(local, parameters) != _groups(local, copies)
+    except TaskBroken:  # it cannot be made of tensors without memory
+        return
+    if differ:
+        yield (
+            f"local.optimizer: {local.optimizer_name} gives other settings to copies of the parameters, so it knows "
+            f"them by identity, and {plan.mesh} with zero={plan.zero_stage} puts others in their places: choose by "
+            "shape or by an attribute of the parameter (parameter.decays = False), or use a mesh of dp_replicate alone"
+        )
+
+
+def _groups(local: Local, parameters: list[nn.Parameter]) -> list[tuple[list[int], str]]:
+    """Return the parameters of each group of an own optimizer, as numbers, and its settings."""
+    number = {id(parameter): index for index, parameter in enumerate(parameters)}
+    groups = own_optimizer(local, parameters).param_groups
+    return [
+        ([number[id(parameter)] for parameter in group["params"]], repr({**group, "params": None})) for group in groups
+    ]
 
 
 def _faults_of_norms(model: nn.Module, plan: Plan) -> Iterator[str]:

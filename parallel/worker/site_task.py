@@ -18,7 +18,11 @@ from atoll.parallel.task.noise import noise_of, noise_of_job
 from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
+from atoll.parallel.task.told import tell_rows
 from atoll.parallel.worker.bench import Json, Measures, only_declared
+
+READINGS_KEPT = 2
+"""Readings of the data that stay in memory."""
 
 HOW_THEY_DIFFER = (
     "give the site the same files of the base, or the same versions of the task and its packages, which draw them"
@@ -26,7 +30,8 @@ HOW_THEY_DIFFER = (
 
 
 class SiteTask:
-    """A task with one site; data sets stay warm from one request to the next.
+    """A task with one site; data sets stay warm from one request to the next, as long as `data` of the requests is the
+    same: the agent's name of a reading, which is one of a run.
 
     Args:
         task: as it was loaded.
@@ -53,13 +58,15 @@ class SiteTask:
         """The settings of the local training, without schedules."""
         self.algorithm: str = request.get("algorithm") or "fedavg"
         check_training(task, self.algorithm, self.local)
-        self._datasets: dict[str, Any] = {}
+        self._reading: str | None = None
+        self._read: dict[str | None, dict[str, Any]] = {None: {}}
+        """The data sets by reading and split, the present one last."""
         self._loading = request
 
     def at(self, site: str) -> "SiteTask":
         """Return the same task at another site, whose data is read anew."""
         other = copy(self)
-        other.site, other._datasets = site, {}
+        other.site, other._read = site, {None: {}}
         return other
 
     def local_of(self, request: Json, round_: int) -> Local:
@@ -71,7 +78,8 @@ class SiteTask:
         given = Given.read(request.get("local") or {})
         if "local" in request and given.options != self._options:  # the worker's last run had others
             self.task, self._options = self._loaded.with_options(given.options), given.options
-            self._datasets = {}
+            self._read = {None: {}}
+        self._take_reading(request.get("data"))
         return given.local_of(self.local, max(1, round_))
 
     def check_frozen(self, request: Json, digest: Callable[[], str]) -> None:
@@ -116,13 +124,29 @@ class SiteTask:
 
     def dataset(self, split: str) -> Any:
         """Return the data set of a split: train, test, or server; None if there is none."""
-        if split not in self._datasets:
-            if split == "server":
-                self._datasets[split] = server_data_of(self.task)
-            else:
-                noise = noise_of(self._loading, "data", split)
-                self._datasets[split] = data_of(self.task, self.site, split, noise) if self.site else None
-        return self._datasets[split]
+        datasets = self._read.setdefault(self._reading, {})
+        if split not in datasets:
+            datasets[split] = self._read_anew(split)
+        return datasets[split]
+
+    def _read_anew(self, split: str) -> Any:
+        if split == "server":
+            return server_data_of(self.task)
+        found = data_of(self.task, self.site, split, noise_of(self._loading, "data", split)) if self.site else None
+        if found is not None:
+            tell_rows(f"the {split} data of {self.site}", split, len(found))
+        return found
+
+    def _take_reading(self, reading: str | None) -> None:
+        """Read the data anew for a reading of another name; those of the last ones stay, for runs that take turns."""
+        if reading is None:
+            return
+        if reading != self._reading:
+            self._read[reading] = self._read.pop(reading, {})
+            self._read.pop(None, None)
+            while len(self._read) > READINGS_KEPT:
+                del self._read[next(iter(self._read))]
+            self._reading = reading
 
     def is_empty(self, split: str) -> bool:
         """Return whether the data set of this split exists and has no examples."""
@@ -145,10 +169,11 @@ class SiteTask:
 
     def statistics(self, request: Json, deadline: Deadline) -> SiteStatistics:
         """Return the statistics of the rows of both splits, with those of the task's own function."""
-        self.local_of(request, 1)  # takes the options of the request
+        self.local_of(request | {"data": None}, 1)  # takes the options of the request
         if self.site is None:
             raise TaskBroken("this worker was started without a site, so it has no data")
-        datasets = {split: self.dataset(split) for split in SPLITS}
+        anew = request.get("data") is not None  # in a worker whose other data may be those of a run
+        datasets = {split: self._read_anew(split) if anew else self.dataset(split) for split in SPLITS}
         with within(self.context(request)):
             return of_task(self.task, datasets, deadline)
 

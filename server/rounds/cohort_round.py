@@ -239,7 +239,9 @@ class Round(OpenRound):
         assert client is not None
         assert self.phase is Phase.COLLECTING
         assert client.fate in MAY_REPORT, client.fate
-        if fault := fault_of(update, base_version=self.record.base_version, policy=self.policy):
+        if fault := fault_of(
+            update, base_version=self.record.base_version, policy=self.policy, membership=self.membership
+        ):
             self._set_fate(update.client_id, Fate.REFUSED, now, *fault)
             return (reject(update, *fault), *self._settle(now))
         self._set_fate(update.client_id, Fate.REPORTED, now)

@@ -70,6 +70,8 @@ def refusals_of(where: str, statistics: Iterable[tuple[str, Statistics]]) -> dic
     """Return the metrics whose sums were refused, as `where.metric`, each with the owners of the sums."""
     owners: dict[str, list[str]] = {}
     for owner, sums in statistics:
+        if all(map(len, sums.values())):  # nearly always
+            continue
         for name in names_refused(sums):
             owners.setdefault(f"{where}.{name}", []).append(owner)
     return {name: f"{NOT_FINITE} at {_listed(of_name)}" for name, of_name in sorted(owners.items())}

@@ -322,6 +322,9 @@ class Instant:
     def kill(self):
         self.calls.append("kill")
 
+    def run_ended(self, run_id):
+        """Do nothing: there are no data."""
+
     async def close(self):
         self.calls.append("close")
 

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from atoll import Algorithm, Base, Local
 from atoll.parallel.crew.bench import MeshBench
@@ -66,6 +68,38 @@ def test_batch_norms_need_the_whole_batch(microbatches: int, words: str) -> None
     plan = replace(SHARDS, accumulate=microbatches)
     (fault,) = faults_of_mesh(tasks.pictures, tasks.pictures.local, "fedavg", plan)
     assert words in fault
+
+
+SLOW: list[torch.Tensor] = []
+
+
+def with_slow_head() -> nn.Module:
+    model = tasks.task.model()
+    head = list(model.parameters())[-1]
+    head.slows = True  # type: ignore[attr-defined]
+    SLOW[:] = [head]
+    return model
+
+
+def by_identity(parameters: list[torch.Tensor], lr: float) -> torch.optim.Optimizer:
+    slow = [p for p in parameters if any(p is other for other in SLOW)]
+    others = [p for p in parameters if not any(p is other for other in SLOW)]
+    return torch.optim.SGD([{"params": others}, *([{"params": slow, "lr": lr / 10}] if slow else [])], lr=lr)
+
+
+def by_attribute(parameters: list[torch.Tensor], lr: float) -> torch.optim.Optimizer:
+    rates = [lr / 10 if hasattr(p, "slows") else lr for p in parameters]
+    groups = [{"params": [p], "lr": rate} for p, rate in zip(parameters, rates, strict=True)]
+    return torch.optim.SGD(groups, lr=lr)
+
+
+def test_an_optimizer_that_knows_parameters_by_identity_is_refused_and_one_by_attributes_is_not() -> None:
+    task = replace(tasks.task, model=with_slow_head)
+    (fault,) = faults_of_mesh(task, Local(batch_size=8, optimizer=by_identity), "fedavg", SHARDS)
+    assert "local.optimizer: by_identity gives other settings to copies of the parameters" in fault
+    assert faults_of_mesh(task, Local(batch_size=8, optimizer=by_attribute), "fedavg", SHARDS) == []
+    copies = Plan(mesh=Mesh(dp_replicate=2))
+    assert faults_of_mesh(task, Local(batch_size=8, optimizer=by_identity), "fedavg", copies) == []
 
 
 def test_a_bench_refuses_before_any_group_is_used() -> None:

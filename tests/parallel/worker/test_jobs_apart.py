@@ -201,7 +201,8 @@ def test_a_difference_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger=logger.name):
         for _ in range(3):
             _train(bench, version)
-    assert [record.getMessage() for record in caplog.records if record.name == logger.name] == [
+    said = [record.getMessage() for record in caplog.records if record.name == logger.name]
+    assert [line for line in said if not line.startswith("read")] == [
         "last: a job has changed it on the model; each begins with it as task.model() made it"
     ]
 
@@ -216,3 +217,26 @@ def test_what_a_loop_keeps_is_named_and_stays(caplog: pytest.LogCaptureFixture) 
         _train(bench, version)
     assert kept == [1, 1]
     assert any(record.getMessage().startswith("nonlocal kept: a job has changed it") for record in caplog.records)
+
+
+def test_data_are_read_anew_for_another_reading_alone() -> None:
+    rows = {"train": 4, "test": 2}
+    task = replace(BASE, data=lambda site, split: TensorDataset(X[: rows[split]], 3 * X[: rows[split]]))
+    bench = ModelBench(task, {"site": "a", "warm": PROCESS})
+    version = Received(bench.initial(0))
+
+    def seen(reading: str) -> tuple[int | float, float]:
+        request = {"seed": 1, "round_id": 1, "data": reading, "split": "test", "local": {}}
+        found = bench.evaluate(version, request)
+        assert not isinstance(found, str)
+        return bench.train(version, request, Deadline.never()).trained.num_examples, found["loss"][1]
+
+    assert bench.num_examples() == 4
+    assert seen("run-1 0") == (4, 2)
+    rows |= {"train": 8, "test": 3}
+    assert seen("run-1 0") == (4, 2)
+    assert seen("run-2 0") == (8, 3)
+    rows |= {"train": 5, "test": 1}
+    assert seen("run-1 0") == (4, 2)  # two runs that take turns
+    assert seen("run-2 0") == (8, 3)
+    assert seen("run-3 0") == (5, 1)
