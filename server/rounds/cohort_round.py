@@ -303,7 +303,8 @@ class Round(OpenRound):
     def _below_quorum(self, reason: AbandonReason, now: float) -> Effects:
         if self._may_wait_for_approvals((*self._reported, *self.late, *self._waiting), now):
             reason = AbandonReason.AWAITS_APPROVAL
-        return self._abandon(reason, now, f"{self._reachable()} accepted, quorum {self.record.quorum}")
+        counts = f"{self._reachable()} accepted, quorum {self.record.quorum}"
+        return self._abandon(reason, now, counts + self.record.why_below_quorum)
 
     def _close(self, reason: CloseReason, now: float) -> Effects:
         record = self.record
