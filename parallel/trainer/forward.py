@@ -105,7 +105,8 @@ def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module)
         return
     with torch.no_grad():
         model, other = (_built(task, seed) for _ in range(2))  # a pass may move what the next one finds
-        other.load_state_dict(model.state_dict())
+        values = {name: value.clone() for name, value in model.state_dict().items()}
+        other.load_state_dict(values, assign=True)  # nothing can be copied into a buffer whose elements share memory
         stages = [stage(other, names) for names in cut(other, plan.num_stages)]
     for is_training in (False, True):
         for part in (model, *stages):
