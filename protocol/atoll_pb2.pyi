@@ -378,7 +378,7 @@ class UploadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[UploadOpen, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class UploadOpen(_message.Message):
-    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data", "metrics", "min_sites", "part", "mesh")
+    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data", "metrics", "min_sites", "part", "mesh", "steps")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -395,6 +395,7 @@ class UploadOpen(_message.Message):
     MIN_SITES_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     MESH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     statistics: _containers.MessageMap[str, Statistics]
     download_seconds: float
@@ -404,7 +405,8 @@ class UploadOpen(_message.Message):
     min_sites: int
     part: bytes
     mesh: MeshUse
-    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ..., metrics: _Optional[str] = ..., min_sites: _Optional[int] = ..., part: _Optional[bytes] = ..., mesh: _Optional[_Union[MeshUse, _Mapping]] = ...) -> None: ...
+    steps: int
+    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ..., metrics: _Optional[str] = ..., min_sites: _Optional[int] = ..., part: _Optional[bytes] = ..., mesh: _Optional[_Union[MeshUse, _Mapping]] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class MeshUse(_message.Message):
     __slots__ = ("num_ranks", "peak_bytes", "steps_per_s", "flops_per_s", "peak_flops")

@@ -21,6 +21,22 @@ _LIBRARIES = (_ATOLL, *sysconfig.get_paths().values(), "<")
 """Beginnings of file names that are not the user's: Atoll, Python, installed packages, generated code."""
 
 
+def is_of_user(file: str) -> bool:
+    """Return whether a file is the user's code."""
+    return not file.startswith(_LIBRARIES)
+
+
+def raised_by_user(error: TaskFailed) -> BaseException | None:
+    """Return the exception of the user's code, with its frames from there on; None: it was raised elsewhere."""
+    found = error.__cause__
+    while found is not None and type(found).__module__.startswith("atoll."):
+        found = found.__cause__
+    frames = found.__traceback__ if found is not None else None
+    while frames is not None and not is_of_user(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return found.with_traceback(frames) if found is not None and frames is not None else None
+
+
 @contextmanager
 def task_failures_in_one_line() -> Iterator[None]:
     """Turn a failure of the task or of a worker process into one line.
@@ -106,6 +122,6 @@ def _place(frames: list[str]) -> str:
     """Return the innermost frame in user code, as the end of a message; empty: all frames are those of libraries."""
     for frame in reversed(frames):
         found = _FRAME.match(frame)
-        if found is not None and not found["file"].startswith(_LIBRARIES):
+        if found is not None and is_of_user(found["file"]):
             return f" ({found['file']}, line {found['line']})"
     return ""

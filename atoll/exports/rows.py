@@ -12,7 +12,22 @@ Axis = Literal["round", "version", "step"]
 """The quantity that a row's step counts: rounds, versions of the model, or optimizer steps."""
 
 WITHOUT_NUMBERS = frozenset(
-    {"round", "version", "fates", "failures", "client_values", "train_values", "not_finite", "buffer", "too_old"}
+    {
+        "round",
+        "version",
+        "fates",
+        "failures",
+        "refusals",
+        "losses",
+        "steps",
+        "carried",
+        "malicious",
+        "client_values",
+        "train_values",
+        "not_finite",
+        "buffer",
+        "too_old",
+    }
 )
 """The entries of a round's line that are no numbers of the whole round."""
 

@@ -21,9 +21,7 @@ class AtollError(ValueError):
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the sentences alone, as a command; of the task's own failure the traceback."""
-        from atoll.cli.faults import TaskFailed
-
-        if isinstance(self.__cause__, TaskFailed):
+        if self.__cause__ is not None:
             raise NotImplementedError  # IPython then shows the traceback
         return [f"AtollError: {fault}" for fault in self.faults]
 
@@ -43,6 +41,9 @@ def number_of(version: object) -> int:
 def one_error(*expected: type[Exception]) -> Iterator[None]:
     """Turn an expected error of the commands, also one of a file, into an `AtollError`.
 
+    Its traceback has no frames of ours but those of the call: a failure of the task's own code has the user's exception
+    as its cause, with the frames from the user's code on.
+
     Args:
         expected: errors whose text is a sentence of the command.
 
@@ -54,10 +55,12 @@ def one_error(*expected: type[Exception]) -> Iterator[None]:
     except AtollError:
         raise
     except expected as error:
-        raise AtollError(*str(error).splitlines()) from error
+        raise AtollError(*str(error).splitlines()) from None
     except Exception as error:
-        from atoll.cli.faults import code_of, faults_of
+        from atoll.cli.faults import TaskFailed, code_of, faults_of
+        from atoll.cli.task_failures import raised_by_user
 
         if (faults := faults_of(error)) is None:
             raise
-        raise AtollError(*faults, code=code_of(error)) from error
+        cause = raised_by_user(error) if isinstance(error, TaskFailed) else None
+        raise AtollError(*faults, code=code_of(error)) from cause

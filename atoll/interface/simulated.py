@@ -14,7 +14,7 @@ from atoll.interface.errors import AtollError, number_of, one_error
 from atoll.interface.overrides import overrides_of, plain_of, plain_table
 from atoll.interface.progress import bar_of
 from atoll.interface.tables import Table, of_sites
-from atoll.interface.tasks import Named, named, refuse_within_a_load
+from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn, threads_kept
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
@@ -25,7 +25,21 @@ if TYPE_CHECKING:
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
 
-LISTED = frozenset({"fates", "failures", "client_values", "train_values", "not_finite", "buffer"})
+LISTED = frozenset(
+    {
+        "fates",
+        "failures",
+        "refusals",
+        "losses",
+        "steps",
+        "carried",
+        "malicious",
+        "client_values",
+        "train_values",
+        "not_finite",
+        "buffer",
+    }
+)
 """The parts of a round's line by client, which `SimulatedRun.rounds` leaves out."""
 
 
@@ -97,9 +111,7 @@ def in_this_process(settings: Mapping[str, Any] | None) -> list[str]:
     engine, workers = plain.get("simulation.engine", "auto"), plain.get("simulation.workers", 1)
     if engine in ("processes", "ray") or workers != 1:
         wanted = f"simulation.engine = {engine!r}, simulation.workers = {workers}"
-        raise AtollError(
-            f"{wanted}: other processes cannot import a task of a cell: put it into a file, or leave these out"
-        )
+        raise AtollError(f"{wanted}: {IN_NO_FILE}, or leave these out")
     return ["simulation.workers=1"]
 
 
@@ -183,7 +195,10 @@ class SimulatedRun:
             self.report  # noqa: B018 - raises where there is no run at all
         wanted = self._number(version, there)
         if wanted not in there:
-            listed = ", ".join(map(str, there)) or "none"
+            listed, newest = ", ".join(map(str, there)) or "none", int(self.result.get("version", 0))
+            if wanted > newest:
+                cause = f": {self.result['cause']}" if self.result.get("cause") else ""
+                raise AtollError(f"version {wanted} was not made: the run is {self.state} at version {newest}{cause}")
             raise AtollError(f"version {wanted} is not kept (there: {listed}); model.keep_versions keeps more")
         arrays = safetensors_file.read(folder / f"{wanted:06d}.safetensors")
         return {name: array for name, array in arrays.items() if not name.startswith(BESIDE)}

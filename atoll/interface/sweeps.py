@@ -14,7 +14,7 @@ from atoll.interface.overrides import is_plain, overrides_of, plain_of
 from atoll.interface.progress import Show, bar_of
 from atoll.interface.simulated import SimulatedRun, in_this_process
 from atoll.interface.tables import Table
-from atoll.interface.tasks import Named, named, refuse_within_a_load
+from atoll.interface.tasks import IN_NO_FILE, Named, named, refuse_within_a_load
 from atoll.interface.turns import in_turn
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
@@ -150,9 +150,7 @@ def _check_processes(grid: "Grid", of_call: Named | None, jobs: int) -> None:
     if of_call is None or not of_call.is_of_a_cell:
         return
     if jobs > 1:
-        raise AtollError(
-            f"jobs: got {jobs}; other processes cannot import a task of a cell: put it into a file, or leave jobs out"
-        )
+        raise AtollError(f"jobs: got {jobs}; {IN_NO_FILE}, or leave jobs out")
     for cell in grid.cells:
         in_this_process(cell.settings)
 

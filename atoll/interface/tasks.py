@@ -14,6 +14,9 @@ from atoll.parallel.task.task import Task, is_task
 OF_A_FILE = "_atoll_user_"
 """The beginning of the private name under which a task's file is loaded."""
 
+IN_NO_FILE = "other processes cannot import a task of a cell or of standard input: put it into a file"
+"""The refusal of a task that is in no file where other processes need it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
@@ -40,7 +43,7 @@ def named(task: Task | ArrayTask | str) -> Named:
     if not is_task(task):
         allowed = "a Task, an ArrayTask, or path/to/file.py:attribute"
         raise AtollError(f"task: got {type(task).__name__}; allowed: {allowed}")
-    for module in list(sys.modules.values()):
+    for module in sorted(sys.modules.values(), key=_is_interactive):  # a file that others can import comes first
         if (attribute := _attribute_of(module, task)) is not None:
             return Named(task, _reference(module, attribute), is_of_a_cell=_is_interactive(module))
     return Named(task, "__main__:task", is_of_a_cell=_is_interactive(sys.modules["__main__"]))
@@ -67,7 +70,7 @@ def reference_of(task: Task | ArrayTask) -> str:
     """
     of_call = named(task)
     if of_call.is_of_a_cell:
-        raise AtollError("task: other processes cannot import a task of a cell: put it into a file")
+        raise AtollError(f"task: {IN_NO_FILE}")
     return of_call.reference
 
 
@@ -80,8 +83,14 @@ def _attribute_of(module: Any, task: Any) -> str | None:
 def _reference(module: ModuleType, attribute: str) -> str:
     file = getattr(module, "__file__", None)
     is_by_file = module.__name__ == "__main__" or module.__name__.startswith(OF_A_FILE)
-    return f"{Path(file).resolve()}:{attribute}" if is_by_file and file else f"{module.__name__}:{attribute}"
+    if not is_by_file or file is None or _is_interactive(module):
+        return f"{module.__name__}:{attribute}"
+    return f"{Path(file).resolve()}:{attribute}"
 
 
-def _is_interactive(module: ModuleType) -> bool:
-    return module.__name__ == "__main__" and getattr(module, "__file__", None) is None
+def _is_interactive(module: Any) -> bool:
+    """Return whether a module is the code of a cell, of a prompt, of `python -c` or of standard input: of no file."""
+    if module is not sys.modules["__main__"]:
+        return False
+    file = getattr(module, "__file__", None)
+    return file is None or not Path(file).is_file()

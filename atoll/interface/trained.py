@@ -17,7 +17,7 @@ from atoll.interface.errors import AtollError, one_error
 from atoll.interface.overrides import plain_table, words_of
 from atoll.interface.progress import Show, bar_of
 from atoll.interface.tables import Table
-from atoll.interface.tasks import Named, named
+from atoll.interface.tasks import IN_NO_FILE, Named, named
 from atoll.interface.turns import in_turn
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.task import Task
@@ -90,7 +90,7 @@ def _request(of_call: Named, mesh: str | None, folder: Path, device: str, overri
     try:
         num_ranks = 1 if mesh is None else parse_mesh(mesh, replicate=True).size
     except ValueError as error:
-        raise AtollError(*str(error).split("; ")) from error
+        raise AtollError(*str(error).split("; ")) from None
     request = Request(
         task=of_call.reference,
         nproc=num_ranks if num_ranks > 1 else None,
@@ -120,7 +120,7 @@ def _on_ranks(request: "Request", of_call: Named, bar: Show) -> None:
 
     if of_call.is_of_a_cell:
         wanted = f"mesh: got {request.mesh!r}"
-        raise AtollError(f"{wanted}: other processes cannot import a task of a cell: put it into a file, or use one")
+        raise AtollError(f"{wanted}: {IN_NO_FILE}, or use one")
     command = [sys.executable, "-m", "atoll", "train", *request.arguments, "--nproc", str(request.nproc), "--json"]
     with (
         tempfile.TemporaryFile("w+") as told,

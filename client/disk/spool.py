@@ -70,6 +70,8 @@ class Costs:
     """Duration of the training [s]."""
     mesh: MeshUse | None = None
     """The use of a mesh; None: it was one process."""
+    steps: int = 0
+    """Number of steps of the optimizer; 0: not known."""
 
 
 NO_COSTS = Costs()
@@ -310,6 +312,7 @@ def _entry(path: Path, document: Mapping[str, Any]) -> tuple[Entry, UpdateManife
             download_seconds=float(document["download_seconds"]),
             train_seconds=float(document["train_seconds"]),
             mesh=MeshUse.read(**document["mesh"]) if document.get("mesh") else None,
+            steps=int(document.get("steps", 0)),
         ),
         rank=int(document.get("rank", 0)),
         spreads=bool(document.get("spreads", False)),

@@ -108,6 +108,7 @@ def _opened(entry: Entry, disclosure: Disclosure, part: EntryPart | None) -> pb.
         min_sites=disclosure.min_sites,
         download_seconds=entry.costs.download_seconds,
         train_seconds=entry.costs.train_seconds,
+        steps=entry.costs.steps,
         part=part.manifest if part is not None else b"",
         mesh=pb.MeshUse(**asdict(entry.costs.mesh)) if entry.costs.mesh and is_shown else None,
     )

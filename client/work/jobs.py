@@ -222,7 +222,12 @@ class Jobs:
                 self._update_out,
                 manifest,
                 statistics=trained.statistics,
-                costs=Costs(download_seconds=self._download_seconds, train_seconds=trained.seconds, mesh=trained.mesh),
+                costs=Costs(
+                    download_seconds=self._download_seconds,
+                    train_seconds=trained.seconds,
+                    mesh=trained.mesh,
+                    steps=trained.steps,
+                ),
                 rank=invitation.rank,
                 spreads=invitation.spreads,
                 parts=parts,

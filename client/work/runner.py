@@ -144,6 +144,8 @@ class Training:
     """The pieces of each part, in canonical order, whose bytes are in a file of the folder `TrainOrder.out`."""
     mesh: MeshUse | None = None
     """The use of a mesh; None: it was one process."""
+    steps: int = 0
+    """Number of steps of the optimizer; 0: the task trains by itself."""
 
 
 class Runner(Protocol):

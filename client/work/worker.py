@@ -171,6 +171,7 @@ class WorkerRunner:
             effective_steps=float(answer.get("effective_steps", 1.0)),
             has_own=answer["has_own"],
             mesh=MeshUse.read(**answer["mesh"]) if "mesh" in answer else None,
+            steps=int(answer.get("steps", 0)),
         )
 
     async def message(self, order: MessageOrder) -> Training:

@@ -24,7 +24,7 @@ from atoll.parallel.engine.batchnorm import Real
 from atoll.parallel.engine.buffers import unchanged
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe, PipelineShape, Total, casting, in_single, share_of_loss
-from atoll.parallel.engine.plan import SCHEDULES, Plan, stages_of
+from atoll.parallel.engine.plan import SCHEDULES, SPLIT, Plan, stages_of
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.local_training.rows import Forms
 from atoll.parallel.task.errors import TaskBroken
@@ -86,9 +86,16 @@ def _contiguous_gradients(_part: nn.Module, inputs: tuple[Any, ...]) -> None:
             tensor.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
 
 
-def _contiguous(_part: nn.Module, _inputs: Any, outputs: Any) -> Any:
-    """Return a stage's outputs as they are sent to the next one: torch sends contiguous tensors alone."""
-    return map_tensors(lambda tensor: tensor.contiguous(), outputs)
+def _handed_on(is_split: bool, _part: nn.Module, _inputs: Any, outputs: Any) -> Any:
+    """Return a stage's outputs as the next one gets them: torch sends contiguous tensors alone, and between the two
+    backward passes of a split schedule it detaches them in place, which a view cannot be.
+    """
+
+    def handed_on(tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor.contiguous()
+        return found.clone() if is_split and found._is_view() else found
+
+    return map_tensors(handed_on, outputs)
 
 
 def _sum_of_all(outputs: Any, _target: torch.Tensor) -> torch.Tensor:
@@ -118,7 +125,7 @@ class Pipeline:
     ) -> None:
         for part in parts:
             part.register_forward_pre_hook(_contiguous_gradients)
-            part.register_forward_hook(_contiguous)
+            part.register_forward_hook(partial(_handed_on, plan.schedule in SPLIT))
         self._parts = list(zip(parts, stages_of(axes.coordinates["pp"], plan), strict=True))
         self._loss, self._plan, self._device, self._axes = loss, plan, device, axes
         self._make_stage = Stage

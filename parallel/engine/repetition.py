@@ -26,8 +26,8 @@ from atoll.parallel.optimizers.norms import local
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
-"""The attributes that torch gives to each module."""
+OF_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_flat_weights_names"}) - {"_buffers"}
+"""The attributes that torch gives to each module, and to recurrent ones for their parameters once more."""
 
 ELEMENTS_MAX = 1 << 24
 """Elements of a tensor up to which it is copied; a larger one is no counter."""

@@ -73,7 +73,8 @@ def native(app: FlowerApp, started: Started, nodes: int) -> Native:
     aggregation, optimizer, of_strategy = _TABLES[type(strategy)](strategy)
     settings |= {key: table for key, table in (("aggregation", aggregation), ("optimizer", optimizer)) if table}
     settings["local"] = _terms(strategy, started).table
-    return Native(name, _of_python(settings), became | of_strategy, tuple(_notes(app, started)))
+    notes = (*_conditions(strategy, trained), *_notes(app, started))
+    return Native(name, _of_python(settings), became | of_strategy, notes)
 
 
 def _why_not(strategy: Any, trained: int, nodes: int) -> str:
@@ -219,6 +220,17 @@ def _terms(strategy: Any, started: Started) -> Terms:
         strategy.configrecord_key,
         strategy.weighted_by_key,
     )
+
+
+def _conditions(strategy: Any, cohort: int) -> Iterator[str]:
+    """Yield what a native run asks of the ClientApp and of the nodes, where Flower's own loop decides otherwise."""
+    weight = repr(strategy.weighted_by_key)
+    yield f"a reply to train has all arrays of the model in their shapes, and {weight} above 0; else it does not count"
+    yield "an error of a ClientApp ends a simulation; of agents, it leaves out that site in that round"
+    if strategy.fraction_evaluate > 0:
+        yield "what evaluate changes in context.state does not stay; hosted, it does"
+    if cohort > strategy.min_available_nodes:
+        yield f"a round waits for {cohort} nodes, up to round.selection_timeout; min_available_nodes is fewer"
 
 
 def _notes(app: FlowerApp, started: Started) -> Iterator[str]:

@@ -52,6 +52,24 @@ class SameForm:
                 )
         return None
 
+    def left_by_fit(self) -> str | None:
+        """Return how a loop of the task's own has left other tensors in the model; None: it has not."""
+        before, (parameters, buffers) = self._parameters | self._buffers, _forms(self._modules)
+        now = parameters | buffers
+        found = [
+            f"{name} was {list(before[name])} and is {list(now[name])}"
+            for name in before.keys() & now.keys()
+            if before[name] != now[name]
+        ]
+        found += [f"{name} is gone" for name in before.keys() - now.keys()]
+        found += [f"{name} is new" for name in now.keys() - before.keys()]
+        if not found:
+            return None
+        return (
+            f"task.fit has left other tensors in the model than it was given: {_listed(set(found))}; what travels "
+            "keeps its names and shapes, so train a copy, or give the model back as it came"
+        )
+
     def see(self) -> None:
         """Check the form after a forward pass, if that is due.
 

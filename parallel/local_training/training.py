@@ -107,7 +107,10 @@ def train_locally(
     seed_everything(seed)
     model.to(device).train()
     if task.fit is not None:
+        form = SameForm(model)
         done = _fit(task.fit, model, dataset, local, deadline)
+        if fault := form.left_by_fit():
+            raise TaskBroken(fault)
         return Work(_weight(task, dataset), done, {}, 0)
 
     fetch, normalizer = drawing(dataset, seed), Normalizer(local)

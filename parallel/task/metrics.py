@@ -219,10 +219,12 @@ def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, f
     """Return the value of every metric in `sums`; None where it is undefined or its sums were refused.
 
     Without a `Metric`, two statistics are (total, count) with the value total / count, undefined if the count is 0; any
-    other number of statistics has no value. A `Metric` whose `value` fails has none, and the log says why.
+    other number of statistics has no value. A `Metric` whose `value` fails has none, and the log says why. The task's
+    metrics come first, in its order.
     """
     found: dict[str, float | None] = {}
-    for name, numbers in sums.items():
+    for name in [*(name for name in metrics if name in sums), *(name for name in sums if name not in metrics)]:
+        numbers = sums[name]
         try:
             found[name] = _value(metrics.get(name), tuple(numbers))
         except Exception as error:

@@ -62,23 +62,23 @@ def _after(task: Task, seed: int, data: Any, rows: torch.Tensor, probe: torch.Te
         if isinstance(module, _NormBase):
             module.momentum = 0.0
     model.train()
-    _run(model, loss, seed, fetcher(data)(rows))
+    _run(model, loss, seed, data, rows)
     found = {
         f"{prefix}.{name}".removeprefix("."): buffer.clone()
         for prefix, module in model.named_modules()
         for holder, name, buffer in saved_buffers(module)
         if holder is module and not isinstance(module, _NormBase)
     }
-    found["the model's own state"], found["the loss's own state"] = _run(model, loss, seed, fetcher(data)(probe))
+    found["the model's own state"], found["the loss's own state"] = _run(model, loss, seed, data, probe)
     model.eval()
-    found["the model's own state for evaluation"], _ = _run(model, None, seed, fetcher(data)(probe))
+    found["the model's own state for evaluation"], _ = _run(model, None, seed, data, probe)
     return found
 
 
-def _run(model: nn.Module, loss: Any, seed: int, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the outputs and the loss of a batch, each as one vector."""
-    inputs, targets = batch
+def _run(model: nn.Module, loss: Any, seed: int, data: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outputs and the loss of some rows, each as one vector; a data set may draw them."""
     with seeded(seed):
+        inputs, targets = fetcher(data)(rows)
         outputs = model(inputs)
         value = outputs if loss is None else loss(outputs, targets)
     return _vector(outputs), _vector(value)

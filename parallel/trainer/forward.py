@@ -103,13 +103,20 @@ def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module)
         if not blueprint_of(model).is_planned and (at := _leaves_chain(model, data)):
             raise JobRefused(_more_than_chain(plan, f"{at} does not take what the piece before it returned"))
         return
-    with seeded(seed), torch.no_grad():
-        model = task.model()
-        stages = [stage(model, names) for names in cut(model, plan.num_stages)]
+    with torch.no_grad():
+        model, other = (_built(task, seed) for _ in range(2))  # a pass may move what the next one finds
+        values = {name: value.clone() for name, value in model.state_dict().items()}
+        other.load_state_dict(values, assign=True)  # nothing can be copied into a buffer whose elements share memory
+        stages = [stage(other, names) for names in cut(other, plan.num_stages)]
     for is_training in (False, True):
         for part in (model, *stages):
             part.train(is_training)
         _compare(model, stages, plan, seed, data)
+
+
+def _built(task: Task, seed: int) -> nn.Module:
+    with seeded(seed):
+        return task.model()
 
 
 def _compare(model: nn.Module, stages: list[nn.Module], plan: Plan, seed: int, data: Any) -> None:

@@ -15,7 +15,7 @@ from atoll.parallel.flower.client_host import ClientHost, config_record
 from atoll.parallel.flower.measured import Measured
 from atoll.parallel.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
 from atoll.parallel.flower.secret_noise import flower_noise
-from atoll.parallel.flower.server_host import NotNative, ServerHost
+from atoll.parallel.flower.server_host import HOSTED, NotNative, ServerHost
 from atoll.parallel.flower.strategies import Native, native
 from atoll.parallel.flower.terms import Terms
 from atoll.parallel.local_training.warm_start import Aliases
@@ -24,7 +24,7 @@ from atoll.parallel.task.array_task import Trained, checked
 from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_of
 from atoll.parallel.task.content import Content, from_tensors, to_tensors
 from atoll.parallel.task.deadline import Deadline
-from atoll.parallel.task.errors import OutOfTime, TaskBroken
+from atoll.parallel.task.errors import OutOfTime, TaskBroken, TaskMismatch
 from atoll.parallel.task.flower_app import FlowerApp
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
@@ -107,6 +107,8 @@ class ClientBench(_AppBench):
         record = _only(reply.array_records, "ArrayRecord", "train")
         metrics = _only(reply.metric_records, "MetricRecord", "train")
         weight, statistics = weighted(metrics, self._terms.weight)
+        if not weight:
+            raise TaskBroken(f"{self._terms.weight!r} in the metrics of a reply is 0: natively it is more; {HOSTED}")
         trained = checked(Trained(self._update(record, arrays.version), weight, statistics))
         return Outcome(trained, {"steps": 0}, _own_of(state) if state else {})
 
@@ -168,7 +170,10 @@ class ClientBench(_AppBench):
     def _update(self, record: ArrayRecord, version: Arrays) -> Arrays:
         """Return local - global, in the dtype in which each array travels."""
         local = {name: array.numpy() for name, array in record.items()}
-        check_like(travelling(local), layout_of(version))
+        try:
+            check_like(travelling(local), layout_of(version))
+        except TaskMismatch as error:  # Flower's own code takes any arrays that the replies have in common
+            raise TaskMismatch(f"the arrays of a reply are not those of the model: {error}; {HOSTED}") from error
         update = {}
         for name in [*local]:  # one array after the other is let go
             begun, moved = in_app(version[name], self._terms.casts.get(name)), local.pop(name)

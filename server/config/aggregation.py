@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from atoll.aggregation.optimizers import Optimizer
     from atoll.aggregation.rules.rule import Rule
 
+PARTIAL_ACCEPTS = "aggregation.partial = true accepts updates that leave tensors out"
+"""The way out where an update lacks tensors."""
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

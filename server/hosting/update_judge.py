@@ -18,9 +18,11 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.disclosure import Disclosure
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.part_manifest import PartManifest, check_part, check_parts
+from atoll.protocol.strict_json import INT64_MAX
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.protocol.wire.mesh_use import MeshUse
+from atoll.server.config.aggregation import PARTIAL_ACCEPTS
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.messages import sums_of
 from atoll.server.hosting.run_driver import RunDriver
@@ -92,7 +94,9 @@ class Judge:
         if self.part is not None:
             return check_part(layout, self.part)
         may_omit = self.may_omit and len(self.manifest.pieces) > 0
-        return check_against(layout, self.manifest, may_omit=may_omit, grows=self.run.config.aggregation.grows)
+        faults = check_against(layout, self.manifest, may_omit=may_omit, grows=self.run.config.aggregation.grows)
+        leaves_out = len({piece.tensor for piece in self.manifest.pieces}) < len(layout) and not self.may_omit
+        return [*([PARTIAL_ACCEPTS] if leaves_out and faults else []), *faults]
 
     async def cover(self, parts: Iterable[PartManifest]) -> pb.Verdict | None:
         """Return the refusal of an update whose parts together do not cover the model, each element once."""
@@ -167,6 +171,7 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
         train_seconds=_seconds(opened.train_seconds),
         disclosure=Disclosure.read(opened.metrics, opened.min_sites),
         mesh=_mesh(opened),
+        steps=min(opened.steps, INT64_MAX),
     )
 
 

@@ -144,7 +144,8 @@ class Buffer(OpenRound):
         reason = abandon if self.has_begun else AbandonReason.TOO_FEW_CLIENTS
         if self._may_wait_for_approvals((update.client_id for update in self.updates), now):
             reason = AbandonReason.AWAITS_APPROVAL
-        return self._abandon(reason, now, f"{len(self.updates)} accepted, quorum {self.record.quorum}")
+        counts = f"{len(self.updates)} accepted, quorum {self.record.quorum}"
+        return self._abandon(reason, now, counts + self.record.why_below_quorum)
 
     def _close(self, reason: CloseReason, now: float) -> Effects:
         record = self.record

@@ -1,6 +1,7 @@
 """The evaluation of a committed version by clients on their own data: requests, answers, end. Pure."""
 
 import hashlib
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -51,18 +52,26 @@ class ClientEvaluation:
         """Return the request to a client, for the first time and after each reconnection."""
         return AskEvaluation(client_id, self.version, self.deadline, counted_round)
 
-    def answered(self, event: ClientEvaluated) -> None:
-        """Record a client's sums, or the reason why it has none."""
+    def answered(self, event: ClientEvaluated, most: float = math.inf, why: str = "") -> None:
+        """Record a client's sums, or the reason why it has none. A metric of two sums whose count is above `most` is
+        left out, with `why` at the end of the reason.
+        """
         if event.version != self.version or not self.is_waiting_for(event.client_id):
             return
-        if event.statistics is None or not any(event.statistics.values()):
-            self.failures[event.client_id] = event.detail or NO_SUMS
+        sums = event.statistics or {}
+        beyond = {name: numbers[1] for name, numbers in sums.items() if len(numbers) == 2 and abs(numbers[1]) > most}
+        left_out = [
+            f"metric {name[:100]!r}: a count of {count:.6g} is above {most:.6g}{why}" for name, count in beyond.items()
+        ]
+        detail = "; ".join(filter(None, (event.detail, *left_out)))
+        if not any(numbers for name, numbers in sums.items() if name not in beyond):
+            self.failures[event.client_id] = detail or NO_SUMS
         else:
-            self.answers[event.client_id] = event.statistics
+            self.answers[event.client_id] = {name: () if name in beyond else found for name, found in sums.items()}
             if event.disclosure != ANY_SUM:
                 self.terms[event.client_id] = event.disclosure
-            if event.detail:
-                self.refused[event.client_id] = event.detail
+            if detail:
+                self.refused[event.client_id] = detail
 
     def lost(self, client_id: ClientId, reason: str) -> None:
         """Record the loss of a client as its failure."""

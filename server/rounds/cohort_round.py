@@ -239,7 +239,9 @@ class Round(OpenRound):
         assert client is not None
         assert self.phase is Phase.COLLECTING
         assert client.fate in MAY_REPORT, client.fate
-        if fault := fault_of(update, base_version=self.record.base_version, policy=self.policy):
+        if fault := fault_of(
+            update, base_version=self.record.base_version, policy=self.policy, membership=self.membership
+        ):
             self._set_fate(update.client_id, Fate.REFUSED, now, *fault)
             return (reject(update, *fault), *self._settle(now))
         self._set_fate(update.client_id, Fate.REPORTED, now)
@@ -301,7 +303,8 @@ class Round(OpenRound):
     def _below_quorum(self, reason: AbandonReason, now: float) -> Effects:
         if self._may_wait_for_approvals((*self._reported, *self.late, *self._waiting), now):
             reason = AbandonReason.AWAITS_APPROVAL
-        return self._abandon(reason, now, f"{self._reachable()} accepted, quorum {self.record.quorum}")
+        counts = f"{self._reachable()} accepted, quorum {self.record.quorum}"
+        return self._abandon(reason, now, counts + self.record.why_below_quorum)
 
     def _close(self, reason: CloseReason, now: float) -> Effects:
         record = self.record

@@ -21,6 +21,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_rules import MeasuredVersion, RunRules, Source, WatchedMetric, value_in
+from atoll.server.rounds.update_claims import most_claimed, why_most
 from atoll.server.rounds.update_intake import Intake
 
 
@@ -68,7 +69,8 @@ class Evaluations(Intake, ABC):
             self.ledger.membership.declined_evaluation(event.client_id)
         if self.ledger.evaluation is None:
             return ()
-        self.ledger.evaluation.answered(event)
+        most = most_claimed(self.ledger.membership, event.client_id, self.rules.policy)
+        self.ledger.evaluation.answered(event, most, why_most(most, self.rules.policy))
         return self._close_evaluation_when_complete()
 
     def _close_evaluation_when_complete(self) -> Effects:

@@ -46,6 +46,7 @@ class Update:
     plain_bytes: int = 0  # `num_bytes` without a codec
     disclosure: Disclosure = ANY_SUM  # of the statistics
     mesh: MeshUse | None = None  # of a client that is a mesh of ranks
+    steps: int = 0  # of the optimizer; 0: not known
 
 
 @value

@@ -195,7 +195,10 @@ class Membership:
 
     def is_available(self, client_id: ClientId) -> bool:
         """Return whether the client can be invited now."""
-        return self.is_connected(client_id) and client_id not in self._declining and client_id not in self._resting
+        member = self.members.get(client_id)
+        if member is None or not self._is_there(member):
+            return False
+        return client_id not in self._declining and client_id not in self._resting
 
     @property
     def num_available(self) -> int:

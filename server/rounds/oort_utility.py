@@ -36,7 +36,8 @@ def loss_and_utility(update: Update) -> tuple[float | None, float]:
 
 
 def _utility(update: Update, loss: float | None) -> float:
-    squared = _mean(update.statistics.get("loss_squared", ()))
+    squares = update.statistics.get("loss_squared")
+    squared = None if squares is None else _mean(squares)
     loss = loss if squared is None else math.sqrt(max(0.0, squared))
     return update.num_examples * max(0.0, loss or 0.0)
 

@@ -163,7 +163,13 @@ class StragglerPolicy(BaseModel):
     the quorum; otherwise the round is abandoned."""
 
     max_examples: int = Field(default=1_000_000_000, ge=1, le=2**40)
-    """Most examples that an update may claim; above, it is refused."""
+    """Most examples, or units of them, that an update may claim; above, it is refused. Also the largest count of a
+    metric in a client's evaluation; above, that metric of that client is left out."""
+
+    max_units: int = Field(default=1_000_000, ge=1, le=2**40)
+    """Most units (tokens, pixels) that a client may claim for each example with which it joined, in the same places:
+    with n examples at most the smaller of n x `max_units` and `max_examples`. A client that joins without a number, 0,
+    has `max_examples` alone. 1: an update counts no more than the examples that its site has named."""
 
     @model_validator(mode="before")
     @classmethod

@@ -3,6 +3,7 @@
 The record is the round machine's own state, so an operator reads exactly what the machine decided by.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +20,9 @@ from atoll.protocol.vocabulary import (
 )
 from atoll.protocol.wire.mesh_use import MeshUse
 from atoll.server.rounds.policy import Mode
+
+REASONS_MAX = 3
+"""Number of reasons in the detail of a round that has missed its quorum."""
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class ClientRecord:
     extended: float = 0.0  # seconds by which outages have extended it
     rest: float = 0.0  # seconds for which the client is not invited after this failure
     mesh: MeshUse | None = None  # of a client that is a mesh of ranks
+    steps: int = 0  # of the optimizer; 0: not known
 
 
 @dataclass(slots=True)
@@ -116,6 +121,13 @@ class RoundRecord:
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""
         return ((c, r) for c, r in sorted(self.clients.items()) if r.fate in fates)
+
+    @property
+    def why_below_quorum(self) -> str:
+        """The most frequent reasons of clients that failed, were refused or lost, as the end of a detail."""
+        gone = [r for _, r in self.with_fate(Fate.REFUSED, Fate.FAILED, Fate.LOST)]
+        counts = Counter(f"{r.fate} ({r.reason})" if r.reason else str(r.fate) for r in gone)
+        return "".join(f"; {number} {reason}" for reason, number in counts.most_common(REASONS_MAX))
 
     def cause_of_end(self, failures: int) -> str:
         """Return the cause for which a run ends, or pauses, after this round: the last of `failures` abandoned ones."""

@@ -76,10 +76,16 @@ class RunMachine(Evaluations):
     @property
     def deadline(self) -> float | None:
         """The time at which the driver must deliver TimePassed [s since the epoch]; None: no timer runs."""
-        if not self.ledger.is_open:
+        ledger = self.ledger
+        if not ledger.is_open:
             return None
         earliest = self._round_deadline
-        for deadline in (self.invitations.deadline, self._next_wake):  # asked after each event: no generator
+        others = []
+        if ledger.training:
+            others.append(self.invitations.deadline)
+        if ledger.membership.next_wake is not None:
+            others.append(self._next_wake)
+        for deadline in others:  # most runs have none, and this is asked twice for each event
             if deadline is not None and (earliest is None or deadline < earliest):
                 earliest = deadline
         return earliest
@@ -94,8 +100,7 @@ class RunMachine(Evaluations):
     @property
     def _next_wake(self) -> float | None:
         """The end of the next rest of a client, while the open round may invite it."""
-        wake = self.ledger.membership.next_wake
-        return wake if wake is not None and self.round is not None and self.round.may_draw else None
+        return self.ledger.membership.next_wake if self.round is not None and self.round.may_draw else None
 
     @property
     def may_snapshot(self) -> bool:

@@ -1,7 +1,8 @@
 """The claims of an update: their check, and their entry into the records. Pure."""
 
+from atoll.aggregation.printable import count_of
 from atoll.aggregation.weight import WEIGHT_MIN
-from atoll.protocol.vocabulary import RejectReason, Version
+from atoll.protocol.vocabulary import ClientId, RejectReason, Version
 from atoll.server.rounds.events import Reject, Update
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.oort_utility import loss_and_utility
@@ -12,13 +13,32 @@ WORK_MIN = 1e-9
 """Least claimed work: below, the weight of the update could vanish in a product."""
 
 
-def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) -> tuple[RejectReason, str] | None:
+def most_claimed(membership: Membership, client_id: ClientId, policy: StragglerPolicy) -> int:
+    """Return the largest weight or count that a client may claim: min(n x `max_units`, `max_examples`) with the n
+    examples of its joining.
+    """
+    member = membership.members.get(client_id)
+    joined = member.profile.num_examples if member else 0
+    return min(joined * policy.max_units, policy.max_examples) if joined else policy.max_examples
+
+
+def why_most(most: int, policy: StragglerPolicy) -> str:
+    """Return the reason of a limit that is less than `max_examples`, for the end of a sentence."""
+    if most == policy.max_examples:
+        return ""
+    return f": it joined with {count_of(most // policy.max_units, 'example')}, and max_units is {policy.max_units}"
+
+
+def fault_of(
+    update: Update, *, base_version: Version, policy: StragglerPolicy, membership: Membership
+) -> tuple[RejectReason, str] | None:
     """Return the fault of an update's claims, which does not depend on its arrival; None: there is none."""
     if update.base_version != base_version:
         return RejectReason.WRONG_BASE, f"trained from version {update.base_version}, not {base_version}"
-    if not WEIGHT_MIN <= update.num_examples <= policy.max_examples:
+    most = most_claimed(membership, update.client_id, policy)
+    if not WEIGHT_MIN <= update.num_examples <= most:
         is_less = update.num_examples < WEIGHT_MIN
-        fault = f"num_examples {update.num_examples} is not in {WEIGHT_MIN:g}..{policy.max_examples}"
+        fault = f"num_examples {update.num_examples} is not in {WEIGHT_MIN:g}..{most}{why_most(most, policy)}"
         return RejectReason.NO_EXAMPLES if is_less else RejectReason.TOO_MANY_EXAMPLES, fault
     if not WORK_MIN <= update.work <= 1:
         return RejectReason.BAD_WORK, f"work {update.work} is not in (0, 1] (at least {WORK_MIN})"
@@ -36,7 +56,7 @@ def note_accepted(client: ClientRecord, update: Update) -> None:
     """Write an accepted update's claims into the client's record."""
     client.digest, client.num_examples, client.work = update.digest, update.num_examples, update.work
     client.num_bytes, client.plain_bytes = update.num_bytes, update.plain_bytes
-    client.mesh = update.mesh
+    client.mesh, client.steps = update.mesh, update.steps
     client.download_seconds, client.train_seconds = update.download_seconds, update.train_seconds
 
 

@@ -90,7 +90,11 @@ class Intake:
         """Return whether the update's claims lead to a refusal, so that its bytes need not be sent."""
         record = self.record_of(update.round_id)
         policy = self.rules.policy
-        if record is None or fault_of(update, base_version=record.base_version, policy=policy) is not None:
+        if (
+            record is None
+            or fault_of(update, base_version=record.base_version, policy=policy, membership=self.ledger.membership)
+            is not None
+        ):
             return True
         return policy.is_asynchronous and self._fault_for_a_buffer(update) is not None
 
@@ -142,7 +146,9 @@ class Intake:
             return self._refuse_late(update, record, RejectReason.TOO_LATE, _how_late(record, now), now)
         if next_base >= self.rules.rounds or ledger.stop_reason is not None:
             return self._refuse_late(update, record, RejectReason.TOO_LATE, "no round follows", now)
-        if fault := fault_of(update, base_version=record.base_version, policy=policy):
+        if fault := fault_of(
+            update, base_version=record.base_version, policy=policy, membership=self.ledger.membership
+        ):
             return self._refuse_late(update, record, *fault, now)
         if next_base - update.base_version > policy.max_staleness:
             age = count_of(next_base - update.base_version, "version")
@@ -265,7 +271,9 @@ class Intake:
 
         The round of its invitation does not matter.
         """
-        if fault := fault_of(update, base_version=record.base_version, policy=self.rules.policy):
+        if fault := fault_of(
+            update, base_version=record.base_version, policy=self.rules.policy, membership=self.ledger.membership
+        ):
             return (reject(update, *fault), *self.invitations.answered(update, Fate.REFUSED, now, *fault))
         if fault := self._fault_for_a_buffer(update):
             if fault[0] is RejectReason.TOO_STALE and self.invitations.is_training(update.client_id, update.round_id):

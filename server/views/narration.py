@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from atoll.aggregation.printable import conclusion, count_of
+from atoll.parallel.task.metrics import LEFT_OUT
 from atoll.protocol.vocabulary import DECLINES, Fate, ReleaseReason, RoundId, RunState
 from atoll.server.rounds.client_evaluation import SILENT, merged
 from atoll.server.rounds.events import (
@@ -100,7 +101,8 @@ def _of_evaluation(machine: RunMachine, event: Event, effects: tuple[Effect, ...
             late = f"; no answer in time from {named(silent)}" if silent else ""
             found = merged(effect.answers)
             yield f"version {effect.version}: evaluated by {count_of(found.num_clients, 'client')}{late}"
-            for client, why in sorted([*effect.refused.items(), *found.left_out.items()]):
+            nothing = [(client, why) for client, why in effect.failures.items() if LEFT_OUT in why]
+            for client, why in sorted([*effect.refused.items(), *found.left_out.items(), *nothing]):
                 yield f"version {effect.version}: of {client}, {why}"
 
 

@@ -22,7 +22,7 @@ def sentences(record: RoundRecord) -> list[str]:
     if record.clients:
         found.append(_invitation(record))
     found += (_client(record, client_id, client) for client_id, client in sorted(record.clients.items()))
-    found += (_carried(carried) for carried in record.carried)
+    found += (_carried(carried, record.base_version) for carried in record.carried)
     found += (_in_buffer(row) for row in record.buffer)
     if record.too_old:
         found.append(_too_old(record))
@@ -137,8 +137,9 @@ def _invitation(record: RoundRecord) -> str:
     return f"{len(names)} of {available} {_was(len(names))} invited: {listed}."
 
 
-def _carried(carried: CarriedRecord) -> str:
+def _carried(carried: CarriedRecord, base_version: int) -> str:
     age = "of the same version" if carried.staleness == 0 else f"{_count(carried.staleness, 'version')} old"
+    age += f", trained from version {base_version - carried.staleness}"
     examples = _count(carried.num_examples, "example")
     what = f"the late update of round {carried.round_id} by {carried.client_id} ({examples}, {age})"
     weight = "its full weight" if carried.scale == 1 else f"{carried.scale:.3g} of its weight"
@@ -254,6 +255,8 @@ def _use(record: RoundRecord, client: ClientRecord) -> str:
 def _what_it_sent(client: ClientRecord) -> str:
     work = "all of the requested work" if client.work == 1 else f"{_percent(client.work)} of the requested work"
     sent = f": {_count(client.num_examples, 'example')}, {work}, {printable_size(client.num_bytes)}"
+    if client.steps:
+        sent += f", {_count(client.steps, 'step')}"
     if client.train_seconds:
         sent += f", {_seconds(client.train_seconds)} of training"
     if client.mesh:

@@ -49,8 +49,12 @@ WORTH_S = 2.0
 """Seconds of a run in one process from which several are started, and measured: they begin in half a second."""
 
 SHARE_OF_PROCESSES = 0.75
-"""Share of the measured speed of several processes that remains in a run, where the coordinator needs a processor, too:
-for a tiny model, its messages take as long as the training."""
+"""Share of the measured speed of several processes that remains in a run, where the coordinator needs a processor,
+too."""
+
+MESSAGES_S = 80e-6
+"""Processor seconds of a client's messages, draw, fold and record in a round, which no engine makes faster: a tiny
+model trains in less, and then more processes gain nothing."""
 
 
 Clocks = tuple[Callable[[], float], Callable[[], float]]
@@ -230,7 +234,7 @@ def _measured(
     speeds = _speeds({engine: _best(one[engine] for one in passes) for engine in engines})
     ranking = sorted(engines, key=lambda engine: -speeds[engine])
     shares = {engine: SHARE_OF_PROCESSES if isinstance(engine, Processes) else 1.0 for engine in ranking}
-    chosen = max(ranking, key=lambda engine: speeds[engine] * shares[engine])
+    chosen = max(ranking, key=lambda engine: shares[engine] / (1 / speeds[engine] + MESSAGES_S))
     _close([engine for engine in ranking if engine is not chosen])
     return Choice(chosen, tuple(Figure(engine.name, speeds[engine]) for engine in ranking), reasons)
 

@@ -37,7 +37,7 @@ class Mean:
     """The mean of a value over several runs."""
 
     mean: float | None
-    """Mean over the runs that have the value; None: no run has it."""
+    """Mean over the runs that have the value; None: no run has it, or too few (`unless_all`)."""
     std: float | None
     """Sample standard deviation, with n - 1; None for fewer than two."""
     n: int
@@ -47,9 +47,14 @@ class Mean:
 
     def __str__(self) -> str:
         if self.mean is None:
-            return "-"
+            return f"- ({self.n} of {self.of})" if self.n else "-"
         spread = "" if self.std is None else f" ± {number(self.std)}"
         return f"{number(self.mean)}{spread}" + (f" ({self.n} of {self.of})" if self.n < self.of else "")
+
+    @property
+    def unless_all(self) -> "Mean":
+        """The mean if all runs have the value: one over the runs alone that reach a target is too small."""
+        return self if self.n == self.of else Mean(None, None, self.n, self.of)
 
 
 def mean_of(values: Sequence[float | None]) -> Mean:

@@ -213,7 +213,7 @@ def fairness(axes: "Axes", reports: Drawn, metric: str) -> None:
     """
     name, repeats = metric.partition("/")[2], each(reports)
     for one, style in zip(repeats, _styles(len(repeats)), strict=True):
-        found = [fair for run in one.runs if (fair := run.fairness(name)) is not None]
+        found = [fair for run in one.runs if (fair := run.over_clients(name)) is not None]
         if not found:
             continue
         same = [fair for fair in found if len(fair.values) == len(found[0].values)]

@@ -20,7 +20,7 @@ Axis = Literal["round", "updates", "virtual_s", "real_s", "bytes", "bytes_up"]
 ways, or up)."""
 
 ROUNDS, RESULT, SETTINGS, POPULATION = "rounds.jsonl", "result.json", "run.toml", "population.json"
-GROUPS = ("server", "clients", "train")
+GROUPS = ("server", "clients", "train", "honest_clients", "honest_train")
 
 
 class NoReport(ValueError):
@@ -125,7 +125,26 @@ class RunReport:
         return [line.get(fate) or 0 for line in self.rounds]
 
     def fairness(self, name: str) -> Fairness | None:
-        """Return the distribution of a metric of the clients, such as `accuracy`; None: they have not measured it."""
+        """Return the distribution of a metric of the clients, such as `accuracy` or `clients/accuracy`.
+
+        None: the clients have measured nothing.
+
+        Raises:
+            ValueError: it is of another group, or the clients have measured others alone; the message has these.
+        """
+        group, _, name = name.rpartition("/")
+        if group not in ("", "clients"):
+            raise ValueError(f"fairness: got {group}/{name}; allowed: a metric of the clients, clients/{name}")
+        if (found := self.over_clients(name)) is not None:
+            return found
+        of_lines = [line.get("client_values") or {} for line in self.rounds]
+        known = {each for of_clients in of_lines for of_one in of_clients.values() for each in of_one}
+        if known and name not in known:
+            raise ValueError(f"fairness: got {name!r}; allowed: {', '.join(sorted(known))}")
+        return None
+
+    def over_clients(self, name: str) -> Fairness | None:
+        """Return the distribution of a metric over the clients; None: they have not measured it."""
         for line in reversed(self.rounds):
             measured = (line.get("client_values") or {}).values()
             if values := sorted(one[name] for one in measured if one.get(name) is not None):

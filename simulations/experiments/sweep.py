@@ -22,6 +22,7 @@ from atoll.protocol.settings import ConfigError, load_text, quoted
 from atoll.simulations.experiments.grid import Cell, Grid
 from atoll.simulations.experiments.lifeline import VARIABLE, lifeline
 from atoll.simulations.experiments.report import RESULT, ROUNDS
+from atoll.simulations.federation.report import REASONS
 from atoll.simulations.populations.opened_files import SHARED
 
 State = Literal["waiting", "running", "finished", "failed"]
@@ -154,7 +155,8 @@ def last_words(folder: Path) -> str:
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))
         *_, last = (json.loads(line) for line in (folder / ROUNDS).read_text("utf-8").splitlines())
-        why = "; ".join(filter(None, [result["cause"], *sorted(set(last.get("failures", {}).values()))]))
+        reasons = {reason for key in REASONS for reason in last.get(key, {}).values()}
+        why = "; ".join(filter(None, [result["cause"], *sorted(reasons)]))
     except (OSError, ValueError, KeyError):
         why = ""
     return why or _last_line(folder / LOG)

@@ -38,7 +38,7 @@ def _to_target(axis: str) -> Measure:
 
 def _fairness(of: Callable[[Any], float]) -> Measure:
     def measure(report: RunReport, objective: Objective) -> float | None:
-        fairness = report.fairness(objective.metric.partition("/")[2])
+        fairness = report.over_clients(objective.metric.partition("/")[2])
         return None if fairness is None else of(fairness)
 
     return measure
@@ -167,7 +167,7 @@ def rows(
     return [
         Row(
             dict(varied),
-            {name: mean_of([_value(name, report, objective) for _, report, _ in members]) for name in columns},
+            {name: _mean(name, [report for _, report, _ in members], objective) for name in columns},
             next((state for *_, state in members if state != "finished"), "finished"),
             _labels([cell for cell, report, _ in members if report is not None], over),
         )
@@ -178,6 +178,11 @@ def rows(
 def _labels(cells: Sequence[Cell], over: Sequence[str]) -> dict[str, tuple[str, ...]]:
     names = [name for name in over if any(name in cell.varied for cell in cells)]
     return {name: tuple(dict.fromkeys(cell.varied[name] for cell in cells)) for name in names}
+
+
+def _mean(column: str, reports: Sequence[RunReport | None], objective: Objective) -> Mean:
+    mean = mean_of([_value(column, report, objective) for report in reports])
+    return mean.unless_all if column.endswith("_to_target") else mean
 
 
 def _value(column: str, report: RunReport | None, objective: Objective) -> float | None:

@@ -294,6 +294,8 @@ class Federation:
             train=[(str(name), statistics[digest]) for name, digest in counted if digest in statistics],
             ended=self._tally.ended(self.machine.newest_first()) if record.mode != "sync" else None,
             totals=self._totals(),
+            malicious=self._malicious,
+            is_uniform=self.setting.config.aggregation.weighting == "uniform",
         )
         self._pending, self._is_saved = (effect, line), False
         self._collect_garbage()
@@ -309,6 +311,12 @@ class Federation:
         self._is_over = True
 
     @property
+    def _malicious(self) -> frozenset[str]:
+        """The malicious clients of an attack; empty: there is none."""
+        adversary = self.setting.adversary
+        return frozenset() if adversary is None or adversary.config.kind == "none" else adversary.malicious
+
+    @property
     def metrics(self) -> Metrics:
         """The metrics of the task."""
         return getattr(self.setting.task, "metrics", {})
@@ -320,7 +328,7 @@ class Federation:
         effect, line = self._pending
         self._pending = None
         if isinstance(effect, Commit) and (measured := self._measured.pop(effect.version, None)) is not None:
-            line |= measured.values(self.metrics, with_clients=line.get("fates") is not None)
+            line |= measured.values(self.metrics, with_clients=line.get("fates") is not None, malicious=self._malicious)
             if left_out := line.get("not_finite", {}) | measured.refusals():
                 line["not_finite"] = left_out
         self._report.add(line)
@@ -374,6 +382,7 @@ class Federation:
             **({"undecided": undecided} if (undecided := self.machine.undecided) else {}),
             "engine": self.engine.name,
             "seed": self.setting.config.seed,
+            **({"malicious": sorted(self._malicious)} if self._malicious else {}),
             "notes": list(self.setting.notes),
             **self._totals(),
         }

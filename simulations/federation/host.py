@@ -99,7 +99,7 @@ class Work(Protocol):
     def forget(self, training: Training) -> None:
         """Drop work whose outcome is not wanted any more."""
 
-    def update_of(self, training: Training, download_seconds: float) -> Update | client.JobFailed:
+    def update_of(self, training: Training, download_seconds: float) -> Update | client.JobFailed | None:
         """Return the update of work that has ended, or its failure."""
 
     def settle(self, update: Update, *, accepted: bool) -> None:

@@ -28,6 +28,7 @@ from atoll.protocol.manifest_limits import check_model_travels
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
+from atoll.server.config.aggregation import PARTIAL_ACCEPTS
 from atoll.server.config.model import run_and_version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
@@ -48,6 +49,9 @@ CACHED_MAX = 3
 
 GARBAGE_EVERY_S = 1.0
 """Minimum interval between two deletions of files [s]."""
+
+MISSING_MAX = 5
+"""Number of missing tensors that a refusal lists."""
 
 
 class _Unwritten(NamedTuple):
@@ -126,6 +130,20 @@ class Models(Versions):
     def buffers(self) -> frozenset[str]:
         """The float tensors that no optimizer trains."""
         return safetensors_file.read_buffers(self.store.version_path(Version(0)))
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in self.version(Version(0)).manifest.layout)
+
+    def omission(self, update: Collection[str]) -> str:
+        """Return the reason that an update with these tensors cannot count, as on a coordinator; "": it can."""
+        if len(update) == len(self._names) or self._config.aggregation.grows:
+            return ""
+        if self._config.aggregation.partial:
+            return "" if update else "the update has no tensor at all"
+        missing = sorted(self._names.difference(update))
+        more = f" and {len(missing) - MISSING_MAX} more" if len(missing) > MISSING_MAX else ""
+        return f"the update leaves out {', '.join(missing[:MISSING_MAX])}{more}: {PARTIAL_ACCEPTS}"
 
     @cached_property
     def row_layout(self) -> Layout | None:

@@ -9,7 +9,7 @@ A metric is the task's value of the sums over all examples, never a mean of valu
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -23,7 +23,7 @@ from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import merged
-from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 
 FATES_MAX = 1000
@@ -33,7 +33,10 @@ NAMES_MAX = 20
 """Maximum number of clients that the reason of a refusal lists."""
 
 REASON_MAX = 200
-"""Maximum number of characters of a failed client's reason."""
+"""Maximum number of characters of a client's reason."""
+
+REASONS = {"failures": Fate.FAILED, "refusals": Fate.REFUSED, "losses": Fate.LOST}
+"""The keys of a line under which it has the reasons of clients with these fates, by client."""
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
 
@@ -47,13 +50,19 @@ class Measured:
     server: Statistics | None = None
     clients: Mapping[str, Statistics] = field(default_factory=dict)
 
-    def values(self, metrics: Metrics, *, with_clients: bool) -> Json:
-        """Return the part of a round's line about its version, with the values of each client if asked."""
+    def values(self, metrics: Metrics, *, with_clients: bool, malicious: Container[str] = ()) -> Json:
+        """Return the part of a round's line about its version, with the values of each client if asked.
+
+        If some clients are malicious, the values of the honest ones together are there, too.
+        """
         line: Json = {}
         if self.server is not None:
             line["server"] = values(metrics, self.server)
         if self.clients:
             line["clients"] = values(metrics, merge(self.clients.values()))
+            if malicious:
+                honest = [sums for name, sums in self.clients.items() if name not in malicious]
+                line["honest_clients"] = values(metrics, merge(honest))
             if with_clients:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
@@ -70,6 +79,8 @@ def refusals_of(where: str, statistics: Iterable[tuple[str, Statistics]]) -> dic
     """Return the metrics whose sums were refused, as `where.metric`, each with the owners of the sums."""
     owners: dict[str, list[str]] = {}
     for owner, sums in statistics:
+        if all(map(len, sums.values())):  # nearly always
+            continue
         for name in names_refused(sums):
             owners.setdefault(f"{where}.{name}", []).append(owner)
     return {name: f"{NOT_FINITE} at {_listed(of_name)}" for name, of_name in sorted(owners.items())}
@@ -87,6 +98,8 @@ def line_of(
     train: Sequence[tuple[str, Statistics]],
     totals: Mapping[str, Any],
     ended: Mapping[Fate, int] | None = None,
+    malicious: Collection[str] = (),
+    is_uniform: bool = False,
 ) -> Json:
     """Return the line of one round.
 
@@ -97,11 +110,13 @@ def line_of(
         totals: seconds and bytes since the beginning of the run, which are added to the line.
         ended: in an asynchronous run, the number of invitations of any round that have ended since the last line, by
             fate (`invitation_tally`); None: the fates are those of this round's invitations.
+        is_uniform: updates weigh alike (`aggregation.weighting`), whatever their examples.
+        malicious: the clients of the attack; then the line has those of its invitations, and `honest_train`.
 
     Returns:
-        The line, with `fates` and `train_values` by client for at most `FATES_MAX` invitations, with `failures` by
-        client if there are any, and with `not_finite` if sums were refused: the metrics that leave clients out, each
-        with these clients.
+        The line, with `fates` and `train_values` by client for at most `FATES_MAX` invitations, with the reasons of
+        `REASONS` by client if there are any, and with `not_finite` if sums were refused: the metrics that leave clients
+        out, each with these clients.
     """
     fates = Counter(client.fate for client in record.clients.values()) if ended is None else Counter(ended)
     in_model = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
@@ -122,22 +137,32 @@ def line_of(
         "refused": fates[Fate.REFUSED],
         "stragglers": fates[Fate.STRAGGLER] + fates[Fate.LATE] + fates[Fate.CARRIED],
         "released": fates[Fate.RELEASED],
+        "num_steps": sum(client.steps for client in record.clients.values()),
         **totals,
         "train": values(metrics, sums) if (sums := merge(sums for _, sums in train)) else None,
         "server": None,
         "clients": None,
     }
+    if malicious:
+        honest = merge(sums for name, sums in train if name not in malicious)
+        line["malicious"] = sorted(record.clients.keys() & set(malicious))[:FATES_MAX]
+        line["honest_train"] = values(metrics, honest) if honest else None
     if record.mode != "sync":
         line |= _of_buffer(record)
+    elif record.carried:
+        line["carried"] = [_stale(row, record, is_uniform=is_uniform) for row in record.carried[:FATES_MAX]]
     if len(record.clients) <= FATES_MAX:
-        line["fates"] = {name: str(client.fate) for name, client in sorted(record.clients.items())}
+        of_all = sorted(record.clients.items())
+        line["fates"] = {name: str(client.fate) for name, client in of_all}
+        line["steps"] = {name: client.steps for name, client in of_all if client.steps}
         of_clients = sorted(train, key=itemgetter(0))  # a client may be twice in a buffer: its last training counts
         line["train_values"] = {name: values(metrics, sums) for name, sums in of_clients}
     if left_out := refusals_of("train", train):
         line["not_finite"] = left_out
-    if any(client.fate is Fate.FAILED for client in record.clients.values()):
-        failed = islice(record.with_fate(Fate.FAILED), FATES_MAX)
-        line["failures"] = {name: _reason_of(client) for name, client in failed}
+    for key, fate in REASONS.items():
+        if fates[fate] if ended is None else any(client.fate is fate for client in record.clients.values()):
+            of_fate = islice(record.with_fate(fate), FATES_MAX)
+            line[key] = {name: _reason_of(client) for name, client in of_fate}
     return line
 
 
@@ -168,10 +193,7 @@ def best_of(metric: WatchedMetric | None, best: MeasuredVersion | None) -> Json:
 def _of_buffer(record: RoundRecord) -> Json:
     """Return the updates that the version counts, and the invitations whose work has become too old since the last."""
     return {
-        "buffer": [
-            {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness, "weight": row.scale}
-            for row in record.buffer[:FATES_MAX]
-        ],
+        "buffer": [_stale(row, record, is_uniform=True) for row in record.buffer[:FATES_MAX]],
         "too_old": [
             {"client": row.client_id, "round": int(row.round_id), "staleness": row.staleness}
             for row in record.too_old[:FATES_MAX]
@@ -179,9 +201,48 @@ def _of_buffer(record: RoundRecord) -> Json:
     }
 
 
+def _stale(row: CarriedRecord, record: RoundRecord, *, is_uniform: bool) -> Json:
+    """Return an update that may be late: its client, round, version and weight, n_k s_k or s_k alone."""
+    return {
+        "client": row.client_id,
+        "round": int(row.round_id),
+        "staleness": row.staleness,
+        "version": int(record.base_version) - row.staleness,
+        "weight": row.scale if is_uniform else row.num_examples * row.scale,
+    }
+
+
 def _reason_of(client: ClientRecord) -> str:
-    """Return the reason of a failure with the client's detail."""
+    """Return the reason of a failure, a refusal or a loss with its detail."""
     return f"{client.reason}: {client.detail}"[:REASON_MAX] if client.detail else client.reason
+
+
+class Tally:
+    """The steps of the accepted updates, and the reasons of clients that failed, were refused or lost, counted by the
+    word before the colon."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {key: Counter() for key in REASONS}
+        self._first: dict[tuple[str, str], str] = {}
+        self._num_steps = 0
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count the reasons and the steps in the line of a round."""
+        self._num_steps += line.get("num_steps", 0)
+        for key, counts in self._counts.items():
+            for client, reason in line.get(key, {}).items():
+                word = reason.partition(":")[0]
+                counts[word] += 1
+                self._first.setdefault((key, word), f"{client}: {' '.join(reason.split())}")
+
+    @property
+    def result(self) -> Json:
+        """The part of a run's result: the steps, and of each kind and reason the number and the first client."""
+        return {"num_steps": self._num_steps} | {
+            key: {word: {"count": count, "first": self._first[key, word]} for word, count in counts.most_common()}
+            for key, counts in self._counts.items()
+            if counts
+        }
 
 
 class RunFolder:
@@ -205,15 +266,19 @@ class RunFolder:
             raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of {count_of(num_rounds, 'round')} that ended")
         if valid != lines:
             write_atomically(path, "".join(f"{line}\n" for line in valid).encode())
-        self._rounds = path.open("a", encoding="utf-8")
+        self._rounds, self._tally = path.open("a", encoding="utf-8"), Tally()
+        for line in valid:
+            self._tally.add(json.loads(line))
 
     def add(self, line: Json) -> None:
         """Append the line of a round."""
         self._rounds.write(to_json(line) + "\n")
         self._rounds.flush()
+        self._tally.add(line)
 
     def finish(self, result: Json) -> None:
-        """Write the result of a run that has ended or was interrupted."""
+        """Write the result of a run that has ended or was interrupted, with the reasons of clients in `REASONS`."""
+        result |= self._tally.result
         text = to_json(result, indent=2) + "\n"
         (self._folder / RESULT).write_text(text, encoding="utf-8")
 

@@ -266,7 +266,9 @@ class Service:
                     self.post(ClientFailed(site.client_id, round_id, reason, detail))
             case client.ReportEvaluation(_, version, sums, detail):
                 if is_asked(self.machine, site.client_id, version):
-                    self.post(ClientEvaluated(site.client_id, version, sums, detail or why_refused(sums or {})))
+                    if sums and not all(sums.values()):
+                        detail = detail or why_refused(sums)
+                    self.post(ClientEvaluated(site.client_id, version, sums, detail))
 
     # ------------------------------------------------------------ models and updates
 

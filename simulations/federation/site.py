@@ -313,6 +313,10 @@ class Site:
             self._receive(Trained(invitation.key, Digest("")))
             return
         made = self.env.work.update_of(training, self._download_s)
+        if made is None:
+            self._training = training
+            self._plan_end()
+            return
         if isinstance(made, JobFailed):
             self._receive(made)
             return

@@ -1,37 +1,56 @@
 """Virtual time: planned actions run in the order of their times, without waiting in between."""
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+Action = tuple[Callable[..., None], tuple[Any, ...]]
+
 
 class Timeline:
-    """A queue of actions by their time [virtual s]; those of the same time run in the order of planning."""
+    """A queue of actions by their time [virtual s]; those of the same time run in the order of planning.
+
+    Most actions share their time with many others, so the heap has the times alone.
+    """
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._sequence = 0
+        self._times: list[float] = []
+        self._planned: dict[float, deque[Action]] = {}
 
     def at(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plan an action for a time; one in the past runs now."""
-        self._sequence += 1  # unique, so that the heap never compares actions
-        heapq.heappush(self._heap, (when, self._sequence, action, arguments))
+        planned = self._planned.get(when)
+        if planned is None:
+            planned = self._planned[when] = deque()
+            heapq.heappush(self._times, when)
+        planned.append((action, arguments))
 
     def after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plan an action after a number of virtual seconds."""
-        self._sequence += 1
-        heapq.heappush(self._heap, (self.now + seconds, self._sequence, action, arguments))
+        when = self.now + seconds
+        planned = self._planned.get(when)
+        if planned is None:
+            planned = self._planned[when] = deque()
+            heapq.heappush(self._times, when)
+        planned.append((action, arguments))
 
     def step(self) -> bool:
         """Run the next action; return False if none is planned."""
-        if not self._heap:
-            return False
-        when, _, action, arguments = heapq.heappop(self._heap)
-        if when > self.now:
-            self.now = when
-        action(*arguments)
-        return True
+        while self._times:
+            when = self._times[0]
+            planned = self._planned[when]
+            if not planned:
+                heapq.heappop(self._times)
+                del self._planned[when]
+                continue
+            if when > self.now:
+                self.now = when
+            action, arguments = planned.popleft()
+            action(*arguments)
+            return True
+        return False
 
 
 class DeadlineTimer:

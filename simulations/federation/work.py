@@ -68,6 +68,8 @@ class ClientWork:
         if outcome.own:
             self.states.store(name, invitation.round_id, invitation.counted_round, outcome.own)
         digest = self.updates.digest_of(name, invitation.round_id, training.steps)
+        if fault := self.versions.omission(outcome.update):
+            raise TaskBroken(f"the training of client {name} failed: {fault}")
         if invitation.codec:
             plain_bytes = sum(array.nbytes for array in outcome.update.values())
             try:
@@ -93,6 +95,7 @@ class ClientWork:
             download_seconds,
             training.ends - training.began,
             plain_bytes,
+            steps=outcome.report.get("steps", 0),
         )
 
     def _confirm(self, name: ClientId, outcome: Trained) -> None:

@@ -1,6 +1,7 @@
 """The computation of answers to messages, in this process or in several, with the bits of an agent's worker."""
 
 import os
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -56,6 +57,8 @@ class Answer:
 
     pieces: tuple[Piece, ...]
     own: Arrays | None
+    seconds: float = 0.0
+    """Real time of its computation: a message that asks for less has no reply."""
 
 
 Outcome = Answer | Failed
@@ -95,7 +98,9 @@ class Benches:
         bench = self._bench(question.client_id, request)
         assert isinstance(bench, MessageBench)  # the setting of a run is checked
         content = from_tensors(safetensors_file.mapped(question.content))
+        began = time.monotonic()
         answer = bench.message(content, question.own, request)
+        seconds = time.monotonic() - began
         tensors = to_tensors(answer.content)
         layout = in_order(Tensor(name, "U8", array.shape) for name, array in tensors.items())
         pieces: list[Piece] = []
@@ -104,7 +109,7 @@ class Benches:
                 copied = {tensor.name: tensors.pop(tensor.name).copy()}  # a thread of the app may still change its own
                 pieces += safetensors_file.pieces_of((tensor,), copied, WHOLE)
                 file.write(copied[tensor.name].data)
-        return Answer(tuple(pieces), answer.own)
+        return Answer(tuple(pieces), answer.own, seconds)
 
     def _bench(self, client_id: ClientId, request: dict[str, Any]) -> Bench:
         if client_id not in self._loaded:

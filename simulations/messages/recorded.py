@@ -79,6 +79,7 @@ def _write(question: Question, asked: str, outcome: Outcome) -> None:
     if isinstance(outcome, Failed):
         row["failed"] = [outcome.kind, outcome.detail]
     else:
+        row["seconds"] = outcome.seconds
         row["pieces"] = [asdict(piece) for piece in outcome.pieces]
         row["own"] = None if outcome.own is None else _written(_path_of_own(question), outcome.own)
     write_atomically(_path(question), json.dumps(row).encode())
@@ -101,7 +102,7 @@ def _read(question: Question, asked: str) -> Outcome | None:
             return Failed(question.client_id, *row["failed"])
         pieces = tuple(_piece(each) for each in row["pieces"])
         own = _own_of(_path_of_own(question), row["own"])
-        return Answer(pieces, own) if _are_whole(question.out, pieces) else None
+        return Answer(pieces, own, row["seconds"]) if _are_whole(question.out, pieces) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

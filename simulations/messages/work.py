@@ -29,11 +29,17 @@ class StoredReply:
 class Answering(Training):
     """The work for one message: all of it, or none."""
 
+    seconds: float = 0.0
+    """Real time of its computation [s], once it is known."""
+
     def plan(self, budget_ends: float) -> None:
-        """Plan the end: that of the work, or of the budget if the work does not fit."""
+        """Plan the end: that of the work, or of the budget if the work does not fit, on the device or in real time."""
         super().plan(budget_ends)
+        if self.seconds > budget_ends - self.began:
+            self.steps = 0
         if not self.steps:
             self.ends = budget_ends
+        self.budget_ends = budget_ends
 
     @property
     def fault(self) -> str:
@@ -44,7 +50,8 @@ class Answering(Training):
 class MessageWork:
     """The local work of all clients of a run of messages; see `federation.host.Work`.
 
-    An answer takes the time of one pass over the client's examples.
+    An answer takes the time of one pass over the client's examples; where its computation takes longer than the message
+    may, it is not ready in time, as it would not be at an agent.
 
     Args:
         engine: computes the answers.
@@ -94,12 +101,17 @@ class MessageWork:
         """Drop a message whose answer is not wanted any more."""
         self._open.pop(training, None)
 
-    def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
-        """Return the reply to a message, or its failure, and store the client's new state."""
+    def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed | None:
+        """Return the reply to a message, or its failure, and store the client's new state; None: it ends later."""
         invitation, begun = training.invitation, self._open.pop(training, None)
         if begun is None:  # its deadline has moved since
             begun = self._engine.begin(self._question(training.client_id, invitation))
         outcome = begun()
+        assert isinstance(training, Answering)
+        training.seconds = 0.0 if isinstance(outcome, Failed) else outcome.seconds
+        training.plan(training.budget_ends)
+        if not training.steps:
+            return None
         self.num_answers += 1
         if isinstance(outcome, Failed):
             return JobFailed(invitation.key, FailureReason(outcome.kind), outcome.detail)

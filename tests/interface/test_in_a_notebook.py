@@ -82,7 +82,9 @@ def test_what_is_refused_is_shown_as_the_sentences_of_the_command(outputs: dict[
     [refused] = outputs["refused"]
     [line] = refused.traceback
     assert line.startswith("AtollError: simulation.engine = 'processes'")
-    assert line.endswith("other processes cannot import a task of a cell: put it into a file, or leave these out")
+    assert line.endswith(
+        "other processes cannot import a task of a cell or of standard input: put it into a file, or leave these out"
+    )
     [failed] = outputs["failed"]
     assert len(failed.traceback) == 2
     assert all(line.startswith("AtollError: --set: ") for line in failed.traceback)

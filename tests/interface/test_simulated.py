@@ -4,6 +4,8 @@ import asyncio
 import json
 import subprocess
 import sys
+import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,9 +64,7 @@ def test_the_run_has_its_rounds_its_model_and_its_plot(tmp_path, capfd):
 
 def test_what_is_not_there_is_said_with_what_is():
     run = simulated()
-    with pytest.raises(
-        atoll.AtollError, match=r"version 99 is not kept \(there: 0, .*4\); model.keep_versions keeps more"
-    ):
+    with pytest.raises(atoll.AtollError, match=r"version 99 was not made: the run is finished at version 4"):
         run.model(99)
     with pytest.raises(atoll.AtollError, match="got 'auc'; allowed: server/accuracy"):
         run.plot("auc")
@@ -125,8 +125,58 @@ def test_a_task_of_a_cell_trains_in_this_process_and_says_so_elsewhere():
     first, second = done.stdout.splitlines()
     assert first.startswith("finished")
     assert "process" not in first
-    assert "other processes cannot import a task of a cell: put it into a file" in second
+    assert "other processes cannot import a task of a cell or of standard input: put it into a file" in second
     assert done.stderr == ""
+
+
+@pytest.mark.real
+def test_a_script_on_standard_input_runs_and_its_task_is_in_no_file():
+    """As by a heredoc, `ssh host python -` or `docker exec -i`; a task of an importable file is found there."""
+    imported = "import atoll; from tests.simulations.federation.line_task import task\n" + (
+        "print(atoll.simulate(task, rounds=1, set={'round.cohort_size': 4, 'simulation.engine': 'processes', "
+        "'simulation.workers': 2}, progress=False).state)"
+    )
+    for script, told in ((CELL, "or of standard input: put it into a file"), (imported, "finished")):
+        done = subprocess.run(
+            [sys.executable, "-"], input=script, cwd=ROOT, capture_output=True, text=True, timeout=BOUND_S
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("finished")
+        assert told in done.stdout
+
+
+class Broken(RuntimeError):
+    """The user's own error."""
+
+
+def broken(outputs, targets):
+    raise Broken("as it is")
+
+
+def test_an_error_has_the_user_s_frames_above_it_and_none_of_ours():
+    with pytest.raises(atoll.AtollError) as refused:
+        simulated(**{"set": {"round.quorum": 7}})
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+    task = replace(line_task.task, loss=broken)
+    with pytest.raises(atoll.AtollError, match="Broken: as it is") as failed:
+        atoll.simulate(task, rounds=1, set={"simulation.engine": "sequential"}, progress=False)
+    shown = traceback.format_exception(failed.value.__cause__)
+    assert isinstance(failed.value.__cause__, Broken)
+    assert [line for line in shown if "simulations" in line and "line_task" not in line] == []
+
+
+def test_a_version_that_a_failed_run_has_not_made_is_told_with_the_cause():
+    many = replace(line_task.task, units=lambda targets: len(targets) * 1e9)
+    run = atoll.simulate(many, rounds=2, set={**SETTINGS, "round.retry": 0}, progress=False)
+    assert run.state == "failed"
+    assert "1 refused (too_many_examples)" in run.result["cause"]
+    [(reason, found)] = run.result["refusals"].items()
+    assert (reason, found["count"]) == ("too_many_examples", 1)
+    assert "too_many_examples: num_examples" in found["first"]
+    assert all("too_many_examples: num_examples" in text for text in run.report.rounds[0]["refusals"].values())
+    with pytest.raises(atoll.AtollError, match="version 1 was not made: the run is failed at version 0: 1 round was"):
+        run.model(1)
 
 
 @pytest.mark.real

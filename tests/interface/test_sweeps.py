@@ -132,5 +132,8 @@ def test_a_task_of_a_cell_is_swept_and_compared_in_this_process(tmp_path):
     states, metric, *refused = done.stdout.splitlines()
     assert (states, metric) == ("['finished', 'finished']", "server/loss"), done.stderr
     assert len(refused) == 5
-    assert all("other processes cannot import a task of a cell: put it into a file" in line for line in refused)
+    assert all(
+        "other processes cannot import a task of a cell or of standard input: put it into a file" in line
+        for line in refused
+    )
     assert done.stderr == ""

@@ -26,8 +26,16 @@ METRICS_MAX = 8
 """Largest number of metrics that are not finite in the closing line; the others are counted."""
 
 
+REASONS = {
+    "failures": ("failed", "failure", "failures"),
+    "refusals": ("refused", "refusal", "refusals"),
+    "losses": ("lost", "loss", "losses"),
+}
+"""The keys of a line under which it has reasons by client: the key of their number, and the words for one and more."""
+
+
 class Failures:
-    """Reasons of clients' failures, counted by the word before the colon; the first reason of each word is shown."""
+    """Reasons of one kind, counted by the word before the colon; the first reason of each word is shown."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -84,7 +92,7 @@ class RoundProgress:
     def __init__(self, stream: TextIO, say: Callable[[str], None], *, rounds: int) -> None:
         self._say, self._rounds, self._committed, self._shown_at = say, rounds, 0, -math.inf
         self._values: dict[str, float] = {}
-        self._failures, self._not_finite = Failures(), NotFinite()
+        self._reasons, self._not_finite = {key: Failures() for key in REASONS}, NotFinite()
         self._bar = _bar(stream) if stream.isatty() else None
         if self._bar is not None:
             self._task = self._bar.add_task("", total=rounds)
@@ -93,7 +101,8 @@ class RoundProgress:
     def round(self, line: Mapping[str, Any]) -> None:
         """Show that a round has ended."""
         self._committed = line["version"] or self._committed
-        self._failures.add(line.get("failures", {}).values())
+        for key, reasons in self._reasons.items():
+            reasons.add(line.get(key, {}).values())
         self._not_finite.add(line.get("not_finite", {}))
         self._values |= {name: value for name, value in _measured(line).items() if value is not None}
         text = "  ".join([*self._shown(), f"{seconds(self.seconds_left(line['real_s']))} left", *_of_round(line)])
@@ -112,17 +121,17 @@ class RoundProgress:
         return real_s / self._committed * left if self._committed else None
 
     @property
-    def failures(self) -> str:
-        """The number of failures so far with the most frequent reason; empty without a failure."""
-        count, most, reason = self._failures.most_frequent
+    def faults(self) -> list[str]:
+        """The numbers of failures, refusals and losses of clients so far, each with the most frequent reason, and the
+        metrics that were not finite, as far as there were some: a line for each."""
+        found = [self._of(key) for key in REASONS]
+        return [text for text in (*found, self._not_finite.summary) if text]
+
+    def _of(self, key: str) -> str:
+        count, most, reason = self._reasons[key].most_frequent
         if not count:
             return ""
-        return f"{count_of(count, 'failure')} of clients: {'' if most == count else f'{most} x '}{reason}"
-
-    @property
-    def faults(self) -> list[str]:
-        """The failures of clients and the metrics that were not finite, as far as there were some: a line for each."""
-        return [text for text in (self.failures, self._not_finite.summary) if text]
+        return f"{count_of(count, *REASONS[key][1:])} of clients: {'' if most == count else f'{most} x '}{reason}"
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +157,7 @@ def _measured(line: Mapping[str, Any]) -> dict[str, float | None]:
 def _of_round(line: Mapping[str, Any]) -> list[str]:
     outcomes = [f"{line['reported']}/{line['invited']} reported"]
     outcomes += [
-        f"{line[name]} {name}{_because(line) if name == 'failed' else ''}"
+        f"{line[name]} {name}{_because(line, name)}"
         for name in ("stragglers", "lost", "failed", "refused")
         if line.get(name)
     ]
@@ -159,10 +168,11 @@ def _of_round(line: Mapping[str, Any]) -> list[str]:
     return [f"virtual {seconds(line['virtual_s'])}", ", ".join(outcomes), *why]
 
 
-def _because(line: Mapping[str, Any]) -> str:
-    """Return the most frequent reason of the round's failures in brackets; empty without a failure."""
+def _because(line: Mapping[str, Any], name: str) -> str:
+    """Return the most frequent reason of these clients in brackets; empty without one."""
     failures = Failures()
-    failures.add(line.get("failures", {}).values())
+    for key, (counted, _, _) in REASONS.items():
+        failures.add(line.get(key, {}).values() if counted == name else ())
     reason = failures.most_frequent[2]
     return f" ({reason if len(reason) <= SHOWN_MAX else f'{reason[:SHOWN_MAX]}...'})" if reason else ""
 

@@ -255,6 +255,8 @@ class BatchTrainer:
 
     def _weight(self, of_steps: Array, count: int) -> int | float:
         """Return the weight of a client's update in FedAvg, from the units of its steps."""
+        if self._loop.units.function is None:  # as `weight` has it, without the list of the steps
+            return count
         return self._loop.units.weight(of_steps.tolist(), self._batch_sizes(count), count)
 
     def _trained(self, clients: int) -> list[Array]:

@@ -129,6 +129,9 @@ class UnitsOfEach:
             return counts, counts
         if not are_numbered(targets):
             return rows, rows
+        if targets.numel() and int(targets.min()) >= 0:  # none is ignored
+            counts = rows * targets[0].numel()
+            return counts, counts
         counted = (targets.view(len(sizes), -1, targets[0].numel()) != IGNORED).sum(2)
         counts = (counted.cpu() * own_rows(sizes, counted.shape[1])).sum(1).to(torch.float64)
         return counts, counts
@@ -149,6 +152,7 @@ class Measured:
         self._losses: list[torch.Tensor] = []
         self._factors: list[torch.Tensor] = []
         self._counts: list[torch.Tensor] = []
+        self._units_of_steps: np.ndarray[Any, Any] | None = None
         self._clients = clients
 
     @torch.no_grad()
@@ -167,15 +171,18 @@ class Measured:
         for name, steps in self._found.items():
             columns[name] = [self._table(numbers).sum(axis=0) for numbers in zip(*steps, strict=True)]
         if "loss" not in columns:
-            factors, counts = self._table(self._factors), self._table(self._counts)
+            counts = self.units()
+            factors = counts if self._factors[-1] is self._counts[-1] else self._table(self._factors)
             losses = np.where(counts > 0, self._table(self._losses), 0.0)  # without units a mean is 0 / 0
             columns["loss"] = [(losses * factors).sum(axis=0), counts.sum(axis=0)]
         lists = {name: np.stack(columns[name], axis=1).tolist() for name in sorted(columns)}
         return [{name: tuple(rows[i]) for name, rows in lists.items()} for i in range(self._clients)]
 
     def units(self) -> np.ndarray[Any, Any]:
-        """Return the units of each step and client (S, k)."""
-        return self._table(self._counts)
+        """Return the units of each step and client (S, k), once all steps are added."""
+        if self._units_of_steps is None:
+            self._units_of_steps = self._table(self._counts)
+        return self._units_of_steps
 
     def _table(self, steps: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:
         """Return the values of S steps as (S, k) float64; 0 for clients that a step does not have."""

@@ -12,6 +12,7 @@ Its answers: ready; done, [results or sums]; failed, traceback. No arrays of a t
 of its arrays. Only a client's state that is not of the form, as that of a Flower app, is sent itself.
 """
 
+import multiprocessing.process
 import os
 import signal
 import traceback
@@ -172,6 +173,7 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
         signal.signal(number, signal.SIG_IGN)  # the parent handles them, and ends this process
     end_with_the_parent()
     keep_freed_blocks()
+    may_have_children()
     descriptor = version if version >= 0 else reduction.recv_handle(connection)
     try:
         _serve(connection, plan, form, descriptor)
@@ -180,6 +182,15 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
     except BaseException:
         connection.send(("failed", traceback.format_exc()))
         raise SystemExit(1) from None
+
+
+def may_have_children() -> None:
+    """Let this process have processes of its own: the DataLoader of a task's loop.
+
+    multiprocessing forbids them to a daemon, which its parent's exit ends; so do `end_with_the_parent`, which this
+    process has, and the watchdog of a DataLoader's workers.
+    """
+    multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
 
 
 def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> None:

@@ -45,12 +45,19 @@ def test_an_abandoned_round_says_why_and_is_none_of_the_rounds() -> None:
 def test_a_round_and_the_run_show_the_most_frequent_reason_of_failures() -> None:
     said: list[str] = []
     progress = RoundProgress(io.StringIO(), said.append, rounds=4)
-    assert progress.failures == ""
+    assert progress.faults == []
     odd = {"a": "out_of_time: none", "b": "not_finite: in w\nand v", "c": "not_finite: in v"}
     progress.round(line(1, failed=3, failures=odd))
     assert said[0].endswith("10/13 reported, 2 stragglers, 1 lost, 3 failed (not_finite: in w and v)")
     progress.round(line(2, failed=1, failures={"c": "not_finite: in v"}))
-    assert progress.failures == "4 failures of clients: 3 x not_finite: in w and v"
+    refused = "wrong_layout: w is missing"
+    progress.round(line(3, refused=1, lost=1, refusals={"a": refused}, losses={"b": "left"}))
+    assert said[-1].endswith(f"1 lost (left), 1 refused ({refused})")
+    assert progress.faults == [
+        "4 failures of clients: 3 x not_finite: in w and v",
+        f"1 refusal of clients: {refused}",
+        "1 loss of clients: left",
+    ]
 
 
 def test_a_round_and_the_run_name_the_metrics_that_were_not_finite_and_their_sites() -> None:

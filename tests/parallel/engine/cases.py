@@ -176,6 +176,23 @@ def turned() -> nn.Module:
     return nn.Sequential(Turned(), Turned(), Turned(), nn.Linear(64, 10)).double()
 
 
+class Viewed(nn.Module):
+    """A linear layer whose outputs are a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(images.flatten(1))).unflatten(1, (8, 8))
+
+
+def viewed() -> nn.Module:
+    """A model whose stages hand on views."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Viewed() for _ in range(4)), nn.Flatten(), nn.Linear(64, 10))
+
+
 class InPlace(nn.Module):
     """A list of blocks and a head."""
 
@@ -371,6 +388,7 @@ def details() -> Iterator[Case]:
     yield Case("tp 2, grouped queries", plan(tp=2), grouped)
     yield Case("1f1b 2, tied", plan(pp=2), tied)
     yield Case("zbv-zero-bubble 2, tied", plan(pp=2, schedule="zbv-zero-bubble"), tied_deep)
+    yield Case("zbv-zero-bubble 2, views", plan(pp=2, schedule="zbv-zero-bubble"), viewed)
     yield Case("1f1b 2, float64, not contiguous", plan(pp=2), turned, clip_norm=0.5)
     yield Case("1f1b 2, ignored tokens", plan(pp=2), ignored=True)
 

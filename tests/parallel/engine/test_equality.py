@@ -27,6 +27,7 @@ HERE = (
     "gpipe 2",
     "1f1b 2, tied",
     "1f1b 2, float64, not contiguous",
+    "zbv-zero-bubble 2, views",
     "zbv-zero-bubble 2, tied",
     "interleaved-1f1b 2",
     "interleaved-zero-bubble 2",

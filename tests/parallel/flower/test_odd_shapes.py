@@ -53,7 +53,7 @@ REFUSED = {
     "NaN weight": "'num-examples' in the metrics of a reply must be a number >= 0, got nan",
     "infinite weight": "'num-examples' in the metrics of a reply must be a number >= 0, got inf",
     "list of weights": "'num-examples' in the metrics of a reply must be a number >= 0, got [1, 2]",
-    "no examples at one": "num_examples: a weight must be in 1e-30..9007199254740992, got 0",
+    "no examples at one": "'num-examples' in the metrics of a reply is 0: natively it is more; it can run hosted: ",
     "two records of arrays": "a reply to train has one ArrayRecord, this one has 2 (arrays, second)",
     "two records of metrics": "a reply to train has one MetricRecord, this one has 2 (metrics, second)",
 }

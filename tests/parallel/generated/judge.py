@@ -24,9 +24,10 @@ def verdict(case: Case, answers: list[Answer]) -> str:
     refused = [answer.text for answer in answers if answer.word == "refused"]
     if refused and not any(answer.word == "done" for answer in answers):
         return f"refused: {refused[0]}"  # a rank of another stage may only notice that a peer is gone
-    for rank, answer in enumerate(answers):
-        if answer.word != "done":
-            return f"rank {rank} {answer.word}: {answer.text}"
+    failed = [(len(answer.text), rank, answer) for rank, answer in enumerate(answers) if answer.word != "done"]
+    if failed:
+        _, rank, answer = max(failed)  # the others may only have waited for it
+        return f"rank {rank} {answer.word}: {answer.text}"
     first, expected = answers[0], expected_of(case)
     digits = DIGITS[case.model.dtype]
     if len(first.losses) != len(expected.losses):

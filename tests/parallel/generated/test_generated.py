@@ -19,6 +19,7 @@ def tally() -> Iterator[Tally]:
 
 
 @pytest.mark.real
+@pytest.mark.filterwarnings("ignore")  # torch's words about odd models are no faults of theirs
 def test_a_generated_model_is_that_of_the_plain_loop_in_every_plan_or_is_refused_before_the_first_step(
     tally: Tally, record_property: Callable[[str, object], None]
 ) -> None:

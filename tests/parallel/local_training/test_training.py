@@ -288,6 +288,18 @@ def test_fit_must_say_what_it_did(work: Any) -> None:
         trained(task, initial_parameters(task, 0), data(17, seed=1), Local())
 
 
+def test_fit_must_leave_the_tensors_that_it_was_given() -> None:
+    def fit(model: nn.Module, dataset: Any, local: Local, deadline: Deadline) -> float:
+        model.set_submodule("2", nn.Linear(8, 7))
+        return 1.0
+
+    task = make_task(fit=fit)
+    with pytest.raises(
+        TaskBroken, match=r"task.fit has left other tensors in the model .*: 2\.bias was \[.*\] and is \[7\]"
+    ):
+        trained(task, initial_parameters(task, 0), data(17, seed=1), Local())
+
+
 def test_training_leaves_frozen_parameters_alone() -> None:
     def frozen() -> nn.Module:
         model = linear()

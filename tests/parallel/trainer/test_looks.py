@@ -151,6 +151,18 @@ def test_a_checkpoint_with_a_backward_pass_of_its_own_is_refused_under_copies_al
     look(NotReentrant, COPIES)
 
 
+class Temperature(nn.Module):
+    """A layer that counts its passes, and whose pass depends on their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x / self.calls
+
+
 class Skips(nn.Module):
     """A chain that training alone leaves."""
 
@@ -168,5 +180,7 @@ class Skips(nn.Module):
 def test_a_pipeline_is_compared_in_training_too() -> None:
     pipeline = Plan(mesh=Mesh(pp=2))
     look(lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(), nn.Linear(6, 1)), pipeline)
+    counting = nn.utils.parametrizations.spectral_norm
+    look(lambda: nn.Sequential(counting(nn.Linear(6, 6)), Temperature(), nn.Linear(6, 1)), pipeline)
     with pytest.raises(JobRefused, match="give other outputs than the model in training"):
         look(Skips, pipeline)

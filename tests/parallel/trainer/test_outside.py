@@ -167,3 +167,14 @@ def test_what_has_no_form_is_named_once_and_only_if_it_changes(caplog: pytest.Lo
             assert outside.state() == {"ranks": [{}]}
     (record,) = caplog.records
     assert record.getMessage().startswith("model.factors has changed, and a checkpoint cannot hold it (a lock)")
+
+
+def test_what_torch_keeps_of_the_parameters_of_a_recurrent_layer_is_no_state_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layer = nn.LSTM(3, 4)
+    outside = Outside([layer], nn.functional.cross_entropy, Ranks())
+    with torch.no_grad():
+        layer.weight_hh_l0.add_(1.0)
+    assert outside.state() == {"ranks": [{}]}
+    assert not caplog.records

@@ -88,3 +88,13 @@ def test_a_client_without_a_finite_sum_has_not_evaluated():
     it = answers(a={"loss": (1.0, 3.0)}, b={"loss": (2.0, 3.0)}, c={"loss": ()}, d={})
     assert shown_sum(it)[0].num_clients == 2
     assert sorted(it.failures) == ["c", "d"]
+
+
+def test_a_count_above_what_the_client_may_claim_is_left_out_and_named():
+    evaluation = ClientEvaluation(Version(7), 60.0, [ClientId("a"), ClientId("b")])
+    sums = {"loss": (0.0, 1e15), "accuracy": (3.0, 10.0), "bins": (1e16, 0.0, 1e16)}
+    evaluation.answered(ClientEvaluated(ClientId("a"), Version(7), sums), 100, ": as it joined")
+    evaluation.answered(ClientEvaluated(ClientId("b"), Version(7), {"loss": (40.0, 1e15)}), 100)
+    assert evaluation.answers == {"a": sums | {"loss": ()}}
+    assert evaluation.refused == {"a": "metric 'loss': a count of 1e+15 is above 100: as it joined"}
+    assert evaluation.failures == {"b": "metric 'loss': a count of 1e+15 is above 100"}

@@ -124,7 +124,8 @@ def test_retry_lets_that_many_rounds_fail_and_one_more_fails_the_run() -> None:
     assert isinstance(end, EndRun)
     assert end.state is RunState.FAILED
     assert end.cause == (
-        "3 rounds in a row were abandoned; the last, round 3: quorum_out_of_reach (0 accepted, quorum 1)"
+        "3 rounds in a row were abandoned; the last, round 3: quorum_out_of_reach "
+        "(0 accepted, quorum 1; 2 failed (training_failed))"
     )
 
 

@@ -116,11 +116,11 @@ def test_a_round_with_late_updates_and_outages():
         "(quorum 2)."
     )
     assert sentences(record)[3:] == [
-        "Carried in: the late update of round 6 by south (300 examples, 1 version old), "
+        "Carried in: the late update of round 6 by south (300 examples, 1 version old, trained from version 5), "
         "which counts with 0.707 of its weight.",
-        "Carried in: the late update of round 5 by east (1 example, 2 versions old), "
+        "Carried in: the late update of round 5 by east (1 example, 2 versions old, trained from version 4), "
         "which counts with 0.25 of its weight.",
-        "Carried in: the late update of round 6 by west (2 examples, of the same version), "
+        "Carried in: the late update of round 6 by west (2 examples, of the same version, trained from version 6), "
         "which counts with its full weight.",
         "1 late update of earlier rounds was not used: its client sent a newer one in this round.",
         "The coordinator was down for 12.0 s; the deadline moved by 12.0 s.",

@@ -94,7 +94,8 @@ def test_between_two_rounds_the_retry_and_its_number_are_named():
     wait, rest = drive.machine.ledger.retry_at - drive.now, drive.row("a").rest
     assert lines == [
         f"round 1: a failed: disk_full: no space left; it is left alone for {rest:.1f} s",
-        f"round 1: abandoned: quorum_out_of_reach: 0 accepted, quorum 2; retry 1 of 5 follows {wait:.1f} s later",
+        f"round 1: abandoned: quorum_out_of_reach: 0 accepted, quorum 2; 1 failed (disk_full); "
+        f"retry 1 of 5 follows {wait:.1f} s later",
     ]
     told = f"round 1 was abandoned; retry 1 of 5 follows {wait:.1f} s later"
     assert what_a_run_waits_for(drive.machine) == told

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.simulations.engines.choice import SHARE_OF_PROCESSES, Choice, Resources, _jobs, choose
+from atoll.simulations.engines.choice import MESSAGES_S, SHARE_OF_PROCESSES, Choice, Resources, _jobs, choose
 from atoll.simulations.engines.determinism import NotDeterministic, check_deterministic, check_model
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.sequential import Sequential
@@ -48,7 +48,8 @@ def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
         assert sorted(names) == ["2 processes", "batched (k=128)", "batched (k=128), 2 processes", "sequential"]
         speeds = {figure.engine: figure.clients_per_s for figure in choice.figures}
         assert list(speeds.values()) == sorted(speeds.values(), reverse=True)
-        in_a_run = {n: speed * (SHARE_OF_PROCESSES if "processes" in n else 1.0) for n, speed in speeds.items()}
+        shares = {name: SHARE_OF_PROCESSES if "processes" in name else 1.0 for name in speeds}
+        in_a_run = {name: shares[name] / (1 / speed + MESSAGES_S) for name, speed in speeds.items()}
         assert choice.engine.name == max(in_a_run, key=lambda name: in_a_run[name])
         assert str(choice).startswith(f"engine: {choice.engine.name} (clients/s: {names[0]} ")
         assert len(all_trained(choice.engine.train(first_version(training), [Job("a", 1)]))) == 1

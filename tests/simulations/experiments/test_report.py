@@ -80,7 +80,12 @@ def test_fairness_is_of_the_last_version_that_clients_measured(tmp_path: Path) -
     lines = [line(1, client_values={"a": {"accuracy": 0.1}}), line(2, client_values=measured), line(3)]
     found = read_run(write_run(tmp_path, lines)).fairness("accuracy")
     assert found == Fairness((0.5, 0.7, 0.9))
-    assert read_run(tmp_path).fairness("f1") is None
+    assert read_run(tmp_path).fairness("clients/accuracy") == found
+    assert read_run(tmp_path).over_clients("f1") is None
+    with pytest.raises(ValueError, match="fairness: got 'f1'; allowed: accuracy"):
+        read_run(tmp_path).fairness("f1")
+    with pytest.raises(ValueError, match="fairness: got server/accuracy; allowed: a metric of the clients"):
+        read_run(tmp_path).fairness("server/accuracy")
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 1))

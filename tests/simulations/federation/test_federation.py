@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll.cli.files import load_user_task
+from atoll.parallel.task.array_task import Trained
+from atoll.parallel.task.errors import TaskBroken
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
 from atoll.server.files.run_store import RunStore
@@ -249,6 +251,7 @@ def test_stragglers_miss_a_round_that_refuses_partial_work(tmp_path):
     )
     [line] = told
     assert line["fates"] == {"a": "reported", "b": "reported", "c": "refused", "d": "reported"}
+    assert line["refusals"] == {"c": "partial_work: work 0.600 is less than 1 and partial_work is refuse"}
 
 
 def test_updates_that_no_round_waits_for_are_not_computed(tmp_path):
@@ -265,6 +268,59 @@ def test_late_updates_count_in_the_next_round(tmp_path):
         *(*SLOW, "rounds=3", "devices.latency_s=0.01"),
     )
     assert sum(line["late"] for line in told) > 0
+    for line in told:
+        for row in line.get("carried", []):  # of which version, how old, with which weight
+            assert row["version"] == told[row["round"] - 1]["version"] - 1
+            assert row["staleness"] == line["version"] - 1 - row["version"] >= 0
+            assert row["weight"] == pytest.approx(lines_task.SIZES[row["client"]] / (1 + row["staleness"]) ** 0.5)
+        assert len(line.get("carried", [])) == line["late"]
+
+
+def test_a_run_records_the_steps_of_each_update(tmp_path):
+    result, told = simulate(tmp_path, *ALL)
+    steps = {site: -(-size // 4) for site, size in lines_task.SIZES.items()}  # one epoch in batches of four
+    assert all(line["steps"] == steps and line["num_steps"] == sum(steps.values()) for line in told)
+    assert result["num_steps"] == len(told) * sum(steps.values())
+
+
+def test_an_attacked_run_names_the_malicious_clients_and_has_the_honest_ones_apart(tmp_path):
+    attack = ("attack.kind=sign_flip", "attack.malicious=2", "evaluation.clients_every=1")
+    result, told = simulate(tmp_path, *ALL, *attack)
+    malicious = result["malicious"]
+    assert len(malicious) == 2
+    honest = [site for site in lines_task.SITES if site not in malicious]
+    for line in told:
+        assert line["malicious"] == malicious
+        losses, sizes = line["train_values"], lines_task.SIZES
+        mean = sum(losses[site]["loss"] * sizes[site] for site in honest) / sum(sizes[site] for site in honest)
+        assert line["honest_train"]["loss"] == pytest.approx(mean)
+        accuracies = [line["client_values"][site]["accuracy"] for site in honest]  # each on four examples
+        assert line["honest_clients"]["accuracy"] == pytest.approx(sum(accuracies) / len(accuracies))
+    plain, lines_ = simulate(tmp_path / "plain", *ALL)
+    assert "malicious" not in plain
+    assert not any("honest_train" in line for line in lines_)
+
+
+class LeavesOut:
+    """A task in arrays whose updates lack one of the two tensors."""
+
+    sites = ("a", "b")
+
+    def initial(self, seed):
+        return {"u": np.zeros(2, np.float32), "v": np.zeros(2, np.float32)}
+
+    def train(self, parameters, instructions):
+        return Trained({"u": np.ones(2, np.float32)}, 3)
+
+
+@pytest.mark.parametrize("setting", ["seed=0", "aggregation.codec=bf16", "aggregation.rule=median"])
+def test_an_update_that_leaves_tensors_out_is_refused_by_name_unless_the_run_accepts_it(tmp_path, setting):
+    few = ("round.cohort_size=2", "rounds=1", "simulation.engine=sequential")
+    file = settings(*few, setting)
+    with pytest.raises(TaskBroken, match=r"client a failed: the update leaves out v: aggregation\.partial = true"):
+        go_on(tmp_path / "whole", file, LeavesOut())
+    result = go_on(tmp_path / "partial", settings(*few, "aggregation.partial=true"), LeavesOut())
+    assert result["state"] == "finished"
 
 
 def test_an_asynchronous_run_commits_after_each_buffer_of_updates(tmp_path):

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from atoll.cli.files import load_user_task
 from atoll.protocol.settings import ConfigError
+from atoll.simulations.messages import answering
 from atoll.simulations.messages.run import opened, setting_of
 from tests.cli.federation import wait_for
 from tests.federation.processes import ATOLL
@@ -47,6 +49,18 @@ def test_devices_decide_who_replies_in_time(tmp_path):
     fates = [(message["fate"], message["detail"]) for message in exchanges(tmp_path)[0]["messages"]]
     assert sorted(fates) == [("failed", "the answer was not ready in time"), ("reported", ""), ("reported", "")]
     assert len((tmp_path / "program" / "replied").read_text().split()) == 2
+    assert 9 <= result["virtual_s"] <= 10
+
+
+def test_a_computation_that_takes_longer_than_its_message_may_is_not_ready_in_time(tmp_path, monkeypatch):
+    """As at an agent: of 10 s, though the device is infinitely fast. A repeated run decides as the first one did."""
+    clock = iter([0.0, 11.0, 11.0, 12.0, 12.0, 17.0])  # the beginning and the end of each answer
+    monkeypatch.setattr(answering, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    result = simulate(tmp_path)
+    fates = [(message["fate"], message["detail"]) for message in exchanges(tmp_path)[0]["messages"]]
+    assert fates == [("failed", "the answer was not ready in time"), ("reported", ""), ("reported", "")]
+    assert len((tmp_path / "program" / "replied").read_text().split()) == 2
+    assert (result["state"], result["answers"]) == ("finished", 2)
     assert 9 <= result["virtual_s"] <= 10
 
 
