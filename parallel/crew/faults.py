@@ -21,6 +21,7 @@ from atoll.parallel.task.context import context_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.between_passes import moves_by_pass
 from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import JobRefused, model_on_meta
 
@@ -90,6 +91,8 @@ def look(task: Task, plan: Plan, seed: int, data: Any) -> list[str]:
     except JobRefused as error:
         raise TaskBroken(str(error)) from error
     written = [*found.written.parameters, *found.written.buffers]
+    if not written and plan.microbatches > 1:
+        written = moves_by_pass(task, seed, data)
     if written and plan.microbatches > 1:
         raise TaskBroken(
             f"{', '.join(written)}: each forward pass changes them, and a step has {plan.microbatches} passes, one for "

@@ -239,7 +239,8 @@ def is_same(one: Any, other: Any, deep: int) -> bool:
     if isinstance(one, PLAIN):
         return bool(one == other) or one != one
     if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and bool(torch.equal(one, other.detach()))
+        is_alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        return is_alike and (one.is_meta or bool(torch.equal(one, other.detach())))
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
     if isinstance(one, GENERATORS):

@@ -25,6 +25,9 @@ OWN_EXAMPLES = (
 )
 """The end of a refusal."""
 
+OWN_STATE = ("the model's state outside of buffers", "the loss's state", "the model's state for evaluation")
+"""The names of state that shows in outputs, in the loss, and in outputs of an evaluation alone."""
+
 Values = dict[str, torch.Tensor]
 
 
@@ -47,14 +50,35 @@ def follows_examples(task: Task, plan: Plan, seed: int, data: Any) -> str | None
         one, other = (_after(task, seed, data, rows, first) for rows in (first, last))
     except Exception:  # the first step reports it
         return None
-    differing = [name for name, value in one.items() if not _is_same(value, other[name])]
-    if not differing:
+    if not (differing := _differing(one, other)):
         return None
     return f"{', '.join(differing[:3])}: {OWN_EXAMPLES.format(mesh=plan.mesh)}"
 
 
-def _after(task: Task, seed: int, data: Any, rows: torch.Tensor, probe: torch.Tensor) -> Values:
-    """Return the buffers of a new model after a pass over some rows, or else what it then makes of others."""
+def moves_by_pass(task: Task, seed: int, data: Any) -> list[str]:
+    """Return what, beside buffers, is another after two passes over the same rows than after one; nothing if none runs.
+
+    Args:
+        task: of the model and the loss.
+        seed: of the model.
+        data: the training data, of which a few examples are read.
+    """
+    rows = torch.arange(min(2, len(data)))
+    try:
+        once, twice = (_after(task, seed, data, rows, rows, passes) for passes in (1, 2))
+    except Exception:  # the first step reports it
+        return []
+    return _differing({name: once[name] for name in OWN_STATE}, twice)
+
+
+def _differing(one: Values, other: Values) -> list[str]:
+    """Return the names of the buffers that differ; only where none does, of the state whose effects do."""
+    found = [name for name, value in one.items() if not _is_same(value, other[name])]
+    return [name for name in found if name not in OWN_STATE] or found[:1]
+
+
+def _after(task: Task, seed: int, data: Any, rows: torch.Tensor, probe: torch.Tensor, passes: int = 1) -> Values:
+    """Return the buffers of a new model after passes over some rows, and what it then makes of others."""
     with seeded(seed):
         model = task.model()
         loss = repeatable(task.loss)
@@ -62,16 +86,18 @@ def _after(task: Task, seed: int, data: Any, rows: torch.Tensor, probe: torch.Te
         if isinstance(module, _NormBase):
             module.momentum = 0.0
     model.train()
-    _run(model, loss, seed, data, rows)
+    for _ in range(passes):
+        _run(model, loss, seed, data, rows)
     found = {
         f"{prefix}.{name}".removeprefix("."): buffer.clone()
         for prefix, module in model.named_modules()
         for holder, name, buffer in saved_buffers(module)
         if holder is module and not isinstance(module, _NormBase)
     }
-    found["the model's own state"], found["the loss's own state"] = _run(model, loss, seed, data, probe)
+    of_model, of_loss, of_evaluation = OWN_STATE
+    found[of_model], found[of_loss] = _run(model, loss, seed, data, probe)
     model.eval()
-    found["the model's own state for evaluation"], _ = _run(model, None, seed, data, probe)
+    found[of_evaluation], _ = _run(model, None, seed, data, probe)
     return found
 
 

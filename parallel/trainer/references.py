@@ -43,7 +43,7 @@ def reference_faults(model: nn.Module, plan: Plan, inputs: Any, targets: Any, lo
             _pass(model, inputs, targets, loss)
         if plan.mesh.pp > 1:
             with suppress(Exception):
-                foreign = _foreign(model, plan, inputs, targets, loss)
+                foreign = _foreign(model, originals, plan, inputs, targets, loss)
         registered = {name for name, copy in model.named_parameters() if hooks_of(copy)}
         drawn = _call_hooks(model, originals, held)
     if held.borrowed and (plan.is_sharded or plan.mesh.tp > 1):
@@ -113,16 +113,22 @@ def _pass(model: nn.Module, inputs: Any, targets: Any, loss: Loss) -> None:
         found.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _foreign(model: nn.Module, plan: Plan, inputs: Any, targets: Any, loss: Loss) -> set[str]:
-    """Return the parameters that a stage, or the loss, uses and that are on other stages alone."""
-    storages = {storage_of(parameter): name for name, parameter in model.named_parameters()}
+def _foreign(
+    model: nn.Module, originals: Mapping[str, nn.Parameter], plan: Plan, inputs: Any, targets: Any, loss: Loss
+) -> set[str]:
+    """Return the parameters that a stage, or the loss, uses and that are on other stages alone.
+
+    A loss may hold an original, too: a stage trains the model's own parameters.
+    """
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    storages = {storage_of(p): name for name, p in (*model.named_parameters(), *originals.items())}
     options = {INPUTS: inputs} if blueprint_of(model).is_planned else {}
     parts = [stage(model, names) for names in cut(model, plan.num_stages)]
     found: set[str] = set()
     hidden = inputs
     for part in parts:
-        here = {storage_of(parameter) for parameter in part.parameters()}
-        uses = Uses({place: name for place, name in storages.items() if place not in here}, _never)
+        here = {name_of[id(parameter)] for parameter in part.parameters() if id(parameter) in name_of}
+        uses = Uses({place: name for place, name in storages.items() if name not in here}, _never)
         with uses:
             hidden = part(hidden, **options)
             if part is parts[-1] and not options:

@@ -231,6 +231,8 @@ class ModelBench:
         if self._new is None or self._new[0] is not task or self._new[1] != seed:
             self._new = None  # before a second one takes memory
             self._new = task, seed, build_model(task, seed)
+            if self._left is not None:  # making a model may give its parameters to the loss
+                self._left = LeftBehind(task, self._here.local)
         return self._new[2]
 
     def _any_model(self) -> torch.nn.Module:
@@ -290,6 +292,8 @@ class ModelBench:
         own = split(arrays.own or {})[0]
         if stays and not own:
             own = initial_parameters(self._here.task, model_seed(request))
+            if self._left is not None:  # what making that model has given to the loss is not the run's model
+                self._left.restore()
         return version | {name: array for name, array in own.items() if name in stays}, stays
 
 

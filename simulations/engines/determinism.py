@@ -29,7 +29,8 @@ TRAINED_TWICE = (
 )
 READ_TWICE = (
     "the update of client {} changes when its data are read again: it differs in {}. "
-    "task.data must return the same examples of a site, in the same order, at every call"
+    "task.data must return the same examples of a site, in the same order, at every call, and the loss must not hold a "
+    "parameter of one model: a simulation makes several"
 )
 MEASURED_TWICE = (
     "two evaluations of client {} differ in {}. Look for state that a forward pass leaves on the model or on the loss, "

@@ -5,7 +5,7 @@ from typing import Any
 
 from atoll import Task
 from tests.odd_tasks.cells import CENTRAL, WAYS, Verdict, has_chain
-from tests.odd_tasks.tasks import data, hugging_face, losses, made, models, tensors
+from tests.odd_tasks.tasks import data, hugging_face, losses, made, models, outside, tensors
 
 EVERYWHERE = (*WAYS, "agents")
 SHARED = ("zero=3", "pp=2")
@@ -27,6 +27,7 @@ TASKS: dict[str, tuple[str, Any]] = {
     **_tasks(losses),
     **_tasks(data),
     **_tasks(hugging_face),
+    **_tasks(outside),
 }
 """Reference and task by name."""
 
@@ -63,13 +64,27 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "growing_buffer": {("pp=2",): "a pipeline needs a chain", EVERYWHERE: "queue: its shape was (0, 3)"},
     "stream": {EVERYWHERE: "which has no"},
     "no_row": {("agents",): "the data set is empty; a site needs", SIMULATED: "site 'a' has no example to train on"},
+    "running_sums": {("dp=2", "zero=3"): "each rank sees others"},
+    "weight_in_the_loss": {
+        ("zero=3",): "holds beside its module",
+        ("pp=2",): "another stage of the pipeline, or the loss",
+        ("sequential", "processes", "batched"): "must not hold a parameter of one model",
+    },
     "arrays": {CENTRAL: "an ArrayTask, which trains with its own code"},
     "scikit_learn": {CENTRAL: "an ArrayTask, which trains with its own code"},
 }
 """Words of the refusals by task and ways."""
 
 
-BY_PASS = ("batch_norm", "spectral_norm", "byte_counter", "short_counter", "long_counter")
+BY_PASS = (
+    "batch_norm",
+    "spectral_norm",
+    "byte_counter",
+    "short_counter",
+    "long_counter",
+    "running_sums",
+    "counting_passes",
+)
 """Tasks whose forward pass depends on the rows that are in it, or counts passes: `plain.divided` is the right value."""
 
 

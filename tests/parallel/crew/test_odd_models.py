@@ -26,7 +26,7 @@ pytestmark = pytest.mark.real
 )
 def test_a_buffer_that_follows_a_ranks_own_examples_is_named(options: Json, tmp_path: Path) -> None:
     write_version(tmp_path, "following")
-    with pytest.raises(RankFailed, match=r"Following\.mean: a forward pass changes these buffers by the examples"):
+    with pytest.raises(RankFailed, match="mean: a pass leaves values there that depend on its examples"):
         on_a_mesh(tmp_path, options, name="following")
 
 
@@ -55,11 +55,10 @@ def test_an_own_optimizer_that_moves_each_element_steps_shards(options: Json, tm
     assert distance(found, update) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["following", "counting_passes"])
-def test_a_pass_that_changes_a_buffer_is_refused_where_a_step_has_several(name: str, tmp_path: Path) -> None:
-    write_version(tmp_path, name)
+def test_a_pass_that_changes_a_buffer_is_refused_where_a_step_has_several(tmp_path: Path) -> None:
+    write_version(tmp_path, "counting_passes")
     with pytest.raises(RankFailed, match="mean: each forward pass changes them, and a step has 2 passes"):
-        on_a_mesh(tmp_path, {"dp_replicate": 2, "accumulate": 2}, name=name)
+        on_a_mesh(tmp_path, {"dp_replicate": 2, "accumulate": 2}, name="counting_passes")
 
 
 @pytest.mark.parametrize("options", [{"pp": 2}, pytest.param({"dp_shard": 2}, marks=pytest.mark.long)], ids=str)

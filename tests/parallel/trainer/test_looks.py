@@ -118,9 +118,9 @@ def look(model: Callable[[], nn.Module], plan: Plan, loss: Callable[..., Any] = 
     ("model", "loss", "name"),
     [
         (Sums, functional.mse_loss, "seen: a pass leaves values there"),
-        (PassingSums, functional.mse_loss, "the model's own state"),
-        (Centre, functional.mse_loss, "the model's own state"),
-        (Layers, CentredLoss(), "the loss's own state"),
+        (PassingSums, functional.mse_loss, "the model's state outside of buffers"),
+        (Centre, functional.mse_loss, "the model's state outside of buffers"),
+        (Layers, CentredLoss(), "the loss's state"),
     ],
 )
 def test_what_follows_a_ranks_own_examples_is_refused(
