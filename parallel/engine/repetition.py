@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from atoll.parallel.data.batch import tensors
+from atoll.parallel.local_training.as_built import LIBRARIES
 from atoll.parallel.local_training.unit_check import is_due
 from atoll.parallel.optimizers.norms import local
 
@@ -217,15 +218,18 @@ def _copy_of(value: Any, memo: dict[int, Any], deep: int) -> Any:
         found.update({key: copied(entry, memo, deep - 1) for key, entry in value.items()})
         return found
     if is_holder(value):
-        held = copy.copy(value)
+        try:
+            held = copy.copy(value)
+        except Exception:  # any: of the class's code; what cannot be copied is shared
+            return value
         vars(held).update({key: copied(entry, memo, deep - 1) for key, entry in vars(value).items()})
         return held
     return value
 
 
 def is_holder(value: Any) -> bool:
-    """Return whether a value is an object of a task's own class that holds data in attributes."""
-    is_own = type(value).__module__.partition(".")[0] not in ("torch", "atoll", "builtins")
+    """Return whether a value is an object of a task's own class, or a namespace, that holds data in attributes."""
+    is_own = type(value).__module__.partition(".")[0] not in LIBRARIES or isinstance(value, SimpleNamespace)
     is_code = callable(value) or isinstance(value, nn.Module | type | ModuleType)
     return is_own and hasattr(value, "__dict__") and not is_code
 
