@@ -82,7 +82,8 @@ class Attached:
                 vars(parameter).update(self._attributes.get(name, {}))
             for module in part.modules():
                 if isinstance(module, FSDPModule):
-                    module.register_forward_pre_hook(_pass_on)
+                    # not compiled with the module; torch imports its compiler here
+                    module.register_forward_pre_hook(torch.compiler.disable(_pass_on))  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _in_place(self, own: nn.Parameter, parameter: nn.Parameter) -> Iterator[None]:
@@ -201,7 +202,6 @@ def _write(divided: torch.Tensor, whole: torch.Tensor) -> None:
         local(divided).copy_(whole[slices])
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _pass_on(module: nn.Module, _inputs: Any) -> None:
     """Give gathered parameters the attributes of their shards."""
     for parameter in _sharded(module):

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from atoll.parallel.data.batch import Batch
-from atoll.parallel.engine import pipeline
+from atoll.parallel.engine import pipeline, repetition
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.forked import FROZEN, PRELOAD, RankFailed
@@ -105,7 +105,10 @@ def dry_run(shape: ModelShape, candidate: Candidate, rank: int = 0) -> DryRun:
         raise ValueError("DDP's reducer does not run on fake tensors: see dp_replicate with zero, which has its bytes")
     dist.init_process_group("fake", rank=rank, world_size=candidate.mesh.size)
     try:
-        return _dry_run(shape, candidate, rank)
+        with patch.object(
+            repetition, "is_due", _never_due
+        ):  # a pass that is looked at recomputes all, and has no values
+            return _dry_run(shape, candidate, rank)
     finally:
         dist.destroy_process_group()
 
@@ -152,6 +155,10 @@ def steps_alone(shape: ModelShape, candidate: Candidate, rank: int, device: str,
             engine.step(batch, total=1, report=False)
     finally:
         dist.destroy_process_group()
+
+
+def _never_due(_number: int) -> bool:
+    return False
 
 
 class _Unmoved(Decoder):
