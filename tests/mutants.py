@@ -413,8 +413,8 @@ PLANTED = (
     Mutant(
         "leases never renewed",
         LEASES,
-        "if client_id in self._heard and (due := self._heard[client_id] + self.lease_s) > now:",
-        "if client_id in self._heard and (due := self._heard[client_id]) > now:",
+        "if (end := self._ends.get(client_id, -math.inf)) > now:",
+        "if (end := self._heard.get(client_id, -math.inf)) > now:",
         "a client that sends heartbeats is lost",
     ),
     Mutant(

@@ -137,7 +137,11 @@ TASK = "tests.simulations.federation.line_task:task"
 @pytest.mark.parametrize(
     ("metric", "fault"),
     [
-        ("nope", "allowed: GROUP/NAME, where GROUP is one of server, clients, train, such as server/loss"),
+        (
+            "nope",
+            "allowed: GROUP/NAME, where GROUP is one of server, clients, train, honest_clients, honest_train, such as "
+            "server/loss",
+        ),
         ("server/nope", "allowed: server/accuracy, server/loss"),
         ("clients/loss", "it will not be measured, because evaluation.clients_every is 0"),
     ],

@@ -15,6 +15,7 @@ import pytest
 
 from atoll.cli.training.folder import folder_lock
 from atoll.parallel.engine.forked import run_ranks
+from atoll.parallel.task import metrics
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, shown
 from tests.parallel.trainer import tasks
@@ -304,11 +305,26 @@ def test_a_fault_of_the_task_s_own_code_is_one_line_and_2(what: str, tmp_path: P
     assert words in line
 
 
-@pytest.mark.parametrize(("name", "words"), failing_tasks.METRICS.items())
-def test_a_metric_that_is_no_sum_is_one_line_and_2(name: str, words: str, tmp_path: Path) -> None:
-    result = invoke("train", f"{failing_tasks.__name__}:{name}", "--out", tmp_path / "out")
-    assert (result.exit_code, "Traceback" in result.stderr) == (2, False), result.stderr
-    assert result.stderr.splitlines()[-1].startswith(f"atoll: {words}")
+@pytest.mark.parametrize(("name", "metric", "words"), failing_tasks.METRICS)
+def test_a_metric_that_is_no_sum_is_left_out_alone_and_named(
+    name: str,
+    metric: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The training that it measures ends as without it, with the loss of all data."""
+    monkeypatch.setattr(metrics, "_named", set[str]())
+    given = ("--out", tmp_path / "out", "--set", "train.batch_size=8")
+    found = shown("train", f"{failing_tasks.__name__}:{name}", *given)["metrics"]
+    assert sorted(found) == [f"{group}/{part}" for group in ("sites", "test") for part in sorted((metric, "loss"))]
+    assert [found[f"{group}/{metric}"] for group in ("sites", "test")] == [None, None]
+    assert min(found["sites/loss"], found["test/loss"]) > 0
+    (said, *_) = (record.getMessage() for record in caplog.records if metric in record.getMessage())
+    assert said.startswith(f"metric {metric!r} is left out: ")
+    assert words in said
+    assert model(tmp_path / "out")
 
 
 @pytest.mark.parametrize(("name", "words"), [*failing_tasks.LOSSES.items(), ("infinite_mask", "persistent=False")])

@@ -1,5 +1,6 @@
 """Layers whose clients have buffers, generators or states of their own, beside a plain loop over each client alone."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -338,14 +339,14 @@ def test_dropout_that_begins_after_the_trial_is_trained_alone() -> None:
             self.layer = nn.Linear(6, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.layer(functional.dropout(x, 0.5, training=begun))
+            y: torch.Tensor = self.layer(functional.dropout(x, 0.5, training=begun.is_set()))
             return y
 
-    begun = False
+    begun = threading.Event()  # in no state that clients begin with, as a plain variable is
     training = Case("late", model=Late).training()
     engine = Batched(training)
     version, jobs = first_version(training), [Job(site, seed) for seed, site in enumerate(SIZES)]
-    begun = True
+    begun.set()
     expected = all_trained(Sequential(training).train(version, jobs))
     for found, alone in zip(all_trained(engine.train(version, jobs)), expected, strict=True):
         np.testing.assert_array_equal(found.row, alone.row)
