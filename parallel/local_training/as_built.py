@@ -6,7 +6,7 @@ a state costs some microseconds a module; building the model anew costs its whol
 """
 
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -35,6 +35,7 @@ from atoll.parallel.local_training.places import (
     is_data,
     is_tensor,
     item,
+    storage,
 )
 
 if TYPE_CHECKING or TENSORS:
@@ -71,6 +72,9 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx", "torch.jit", "torch
 
 INSIDE = ("_parameters", "_buffers", "_modules")
 """The attributes of a module whose entries are attributes to its user."""
+
+EMPTY = (dict, OrderedDict, set)
+"""The containers of hooks that torch gives to each module."""
 
 
 class Restored(NamedTuple):
@@ -173,7 +177,8 @@ class AsBuilt:
 
     def _dict(self, path: str, value: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
         self._cells.append(Dictionary(path, value))
-        return [(item(path, key), part) for key, part in value.items()] if len(value) <= WALKED_MAX else ()
+        kind = storage(value)
+        return [(item(path, k), v) for k, v in kind.items(value)] if kind.__len__(value) <= WALKED_MAX else ()
 
     def _attributes(self, path: str, held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         """Watch the dictionary of an object's attributes, and yield these."""
@@ -231,7 +236,7 @@ class AsBuilt:
 
     def _empty(self, path: str, held: dict[str, Any]) -> Empty:
         """Watch the empty containers of torch in a module all at once: it has a dozen of them, mostly for hooks."""
-        every = {name: part for name, part in held.items() if name.startswith("_") and isinstance(part, dict | set)}
+        every = {name: part for name, part in held.items() if name.startswith("_") and type(part) in EMPTY}
         found = Empty(path, {name: part for name, part in every.items() if not part and id(part) not in self._seen})
         self._seen.update(map(id, found.now.values()))
         return found

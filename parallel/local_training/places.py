@@ -3,7 +3,7 @@
 import os
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import is_
@@ -67,8 +67,12 @@ def item(path: str, key: Any) -> str:
     return f"{path}[{repr(key)[:60]}]"
 
 
-def _has_keys(now: dict[Any, Any], keys: list[Any]) -> bool:
-    return all(map(is_, now, keys)) or list(now) == keys
+def storage(held: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """Return Python's own kind of a dictionary: its methods read and write what is stored.
+
+    A class derived from it may compute more: a table of a library may import a module for each entry that is looked at.
+    """
+    return OrderedDict if isinstance(held, OrderedDict) else dict
 
 
 def _contents(cell: CellType) -> Any:
@@ -116,30 +120,34 @@ class Cell:
 
 
 class Dictionary(Cell):
-    """A dictionary, or the attributes of an object."""
+    """A dictionary as it is stored, or the attributes of an object."""
 
-    __slots__ = ("is_of_object", "keys", "now", "values")
+    __slots__ = ("is_of_object", "keys", "now", "storage", "values")
 
     def __init__(self, path: str, now: dict[Any, Any], *, is_of_object: bool = False) -> None:
         super().__init__(path)
-        self.now, self.keys, self.values, self.is_of_object = now, list(now), list(now.values()), is_of_object
+        self.now, self.storage, self.is_of_object = now, storage(now), is_of_object
+        self.keys, self.values = list(self.storage.keys(now)), list(self.storage.values(now))
 
     def is_same(self) -> bool:
         """Return whether it is as it was."""
-        now = self.now
-        return len(now) == len(self.keys) and all(map(is_, now.values(), self.values)) and _has_keys(now, self.keys)
+        kind, now = self.storage, self.now
+        if kind.__len__(now) != len(self.keys) or not all(map(is_, kind.values(now), self.values)):
+            return False
+        return all(map(is_, kind.keys(now), self.keys)) or list(kind.keys(now)) == self.keys
 
     def changed(self) -> str:
         """Return its path if the value differs."""
-        first, now = dict(zip(self.keys, self.values, strict=True)), self.now
+        first, now = dict(zip(self.keys, self.values, strict=True)), dict(self.storage.items(self.now))
         others = (key for key in {**now, **first} if _differ(first.get(key, Cell), now.get(key, Cell)))
         name = attribute if self.is_of_object else item
         return next((name(self.path, key) for key in others if key not in SET_BY_EACH_JOB), "")
 
     def restore(self) -> bool:
         """Give it back; return whether it could be."""
-        self.now.clear()
-        self.now.update(zip(self.keys, self.values, strict=True))
+        self.storage.clear(self.now)
+        for key, value in zip(self.keys, self.values, strict=True):
+            self.storage.__setitem__(self.now, key, value)
         return True
 
 

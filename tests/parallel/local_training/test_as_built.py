@@ -1,5 +1,6 @@
 import copy
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +110,28 @@ def test_a_model_computes_as_it_was_built(left: str) -> None:
     model.load_state_dict(values)  # as each job does
     assert _step(model) == _step(first)
     assert list(model.state_dict()) == list(values)
+
+
+class Lazy(OrderedDict[str, int]):
+    """A table whose readers compute what they return, as a library's does that imports each entry."""
+
+    def __bool__(self) -> bool:
+        raise ValueError
+
+    __len__ = __iter__ = keys = values = items = __bool__  # type: ignore[assignment]
+
+
+def test_a_dictionary_with_its_own_readers_is_watched_as_it_is_stored() -> None:
+    model = nn.Linear(2, 3)
+    model.table, model._table = Lazy(), Lazy()
+    OrderedDict.__setitem__(model.table, "a", 1)
+    built = AsBuilt({"": model}, model.state_dict(keep_vars=True).values())
+    assert built.differences() == []
+    OrderedDict.__setitem__(model.table, "a", 2)
+    OrderedDict.__setitem__(model._table, "b", 2)
+    assert sorted(built.restore().changed) == ["_table['b']", "table['a']"]
+    assert list(OrderedDict.items(model.table)) == [("a", 1)]
+    assert list(OrderedDict.items(model._table)) == []
 
 
 def test_what_cannot_be_given_back_is_said() -> None:
