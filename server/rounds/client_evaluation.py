@@ -17,7 +17,7 @@ IN_SUMS_ALONE = "its policy allows only sums over several sites"
 """The reason that a client's own metrics are not shown."""
 
 NO_SUMS = "it measured nothing"
-"""The failure of a client whose answer has no sums, or none that are finite."""
+"""The reason beside a client whose answer has no finite sum: it is not counted as evaluated."""
 
 SILENT = "did not answer in time"
 """The failure of a client whose answer has not come by the deadline."""
@@ -64,14 +64,17 @@ class ClientEvaluation:
             f"metric {name[:100]!r}: a count of {count:.6g} is above {most:.6g}{why}" for name, count in beyond.items()
         ]
         detail = "; ".join(filter(None, (event.detail, *left_out)))
-        if not any(numbers for name, numbers in sums.items() if name not in beyond):
-            self.failures[event.client_id] = detail or NO_SUMS
-        else:
-            self.answers[event.client_id] = {name: () if name in beyond else found for name, found in sums.items()}
-            if event.disclosure != ANY_SUM:
-                self.terms[event.client_id] = event.disclosure
-            if detail:
-                self.refused[event.client_id] = detail
+        if event.statistics is None:
+            self.failures[event.client_id] = detail
+            return
+        self.answers[event.client_id] = {name: () if name in beyond else found for name, found in sums.items()}
+        if event.disclosure != ANY_SUM:
+            self.terms[event.client_id] = event.disclosure
+        has_sums = any(numbers for name, numbers in sums.items() if name not in beyond)
+        if sums and not has_sums:
+            detail = detail or NO_SUMS
+        if detail:
+            self.refused[event.client_id] = detail
 
     def lost(self, client_id: ClientId, reason: str) -> None:
         """Record the loss of a client as its failure."""
@@ -115,8 +118,8 @@ def merged(answers: Mapping[ClientId, Sums], *, least: int = 0) -> Merged:
         kept[client] = {name: numbers for name, numbers in sums.items() if numbers and name not in odd}
     of_metric = Counter(name for sums in kept.values() for name in sums)
     hidden = {name for name, count in of_metric.items() if count < least}
-    counted = [client for client, sums in kept.items() if sums.keys() - hidden]
-    if not counted:
+    counted = [client for client, sums in kept.items() if sums.keys() - hidden or not answers[client]]
+    if not counted and (least or not answers):
         return Merged(None, left_out, 0)
     empty = {name: () for sums in finite.values() for name in sums}
     found = only_finite(merge(kept[client] for client in counted))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol.disclosure import Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, Version
-from atoll.server.rounds.client_evaluation import IN_SUMS_ALONE, ClientEvaluation, shown_alone, shown_sum
+from atoll.server.rounds.client_evaluation import IN_SUMS_ALONE, NO_SUMS, ClientEvaluation, shown_alone, shown_sum
 from atoll.server.rounds.events import ClientEvaluated
 
 PER_SITE, MERGED = MetricsLeave.PER_SITE, MetricsLeave.MERGED
@@ -86,8 +86,9 @@ def test_a_metric_over_fewer_sites_than_one_asks_for_has_no_sum():
 
 def test_a_client_without_a_finite_sum_has_not_evaluated():
     it = answers(a={"loss": (1.0, 3.0)}, b={"loss": (2.0, 3.0)}, c={"loss": ()}, d={})
-    assert shown_sum(it)[0].num_clients == 2
-    assert sorted(it.failures) == ["c", "d"]
+    assert shown_sum(it)[0].num_clients == 3, "an answer without metrics, as of a Flower app, is one"
+    assert it.refused == {"c": NO_SUMS}
+    assert not it.failures
 
 
 def test_a_count_above_what_the_client_may_claim_is_left_out_and_named():
@@ -95,6 +96,8 @@ def test_a_count_above_what_the_client_may_claim_is_left_out_and_named():
     sums = {"loss": (0.0, 1e15), "accuracy": (3.0, 10.0), "bins": (1e16, 0.0, 1e16)}
     evaluation.answered(ClientEvaluated(ClientId("a"), Version(7), sums), 100, ": as it joined")
     evaluation.answered(ClientEvaluated(ClientId("b"), Version(7), {"loss": (40.0, 1e15)}), 100)
-    assert evaluation.answers == {"a": sums | {"loss": ()}}
-    assert evaluation.refused == {"a": "metric 'loss': a count of 1e+15 is above 100: as it joined"}
-    assert evaluation.failures == {"b": "metric 'loss': a count of 1e+15 is above 100"}
+    assert evaluation.answers == {"a": sums | {"loss": ()}, "b": {"loss": ()}}
+    assert evaluation.refused == {
+        "a": "metric 'loss': a count of 1e+15 is above 100: as it joined",
+        "b": "metric 'loss': a count of 1e+15 is above 100",
+    }
