@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.told import logger
 
@@ -89,9 +90,9 @@ def contract_fault(metric: "Metric | Callable[..., Any] | None", sums: Sequence[
         room: the number of sums that the metrics before it have left.
     """
     if len(sums) > room:
-        return f"it has {len(sums)} sums, and all metrics together may have {SUMS_MAX}: send fewer"
+        return f"it has {count_of(len(sums), 'sum')}, and all metrics together may have {SUMS_MAX}: send fewer"
     if not isinstance(metric, Metric):
-        several = f"it returns {len(sums)} numbers, and a plain metric returns two, (total, count)"
+        several = f"it returns {count_of(len(sums), 'number')}, and a plain metric returns two, (total, count)"
         return "" if len(sums) == 2 else f"{several}: make it a Metric, whose `value` says what they mean"
     return ""
 

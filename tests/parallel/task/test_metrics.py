@@ -103,7 +103,7 @@ def _fails(outputs: Any, targets: Any) -> Any:
 
 ODD: dict[str, tuple[Any, str]] = {
     "three": (lambda o, t: (1.0, 2.0, 3.0), "it returns 3 numbers, and a plain metric returns two"),
-    "one": (lambda o, t: [1.0], "it returns 1 numbers, and a plain metric returns two"),
+    "one": (lambda o, t: [1.0], "it returns 1 number, and a plain metric returns two"),
     "text": (lambda o, t: "ab", "expected a tuple of numbers"),
     "number": (lambda o, t: 0.5, "expected a tuple of numbers"),
     "fails": (_fails, "it raises KeyError: 'positives'"),

@@ -14,6 +14,12 @@ from tests.simulations.experiments.runs import line, write_run
 from tests.simulations.federation.line_task import task
 
 
+GROUPS = (
+    "allowed: GROUP/NAME, where GROUP is one of server, clients, train, honest_clients, honest_train, such as "
+    "server/loss"
+)
+
+
 class Arrays:
     """An ArrayTask for this test: it names no metrics."""
 
@@ -39,8 +45,16 @@ def test_a_task_names_its_metrics_and_has_a_loss(metric: str) -> None:
         ("server/loss", {"test_data": None}, "it will not be measured, because the task has no test_data"),
         ("train/loss", {"fit": lambda *_: 1.0}, "it will not be measured, because the task has a fit of its own"),
         ("clients/loss", {}, "it will not be measured, because evaluation.clients_every is 0"),
-        ("nobody/loss", {}, "allowed: GROUP/NAME, where GROUP is one of server, clients, train, such as server/loss"),
-        ("server/", {}, "allowed: GROUP/NAME, where GROUP is one of server, clients, train, such as server/loss"),
+        (
+            "nobody/loss",
+            {},
+            GROUPS,
+        ),
+        (
+            "server/",
+            {},
+            GROUPS,
+        ),
     ],
 )
 def test_what_no_round_can_have_is_refused(metric: str, changed: dict[str, Any], fault: str) -> None:

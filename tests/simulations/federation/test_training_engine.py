@@ -1,3 +1,6 @@
+import itertools
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -45,20 +48,34 @@ def test_a_cluster_that_no_engine_would_use_is_refused(engine: str) -> None:
 
 
 class Carrying(nn.Module):
-    """A model whose forward pass leaves a number on it, in eval mode alone."""
+    """A model that counts its passes of evaluations, as an attribute or with a counter that nothing can give back."""
 
-    def __init__(self) -> None:
+    def __init__(self, counter: Iterator[int] | None = None) -> None:
         super().__init__()
-        self.linear, self.calls = nn.Linear(2, 3), 0
+        self.linear, self.calls, self.counter = nn.Linear(2, 3), 0, counter
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.calls += not self.training
+        if not self.training:
+            self.calls = self.calls + 1 if self.counter is None else next(self.counter)
         return self.linear(inputs) + self.calls
 
 
-def test_a_model_that_carries_state_from_evaluation_to_evaluation_is_refused() -> None:
+def test_a_number_that_an_evaluation_leaves_on_the_model_is_given_back() -> None:
     task = Task(
         model=Carrying,
+        data=lambda site, split: TensorDataset(torch.ones(4, 2), torch.ones(4, 3)),
+        sites=["a", "b"],
+        loss=nn.functional.mse_loss,
+    )
+    check_evaluations(
+        SimulationConfig(engine="sequential"), Training(task=task), initial_parameters(task, 0), ["a", "b"]
+    )
+
+
+def test_a_model_that_carries_state_from_evaluation_to_evaluation_is_refused() -> None:
+    counter = itertools.count()
+    task = Task(
+        model=lambda: Carrying(counter),
         data=lambda site, split: TensorDataset(torch.ones(4, 2), torch.ones(4, 3)),
         sites=["a", "b"],
         loss=nn.functional.mse_loss,
