@@ -13,7 +13,6 @@ from atoll.simulations.experiments.requested_metric import RequestedMetric
 from tests.simulations.experiments.runs import line, write_run
 from tests.simulations.federation.line_task import task
 
-
 GROUPS = (
     "allowed: GROUP/NAME, where GROUP is one of server, clients, train, honest_clients, honest_train, such as "
     "server/loss"
