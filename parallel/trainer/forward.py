@@ -107,6 +107,9 @@ def _check_chain(task: Task, plan: Plan, seed: int, data: Any, model: nn.Module)
         model, other = (_built(task, seed) for _ in range(2))  # a pass may move what the next one finds
         values = {name: value.clone() for name, value in model.state_dict().items()}
         other.load_state_dict(values, assign=True)  # nothing can be copied into a buffer whose elements share memory
+        assigned = dict(other.named_parameters(remove_duplicate=False))
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            vars(assigned[name]).update(vars(parameter))  # a forward pass may read attributes of parameters
         stages = [stage(other, names) for names in cut(other, plan.num_stages)]
     for is_training in (False, True):
         for part in (model, *stages):
