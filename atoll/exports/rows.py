@@ -11,10 +11,8 @@ from typing import Any, Literal
 Axis = Literal["round", "version", "step"]
 """The quantity that a row's step counts: rounds, versions of the model, or optimizer steps."""
 
-WITHOUT_NUMBERS = frozenset(
+BY_CLIENT = frozenset(
     {
-        "round",
-        "version",
         "fates",
         "failures",
         "refusals",
@@ -26,9 +24,11 @@ WITHOUT_NUMBERS = frozenset(
         "train_values",
         "not_finite",
         "buffer",
-        "too_old",
     }
 )
+"""The entries of a round's line that list clients."""
+
+WITHOUT_NUMBERS = BY_CLIENT | {"round", "version", "too_old"}
 """The entries of a round's line that are no numbers of the whole round."""
 
 GROUPS = ("server", "clients", "train")

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.exports.rows import BY_CLIENT
 from atoll.interface.arguments import folder_of
 from atoll.interface.errors import AtollError, number_of, one_error
 from atoll.interface.overrides import overrides_of, plain_of, plain_table
@@ -24,23 +25,6 @@ if TYPE_CHECKING:
     from atoll.parallel.task.arrays import Arrays
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
-
-LISTED = frozenset(
-    {
-        "fates",
-        "failures",
-        "refusals",
-        "losses",
-        "steps",
-        "carried",
-        "malicious",
-        "client_values",
-        "train_values",
-        "not_finite",
-        "buffer",
-    }
-)
-"""The parts of a round's line by client, which `SimulatedRun.rounds` leaves out."""
 
 
 @one_error()
@@ -170,7 +154,7 @@ class SimulatedRun:
     @property
     def rounds(self) -> Table:
         """The rounds, a row each: fates in numbers, bytes, seconds, and metrics by `server.accuracy` and alike."""
-        lines = [{name: value for name, value in line.items() if name not in LISTED} for line in self.report.rounds]
+        lines = [{name: value for name, value in line.items() if name not in BY_CLIENT} for line in self.report.rounds]
         return Table([flat(line) for line in lines])
 
     @property
