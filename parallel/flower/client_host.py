@@ -47,7 +47,7 @@ class ClientHost:
 
     def __init__(self, app: FlowerApp, site: str, node_config: Mapping[str, Any]) -> None:
         self._site, self._node_config = site, dict(node_config)
-        flower_noise()
+        flower_noise().load()
         self._client_app = app.load(app.clientapp)
         if not isinstance(self._client_app, ClientApp):
             raise TaskBroken(

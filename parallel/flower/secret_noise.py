@@ -35,6 +35,10 @@ class FlowerNoise:
 
     def __init__(self) -> None:
         self._source: Source | None = None
+        self.load()
+
+    def load(self) -> None:
+        """Forget the app before: the next one is loaded until the first job begins."""
         self._is_loading, self._is_seeded = True, False
         self._is_drawn = False  # the app that is loaded has a mod or wrapper
 

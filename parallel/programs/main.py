@@ -68,7 +68,7 @@ def load(reference: str, options: Mapping[str, Any]) -> Callable[[Grid], Any]:
         from atoll.parallel.flower.server_host import server_app_of
         from atoll.parallel.programs.flower_grid import as_program
 
-        flower_noise()
+        flower_noise().load()
         app = read_app(reference)
         return as_program(server_app_of(app), app.run_config(options))
     place, attribute = split(reference)

@@ -270,7 +270,7 @@ def test_a_thread_of_the_task_that_does_not_end_is_told_and_ends_with_the_first_
     program = """
 import threading, time
 from atoll.cli import stopping
-stopping.TELL_S = 0.0
+stopping.TELL_S = 1.0  # until then Python waits for the thread: a signal just before the wait is seen after it
 with stopping.one_line():
     threading.Thread(target=time.sleep, args=(600,), name="prefetch").start()
 """

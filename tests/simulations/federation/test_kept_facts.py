@@ -82,8 +82,9 @@ def read(folder: Path, task: Task) -> Facts:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> tuple[Path, Path]:
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     OPENED.watch()
+    monkeypatch.setattr(OPENED, "_paths", {})  # what other tests have opened, as the folder of temporary files, changes
     (tmp_path / "out").mkdir()
     return written(tmp_path / "task"), tmp_path / "out"
 
