@@ -37,6 +37,8 @@ from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.hook_values import Form, NoForm, Reader, Writer
 from atoll.parallel.crew.hooks import MeshClient
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.parallel.trainer.saver import Carried, Saver
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.worker.bench import Json
@@ -50,6 +52,7 @@ WORTH_S = 60.0
 @contextmanager
 def checkpoints(
     request: Json,
+    task: Task,
     model: MeshModel,
     num_steps: int,
     ranks: Ranks,
@@ -63,6 +66,7 @@ def checkpoints(
     Args:
         request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps, or
             `checkpoint_every_s` that of seconds.
+        task: whose loss and metrics may keep a state.
         model: with the values of the version and the optimizer of the round.
         num_steps: of the round.
         ranks: of the mesh.
@@ -92,7 +96,8 @@ def checkpoints(
     ) as checkpointer:
         checkpointer.without = model.outline.frozen
         held = None if client is None else Held(client, model, checkpointer, ranks)
-        carried: dict[str, Carried] = {"tally": model.tally}
+        outside = Outside(engine.parts, functions_of(task), ranks)
+        carried: dict[str, Carried] = {"tally": model.tally, "outside": outside}
         if held is not None:
             carried[HELD] = held
         saver = Saver(checkpointer, {}, engine, carried, request["seed"])
