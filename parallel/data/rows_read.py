@@ -1,4 +1,4 @@
-"""What a training reads: the number of its rows, and a checksum of some of them, by which other rows are noticed.
+"""The rows that a training reads: their number, and a checksum of some of them, by which other rows are noticed.
 
 A row that has been added or taken away changes the number, and moves the rows behind it; so the checksum is of rows in
 equal distances, the first and the last among them; of tensors of a moderate size, of all rows.
@@ -27,7 +27,7 @@ Rows = dict[str, int]
 
 
 def rows_read(dataset: Any, seed: int) -> Rows:
-    """Return what a training reads of a data set, as its first epoch reads it.
+    """Return the number and the checksum of a data set's rows, as a training's first epoch reads them.
 
     Args:
         dataset: map-style.
@@ -37,7 +37,7 @@ def rows_read(dataset: Any, seed: int) -> Rows:
     count = number if _is_small(dataset) else min(number, MANY if is_fixed(dataset) else SOME)
     fetch, found = drawing(dataset, seed), 0
     indices = torch.linspace(0, number - 1, count, dtype=torch.float64).round().long()
-    for rows in [indices] if is_fixed(dataset) else indices.split(1):
+    for rows in [indices] if is_fixed(dataset) else torch.tensor_split(indices, count):
         for leaf in leaves(fetch(0, rows)):
             found = _added(leaf, found)
     return {"rows": number, "checksum": found}
@@ -67,4 +67,5 @@ def _added(leaf: Any, found: int) -> int:
     found = zlib.crc32(f"{leaf.dtype} {tuple(leaf.shape)}".encode(), found)
     if leaf.is_sparse or leaf.is_nested or leaf.is_quantized:
         return found
-    return zlib.crc32(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), found)
+    content: Any = leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return zlib.crc32(content, found)

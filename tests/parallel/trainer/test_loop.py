@@ -126,7 +126,9 @@ def test_a_training_does_not_continue_on_other_rows(
     change: Callable[[Any], Any], are_tensors: bool, found: str, tmp_path: Path
 ) -> None:
     def data(site: str, split: str, change: Callable[[Any], Any] = list) -> Any:
-        rows = change(list(tasks.load_site(site, "train")))  # type: ignore[arg-type]
+        found = tasks.load_site(site, "train")
+        assert found is not None
+        rows = change([found[index] for index in range(len(found))])
         return TensorDataset(*map(torch.stack, zip(*rows, strict=True))) if are_tensors else rows
 
     begun = replace(tasks.task, data=data)

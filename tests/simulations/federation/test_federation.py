@@ -16,6 +16,7 @@ from atoll.protocol.vocabulary import Version
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import Versions
 from atoll.simulations.federation.run import opened
+from atoll.simulations.federation.seal import unseal
 from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
 
@@ -125,8 +126,10 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path):
     simulate(tmp_path, *few)
     written = (tmp_path / "run.toml").read_text()
     assert "retry = 3\n" in written
+    unseal(tmp_path)
     (tmp_path / "run.toml").write_text(written.replace("retry = 3\n", ""))
     assert simulate(tmp_path, *few)[0]["state"] == "finished"
+    unseal(tmp_path)
     (tmp_path / "run.toml").write_text(written.replace("retry = 3\n", ""))
     with pytest.raises(ConfigError, match=r"round\.retry: '3' there, '5' here"):
         simulate(tmp_path, *few, "round.retry=5")
