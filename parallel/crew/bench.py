@@ -157,7 +157,9 @@ class MeshBench:
             model = self._the_model(request, local)
             client = self._begin(model, local, algorithm, request, context)
             self._seed(request["seed"])
-            with checkpoints(request, model, dataset, order.steps, self._ranks, self._clock, client) as after_step:
+            with checkpoints(
+                request, self._here.task, model, dataset, order.steps, self._ranks, self._clock, client
+            ) as after_step:
                 training = LocalTraining(
                     task=self._here.task,
                     local=local,

@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from atoll.parallel.crew.hooks import settled
+from atoll.parallel.local_training.places import is_generator
 
 Json = dict[str, Any]
 Tensors = Mapping[str, torch.Tensor]
@@ -140,7 +141,7 @@ class Writer:
             return {"generator": value.get_state().numpy().tobytes().hex()}
         if type(value) is random.Random:
             return {"random": self.write(value.getstate(), where)}
-        if type(value) is np.random.Generator:
+        if type(value) is np.random.Generator and is_generator(value):
             state = value.bit_generator.state
             if state["bit_generator"] in BIT_GENERATORS:
                 return {"numpy generator": self.write(state, where)}

@@ -38,6 +38,8 @@ from atoll.parallel.crew.hook_values import Form, NoForm, Reader, Writer
 from atoll.parallel.crew.hooks import MeshClient
 from atoll.parallel.data.rows_read import rows_read
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.parallel.trainer.saver import Carried, Saver
 from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.worker.bench import Json
@@ -51,6 +53,7 @@ WORTH_S = 60.0
 @contextmanager
 def checkpoints(
     request: Json,
+    task: Task,
     model: MeshModel,
     dataset: Any,
     num_steps: int,
@@ -65,6 +68,7 @@ def checkpoints(
     Args:
         request: `train` (`worker/main`): `checkpoint` is the folder, `checkpoint_every` the number of steps, or
             `checkpoint_every_s` that of seconds.
+        task: whose loss and metrics may keep a state.
         model: with the values of the version and the optimizer of the round.
         dataset: on which the round trains.
         num_steps: of the round.
@@ -95,7 +99,8 @@ def checkpoints(
     ) as checkpointer:
         checkpointer.without = model.outline.frozen
         held = None if client is None else Held(client, model, checkpointer, ranks)
-        carried: dict[str, Carried] = {"tally": model.tally}
+        outside = Outside(engine.parts, functions_of(task), ranks)
+        carried: dict[str, Carried] = {"tally": model.tally, "outside": outside}
         if held is not None:
             carried[HELD] = held
         rows = ranks.gather(rows_read(dataset, request["seed"]))[0]

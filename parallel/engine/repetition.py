@@ -22,11 +22,11 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from atoll.parallel.data.batch import tensors
 from atoll.parallel.local_training.as_built import LIBRARIES
+from atoll.parallel.local_training.places import is_generator
 from atoll.parallel.local_training.unit_check import is_due
 from atoll.parallel.optimizers.norms import local
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 OF_TORCH = frozenset({*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_flat_weights_names"}) - {"_buffers"}
 """The attributes that torch gives to each module, and to recurrent ones for their parameters once more."""
 
@@ -202,7 +202,7 @@ def copied(value: Any, memo: dict[int, Any], deep: int) -> Any:
 
 
 def _copy_of(value: Any, memo: dict[int, Any], deep: int) -> Any:
-    if isinstance(value, GENERATORS):
+    if is_generator(value):
         return copy.deepcopy(value)
     if isinstance(value, torch.Tensor):
         is_small = type(value) is torch.Tensor and value.numel() <= ELEMENTS_MAX
@@ -247,7 +247,7 @@ def is_same(one: Any, other: Any, deep: int) -> bool:
         return is_alike and (one.is_meta or bool(torch.equal(one, other.detach())))
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
-    if isinstance(one, GENERATORS):
+    if is_generator(one):
         return bool(_state_of(one) == _state_of(other))
     return deep > 0 and _holds_same(one, other, deep - 1)
 

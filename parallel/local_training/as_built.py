@@ -21,6 +21,7 @@ from atoll.parallel.local_training.places import (
     Cell,
     Closure,
     Dictionary,
+    Drawn,
     Empty,
     Flags,
     Global,
@@ -45,6 +46,10 @@ if TYPE_CHECKING or TENSORS:
 
 WALKED_MAX = 10_000
 """Elements of a container up to which each is looked into; of a longer one only the elements themselves are kept."""
+
+GENERATORS_IN, EXAMPLES_FROM = 1_000, 100
+"""Objects of a data set, and elements of a container in it, up to which its generators are looked for: more of them are
+its examples."""
 
 BYTES_MAX = 64 << 20
 """Bytes of tensors and arrays that are kept to give them back; a change of what lies beyond cannot be undone."""
@@ -102,15 +107,15 @@ class AsBuilt:
         self, roots: Mapping[str, Any], filled: "Iterable[torch.Tensor]" = (), *, with_process: bool = False
     ) -> None:
         self._cells: list[Cell] = [*flags_of_process()] if with_process else []
-        self._bytes = 0
+        self._bytes, self._walked_max = 0, WALKED_MAX
         self._filled = {id(tensor) for tensor in filled}
         self._seen: set[int] = set()
         self._walk([*roots.items(), *(_hooks_of_all_modules() if with_process else ())])
 
-    def _walk(self, roots: Iterable[tuple[str, Any]]) -> None:
+    def _walk(self, roots: Iterable[tuple[str, Any]], most: int | None = None) -> None:
         held: list[Any] = []  # an object that is gone would leave its id to another
         waiting = deque(roots)
-        while waiting:  # no recursion: a chain of objects may be long
+        while waiting and (most is None or len(held) < most):  # no recursion: a chain of objects may be long
             path, value = waiting.popleft()
             if isinstance(value, PLAIN) or id(value) in self._seen:
                 continue
@@ -131,6 +136,14 @@ class AsBuilt:
                 found._cells.append(place)
                 found._walk((attribute(path, name), value) for name, value in place.first.items())
         return found
+
+    @classmethod
+    def generators_of(cls, value: Any) -> list[Drawn]:
+        """Return the places of the random generators in an object, the nearest first."""
+        found = cls({})
+        found._bytes, found._walked_max = BYTES_MAX, EXAMPLES_FROM  # no tensor is copied
+        found._walk([("", value)], GENERATORS_IN)
+        return [cell for cell in found._cells if isinstance(cell, Drawn)]
 
     @property
     def size(self) -> int:
@@ -157,9 +170,7 @@ class AsBuilt:
         if isinstance(value, dict):
             return self._dict(path, value)
         if isinstance(value, list | deque | set | tuple | frozenset):
-            if not isinstance(value, tuple | frozenset):
-                self._cells.append((SetOf if isinstance(value, set) else Listing)(path, value))
-            return _numbered(path, value)
+            return self._sequence(path, value)
         if isinstance(value, (*TENSORS, np.ndarray)):
             return self._values(path, value)
         if (generator := generator_cell(path, value)) is not None:
@@ -178,7 +189,12 @@ class AsBuilt:
     def _dict(self, path: str, value: dict[Any, Any]) -> Iterable[tuple[str, Any]]:
         self._cells.append(Dictionary(path, value))
         kind = storage(value)
-        return [(item(path, k), v) for k, v in kind.items(value)] if kind.__len__(value) <= WALKED_MAX else ()
+        return [(item(path, k), v) for k, v in kind.items(value)] if kind.__len__(value) <= self._walked_max else ()
+
+    def _sequence(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
+        if not isinstance(value, tuple | frozenset):
+            self._cells.append((SetOf if isinstance(value, set) else Listing)(path, value))
+        return [(f"{path}[{n}]", part) for n, part in enumerate(value)] if len(value) <= self._walked_max else ()
 
     def _attributes(self, path: str, held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         """Watch the dictionary of an object's attributes, and yield these."""
@@ -251,10 +267,6 @@ class AsBuilt:
         slots = [name for base in kind.__mro__ for name in _slots_of(base)]
         yield from self._named(path, value, slots)
         yield path, kind
-
-
-def _numbered(path: str, value: Any) -> list[tuple[str, Any]]:
-    return [(f"{path}[{number}]", part) for number, part in enumerate(value)] if len(value) <= WALKED_MAX else []
 
 
 def _hooks_of_all_modules() -> list[tuple[str, Any]]:

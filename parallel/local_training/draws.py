@@ -1,13 +1,14 @@
 """The random numbers that a data set draws itself (masking, augmentation): a function of (seed, epoch, index) alone.
 
-Before each example torch's, numpy's and Python's global generators are seeded by a hash of the three, and after each
-batch they are set back. So an example draws the same on every rank, in every worker process, with any prefetch and
-after a resume, and neither the model's draws nor the order of the examples change it. A collation draws on from the
-last example of its batch. A data set that reads many examples at once (`__getitems__`) is seeded by the first of them.
+Before each example torch's, numpy's and Python's global generators, and those that the data set holds, are seeded by a
+hash of the three, and after each batch they are set back. So an example draws the same on every rank, in every worker
+process, with any prefetch and after a resume, and neither the model's draws nor the order of the examples change it. A
+collation draws on from the last example of its batch. A data set that reads many examples at once (`__getitems__`) is
+seeded by the first of them.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -17,7 +18,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.places import Drawn
 from atoll.parallel.task.randomness import generators_kept
 
 T = TypeVar("T")
@@ -50,15 +53,16 @@ class Steady:
 
 
 class Seeded:
-    """A data set that seeds the global generators before each example, by (seed, epoch, index).
+    """A data set that seeds the global generators, and some others, before each example, by (seed, epoch, index).
 
     Args:
         dataset: map-style.
         seed: of all draws.
+        held: the places of the generators that the data set holds.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.seed, self.epoch = dataset, seed, 0
+    def __init__(self, dataset: Any, seed: int, held: list[Drawn]) -> None:
+        self.dataset, self.seed, self.held, self.epoch = dataset, seed, held, 0
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -66,7 +70,7 @@ class Seeded:
 
     def __getitem__(self, index: int) -> Any:
         """Return one example."""
-        seed_example(self.seed, self.epoch, index)
+        seed_example(self.seed, self.epoch, index, self.held)
         return self.dataset[index]
 
 
@@ -75,7 +79,7 @@ class SeededTogether(Seeded):
 
     def __getitems__(self, indices: list[int]) -> Any:
         """Return the examples."""
-        seed_example(self.seed, self.epoch, indices[0] if indices else -1)
+        seed_example(self.seed, self.epoch, indices[0] if indices else -1, self.held)
         return self.dataset.__getitems__(indices)
 
 
@@ -92,13 +96,19 @@ def drawing(dataset: Any, seed: int, fetcher_of: Callable[[Any], Callable[[torch
     if is_fixed(dataset):
         plain = fetcher_of(dataset)
         return lambda _epoch, indices: plain(indices)
-    seeded = (SeededTogether if _reads_together(dataset) else Seeded)(dataset, seed)
+    held = held_by(dataset)
+    seeded = (SeededTogether if _reads_together(dataset) else Seeded)(dataset, seed, held)
     fetch = fetcher_of(seeded)
 
     def fetched(epoch: int, indices: torch.Tensor) -> Any:
         seeded.epoch = 0 if is_steady else epoch
+        states = [each.get() for each in held]
         with generators_kept():
-            return fetch(indices)
+            try:
+                return fetch(indices)
+            finally:
+                for each, state in zip(held, states, strict=True):
+                    each.put(state)
 
     return fetched
 
@@ -107,15 +117,18 @@ def unseeded(dataset: Any, fetcher_of: Callable[[Any], Callable[[torch.Tensor], 
     """Return the function that fetches a batch beside other threads, and fails where the data set draws.
 
     Raises (the function):
-        Drew: the data set has drawn, or was about to.
+        Drew: the data set has drawn, or was about to, or holds a generator, which a model may share.
     """
     dataset = dataset.dataset if type(dataset) is Steady else dataset
     fetch, is_known, is_first = fetcher_of(dataset), is_fixed(dataset), True
+    has_own = not is_known and bool(held_by(dataset))
 
     def fetched(_epoch: int, indices: torch.Tensor) -> Any:
         nonlocal is_first
         if is_known:
             return fetch(indices)
+        if has_own:
+            raise Drew
         with no_draws(set_back=is_first):
             is_first = False
             return fetch(indices)
@@ -170,12 +183,39 @@ def _reads_together(dataset: Any) -> bool:
     return hasattr(dataset, "__getitems__")
 
 
-def seed_example(seed: int, epoch: int, index: int) -> None:
-    """Seed the global generators of torch (CPU), numpy and Python for one example."""
+def held_by(dataset: Any) -> list[Drawn]:
+    """Return the places of the generators that a data set holds, each once, in the order in which they are found: in
+    attributes, transforms, closures, and the globals of its functions. One of a secret stays as it is.
+    """
+    if type(dataset) is ConcatDataset:
+        found = [each for part in dataset.datasets for each in held_by(part)]
+    elif type(dataset) is Subset:
+        found = held_by(dataset.dataset)
+    else:
+        found = [] if is_fixed(dataset) else AsBuilt.generators_of(dataset)
+    return [*{id(each.generator): each for each in found}.values()]
+
+
+def seed_example(seed: int, epoch: int, index: int, held: Sequence[Drawn] = ()) -> None:
+    """Seed the global generators of torch (CPU), numpy and Python, and some others, for one example."""
     words = blake2b(f"{seed} {epoch} {index}".encode(), digest_size=16).digest()
     torch.default_generator.manual_seed(int.from_bytes(words[:4], "little"))
     np.random.seed(int.from_bytes(words[4:8], "little"))
     random.seed(int.from_bytes(words[8:], "little"))
+    seed_held(held, f"{seed} {epoch} {index}")
+
+
+def seed_held(held: Sequence[Drawn], key: str) -> None:
+    """Seed the generators that a data set holds, each by the key and its number among them."""
+    for number, generator in enumerate(each.generator for each in held):
+        word = int.from_bytes(blake2b(f"{key} {number}".encode(), digest_size=4).digest(), "little")
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(word)
+        elif isinstance(generator, np.random.Generator):
+            bits = generator.bit_generator
+            bits.state = type(bits)(word).state
+        else:
+            generator.seed(word)
 
 
 @contextmanager

@@ -43,17 +43,27 @@ def is_data(value: Any) -> bool:
     return isinstance(value, DATA)
 
 
+def is_generator(value: Any) -> bool:
+    """Return whether a value is a random generator with a state: not one of a secret, or of the system."""
+    if isinstance(value, np.random.Generator | np.random.RandomState):
+        bits: Any = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
+        return str(type(bits).__module__).startswith("numpy.")
+    return isinstance(value, GENERATORS) and not isinstance(value, random.SystemRandom)
+
+
 def generator_cell(path: str, value: Any) -> "Drawn | None":
-    """Return the place of a random generator; None: the value is none."""
+    """Return the place of a random generator; None: the value is none, or has no state."""
+    if not is_generator(value):
+        return None
     if TENSORS and isinstance(value, torch.Generator):
-        return Drawn(path, value.get_state, value.set_state)
+        return Drawn(path, value.get_state, value.set_state, value)
     if isinstance(value, random.Random):
-        return Drawn(path, value.getstate, value.setstate)
+        return Drawn(path, value.getstate, value.setstate, value)
     if isinstance(value, np.random.RandomState):
-        return Drawn(path, partial(value.get_state, legacy=False), value.set_state)
+        return Drawn(path, partial(value.get_state, legacy=False), value.set_state, value)
     if isinstance(value, np.random.Generator):
         bits = value.bit_generator
-        return Drawn(path, lambda: bits.state, lambda state: setattr(bits, "state", state))
+        return Drawn(path, lambda: bits.state, lambda state: setattr(bits, "state", state), value)
     return None
 
 
@@ -379,13 +389,13 @@ class Values(Cell):
 
 
 class Drawn(Cell):
-    """A random generator."""
+    """A random generator, or a flag of the process, which has none."""
 
-    __slots__ = ("first", "get", "put")
+    __slots__ = ("first", "generator", "get", "put")
 
-    def __init__(self, path: str, get: Callable[[], Any], put: Callable[[Any], Any]) -> None:
+    def __init__(self, path: str, get: Callable[[], Any], put: Callable[[Any], Any], generator: Any = None) -> None:
         super().__init__(path)
-        self.get, self.put, self.first = get, put, get()
+        self.get, self.put, self.first, self.generator = get, put, get(), generator
 
     def is_same(self) -> bool:
         """Return whether it is as it was."""

@@ -9,7 +9,7 @@ import torch
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.batches import to_device
 from atoll.parallel.local_training.client import TrainingClient
-from atoll.parallel.local_training.draws import Fetch, drawing
+from atoll.parallel.local_training.draws import Fetch, drawing, held_by, seed_held
 from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.local_training.kept_optimizer import KeptOptimizer
 from atoll.parallel.local_training.local_order import draw_order
@@ -108,6 +108,7 @@ def train_locally(
     model.to(device).train()
     if task.fit is not None:
         form = SameForm(model)
+        seed_held(held_by(dataset), f"{seed}")
         done = _fit(task.fit, model, dataset, local, deadline)
         if fault := form.left_by_fit():
             raise TaskBroken(fault)

@@ -1,8 +1,8 @@
-"""The state of a model and a loss that is neither parameter nor buffer, as a part of each checkpoint.
+"""The state of a model and of a task's functions that is neither parameter nor buffer, as a part of each checkpoint.
 
-Numbers, texts, tensors, arrays, random generators, and containers and objects of them: in the attributes of modules and
-of a loss, in what a loss encloses, and in the globals that a task's functions name. What has changed since the model
-was built is saved; what has no such form is named. Torch loads it as weights alone, so that nothing is executed.
+Numbers, texts, tensors, arrays, random generators, and containers and objects of them: in the attributes of modules, of
+a loss and of metrics, in what these enclose, and in the globals that a task's functions name. What has changed since
+the model was built is saved; what has no such form is named. Torch loads it as weights alone: nothing is executed.
 """
 
 import base64
@@ -10,7 +10,7 @@ import io
 import logging
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType, MethodType
@@ -20,17 +20,21 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import ConcatDataset
 
 from atoll.parallel.checkpoint.ranks import Ranks
-from atoll.parallel.engine.repetition import DEEP, GENERATORS, OF_TORCH, PLAIN, copied, is_holder, is_same
+from atoll.parallel.engine.repetition import DEEP, OF_TORCH, PLAIN, copied, is_holder, is_same
+from atoll.parallel.local_training.places import is_generator
 from atoll.parallel.task.context import Contextual
+from atoll.parallel.task.metrics import Metric
+from atoll.parallel.task.task import Task
 
 logger = logging.getLogger(__name__)
 
 BYTES_MAX = 64 << 20
 """The bytes of a rank's state; what goes beyond is named."""
 
-DATA = (*PLAIN, *GENERATORS, torch.Tensor, np.ndarray, list, tuple, dict, set, deque)
+DATA = (*PLAIN, torch.Tensor, np.ndarray, list, tuple, dict, set, deque)
 
 Holder = MutableMapping[str, Any]
 
@@ -40,16 +44,20 @@ class NoForm(ValueError):
 
 
 class Outside:
-    """The state of the parts of a model on this rank, and of its loss. Every rank calls the methods.
+    """The state of the parts of a model on this rank, and of functions of its task. Every rank calls the methods.
 
     Args:
         parts: of the model, as they were built.
-        loss: of the task.
+        functions: the task's loss and metrics, by name.
         ranks: of the training.
+        data: the data set. A number that it changes is named: rows are read ahead, so that it fits to no step.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], loss: Any, ranks: Ranks) -> None:
-        self._parts, self._loss, self._ranks = parts, loss, ranks
+    def __init__(
+        self, parts: Sequence[nn.Module], functions: Mapping[str, Any], ranks: Ranks, data: Any = None
+    ) -> None:
+        self._parts, self._functions, self._ranks, self._data = parts, functions, ranks, data
+        self._numbers = _numbers_of(data)
         self._named: set[str] = set()
         memo: dict[int, Any] = {}
         self._first = {name: copied(holder.get(key), memo, DEEP) for name, (holder, key) in self._places().items()}
@@ -57,6 +65,9 @@ class Outside:
     def state(self) -> dict[str, Any]:
         """Return what has changed since the model was built, of each rank; of one, if all have the same."""
         mine, left = dict[str, str](), BYTES_MAX
+        for name, number in _numbers_of(self._data).items():
+            if name in self._numbers and number != self._numbers[name]:
+                self._name(name, "its rows are read ahead")
         for name, (holder, key) in self._places().items():
             value = holder.get(key)
             if name in self._first and is_same(self._first[name], value, DEEP):
@@ -103,7 +114,7 @@ class Outside:
         seen: set[tuple[int, str]] = set()
         for name, holder, key in self._all():
             at = (id(holder), key)
-            if at not in seen and (isinstance(holder.get(key), DATA) or is_holder(holder.get(key))):
+            if at not in seen and _is_kept(holder.get(key)):
                 seen.add(at)
                 found[name] = holder, key
         return found
@@ -118,7 +129,32 @@ class Outside:
             for method in vars(kind).values():
                 if isinstance(method, FunctionType):
                     yield from _of_function(kind.__qualname__, method)
-        yield from _of_callable("loss", self._loss)
+        for name, function in self._functions.items():
+            yield from _of_callable(name, function)
+
+
+def _is_kept(value: Any) -> bool:
+    return isinstance(value, DATA) or is_generator(value) or is_holder(value)
+
+
+def functions_of(task: Task) -> dict[str, Any]:
+    """Return the functions of a task that may keep a state from one step to the next."""
+    found: dict[str, Any] = {"loss": task.loss}
+    for name, metric in task.metrics.items():
+        parts = (metric.statistics, metric.value) if isinstance(metric, Metric) else (metric,)
+        found |= {f"metrics.{name}" + ".value" * number: part for number, part in enumerate(parts)}
+    return found
+
+
+def _numbers_of(data: Any) -> dict[str, float]:
+    """Return the numbers in the attributes of a data set, which rows that are read ahead may move."""
+    parts = data.datasets if type(data) is ConcatDataset else [data]
+    held = [(f"the data set's {type(part).__name__}.{name}", value) for part in parts for name, value in _held(part)]
+    return {name: value for name, value in held if type(value) in (int, float)}
+
+
+def _held(value: Any) -> Iterable[tuple[str, Any]]:
+    return getattr(value, "__dict__", {}).items()
 
 
 def _named_modules(part: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -211,7 +247,7 @@ def _form(value: Any, deep: int) -> Any:
         return value.detach().cpu().clone()
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         return {"array": torch.from_numpy(value.copy())}
-    if isinstance(value, GENERATORS):
+    if is_generator(value):
         return {"generator": _of_generator(value)}
     if not deep:
         raise NoForm("too deep")
@@ -225,7 +261,7 @@ def _form_of_container(value: Any, deep: int) -> Any:
     if type(value) is dict:
         return {"dict": [[_form(key, deep), _form(entry, deep)] for key, entry in value.items()]}
     if is_holder(value):
-        held = {key: entry for key, entry in vars(value).items() if isinstance(entry, DATA) or is_holder(entry)}
+        held = {key: entry for key, entry in vars(value).items() if _is_kept(entry)}
         return {"object": {key: _form(entry, deep) for key, entry in held.items()}}
     raise NoForm(f"a {type(value).__name__}")
 

@@ -44,7 +44,7 @@ from atoll.parallel.trainer.logs import Report
 from atoll.parallel.trainer.loop import Training, Values
 from atoll.parallel.trainer.meter import Meter
 from atoll.parallel.trainer.noise import NoiseMeter
-from atoll.parallel.trainer.outside import Outside
+from atoll.parallel.trainer.outside import Outside, functions_of
 from atoll.parallel.trainer.patience import Patience
 from atoll.parallel.trainer.recipe import Recipe, make_recipe
 from atoll.parallel.trainer.same_batch import SameBatch
@@ -226,7 +226,7 @@ class _Builder:
         patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
         carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
         ranks = Ranks()
-        carried["outside"] = Outside(engine.parts, job.task.loss, ranks)
+        carried["outside"] = Outside(engine.parts, functions_of(job.task), ranks, data)
         with self._checkpointer(built.tied) as checkpointer:
             checkpointer.without = built.from_base
             settings = settings_of(job, self.recipe) | agreed_base(built, here.world, here.folder / BASES)

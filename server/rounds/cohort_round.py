@@ -173,7 +173,8 @@ class Round(OpenRound):
 
     def _invitation(self, client_id: ClientId, deadline: float) -> Invite:
         record, counted = self.record, self.membership.counted_round(client_id)
-        return Invite(client_id, record.round_id, record.base_version, deadline, counted)
+        asked_at = record.clients[client_id].invited_at
+        return Invite(client_id, record.round_id, record.base_version, deadline, counted, asked_at)
 
     def _seconds_to_deadline(self) -> float:
         """Return the seconds from the invitation to the deadline.

@@ -76,6 +76,8 @@ class Benches:
             "seed": job.seed,
             "model_seed": training.model_seed,
             "round_id": job.round_id,
+            "run_number": training.run_number,
+            "asked_at": job.asked_at,
             "version": self._number,
             "warm": ONE_JOB,
         }

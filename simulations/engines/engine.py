@@ -44,6 +44,9 @@ class Training:
     model_seed: int = 0
     """Seed of the layers that stay at a client, before their first training."""
 
+    run_number: int = 0
+    """Number of the run, for apps."""
+
     def __post_init__(self) -> None:
         if isinstance(self.task, Task):
             check_training(self.task, self.algorithm, self.local)
@@ -88,6 +91,9 @@ class Job:
 
     version: int = 0
     """Version of the model that the client trains from; the same in all jobs of a cohort."""
+
+    asked_at: float = 0.0
+    """Instant of the invitation, for apps [s since the epoch]."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:

@@ -169,5 +169,7 @@ class OfBenches:
             "algorithm": training.algorithm,
             "device": training.device,
             "model_seed": training.model_seed,
+            "run_number": training.run_number,
+            "asked_at": job.asked_at,
             "version": self._number,
         }

@@ -32,7 +32,7 @@ ADAMW = {"optimizer": "adamw", "lr": 0.01, "epochs": 2}
 @pytest.mark.real
 @pytest.mark.parametrize("options", [{"dp_shard": 2}, pytest.param({"pp": 2, "dp_shard": 2}, marks=pytest.mark.long)])
 def test_a_killed_training_goes_on_with_the_same_bits(options: dict[str, Any], tmp_path: Path) -> None:
-    """The model has dropout and the optimizer a state; 12 steps, of which the first attempt does 7 or 8."""
+    """The model has dropout and counts its passes, the optimizer has a state; of 12 steps the first attempt does 7."""
     name = "dropping" if "pp" not in options else "task"
     write_version(tmp_path, name)
     undisturbed = {"checkpoint": str(tmp_path / "undisturbed"), "checkpoint_every": 3}

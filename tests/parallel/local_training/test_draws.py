@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from atoll import Local, Task
+from atoll.aggregation.noise.generator import SecretGenerator
 from atoll.parallel.local_training.draws import Drew, Steady, drawing, unseeded
 from atoll.parallel.local_training.training import evaluate, train_locally
 from tests.parallel import drawing as odd
@@ -126,3 +127,85 @@ def test_an_evaluation_is_the_same_each_time_and_in_batches_of_any_size() -> Non
     found = [evaluate(task, Residual(), Noisy(12), batch_size=size)["loss"] for size in (12, 4, 4)]
     right = sum(value**2 for index in range(12) for value in expected(0, 0, index)[1:]) / 36
     assert [total / count for total, count in found] == pytest.approx([right] * 3, rel=1e-6)
+
+
+RNG = np.random.default_rng(0)
+
+
+class Holding(Noisy):
+    """Draws from generators of every kind that a data set holds: an attribute, a transform, a closure, a global."""
+
+    def __init__(self, size: int = 24) -> None:
+        super().__init__(size)
+        self.generator, self.old, self.transforms = torch.Generator(), np.random.RandomState(3), [Jitter(), jitter()]
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = [torch.rand((), generator=self.generator).item(), self.old.rand(), RNG.random()]
+        row = torch.tensor([float(index), *drawn, *(transform() for transform in self.transforms)])
+        return row, row.clone()
+
+
+class Jitter:
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+    def __call__(self) -> float:
+        return self.rng.random()
+
+
+def jitter() -> Any:
+    rng = np.random.default_rng(1)
+    return lambda: rng.random()
+
+
+def test_generators_that_a_data_set_holds_draw_by_seed_epoch_and_index_too() -> None:
+    fetch = drawing(Holding(), 5)
+    RNG.random()
+    (first,) = rows(fetch(2, torch.tensor([7])))
+    assert len({*first}) == 6, "no two draw the same"
+    assert rows(drawing(Holding(), 5)(2, torch.tensor([3, 7])))[1] == first, "after another example"
+    assert rows(drawing(Subset(Holding(), [3, 7]), 5)(2, torch.tensor([1])))[0][0] == 7
+    others = [rows(drawing(Holding(), seed)(epoch, torch.tensor([7])))[0][1:] for seed, epoch in ((6, 2), (5, 3))]
+    assert not {*first[1:]} & {*others[0]}
+    assert not {*first[1:]} & {*others[1]}
+
+
+def test_generators_that_a_data_set_holds_are_set_back() -> None:
+    """A model may draw from the same one."""
+    data = Holding()
+    RNG.random()
+    before = RNG.bit_generator.state, data.generator.get_state()
+    drawing(data, 5)(0, torch.arange(4))
+    assert RNG.bit_generator.state == before[0]
+    assert torch.equal(data.generator.get_state(), before[1])
+
+
+def test_a_thread_reads_no_data_set_that_holds_a_generator() -> None:
+    with pytest.raises(Drew):
+        unseeded(Holding())(0, torch.tensor([0]))
+
+
+def test_a_generator_of_a_secret_stays_as_it_is() -> None:
+    class Secret(Noisy):
+        secret_rng = SecretGenerator(bytes(32))
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            row = torch.tensor([self.secret_rng.random()])
+            return row, row.clone()
+
+    fetch, expected_of = drawing(Secret(), 5), SecretGenerator(bytes(32))
+    found = [rows(fetch(0, torch.tensor([1])))[0][0] for _ in range(2)]
+    assert found == pytest.approx([expected_of.random() for _ in range(2)])
+
+
+def test_a_loop_of_the_task_s_own_finds_them_seeded_by_the_job() -> None:
+    data, drawn = Holding(), list[float]()
+
+    def fit(model: nn.Module, dataset: Any, local: Local, deadline: Any) -> float:
+        drawn.append(dataset[0][0].sum().item())
+        return 1.0
+
+    task = Task(model=lambda: nn.Linear(1, 1), data=lambda *_: data, fit=fit, loss=nn.functional.mse_loss)
+    for seed in (1, 1, 2):
+        train_locally(task, task.model(), data, Local(), seed=seed)
+    assert drawn[0] == drawn[1] != drawn[2]

@@ -14,12 +14,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, TensorDataset
 
-from atoll import Local, Task
+from atoll import Local, Metric, Task
+from atoll.aggregation.noise.generator import SecretGenerator
 from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.local_training.as_built import AsBuilt
+from atoll.parallel.task.metrics import of_batch
 from atoll.parallel.trainer.config import TrainConfig
-from atoll.parallel.trainer.outside import Outside
+from atoll.parallel.trainer.outside import Outside, functions_of
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import model as model_of
 from tests.parallel.trainer.training import run
@@ -141,11 +144,11 @@ class OtherRanks:
 
 def test_each_rank_gets_its_own_state_and_on_another_mesh_that_of_the_first() -> None:
     model = Holding()
-    outside = Outside([model], enclosing(), OtherRanks([{}]))  # type: ignore[arg-type]
+    outside = Outside([model], {"loss": enclosing()}, OtherRanks([{}]))  # type: ignore[arg-type]
     model.calls = 3
     other = outside.state()
     assert [sorted(of_rank) for of_rank in other["ranks"]] == [[], ["model.calls"]]
-    first = Outside([model], enclosing(), Ranks())
+    first = Outside([model], {"loss": enclosing()}, Ranks())
     model.calls = 5
     state = {"ranks": [*first.state()["ranks"], other["ranks"][1]]}
     outside.load_state(state)
@@ -158,7 +161,7 @@ def test_what_has_no_form_is_named_once_and_only_if_it_changes(caplog: pytest.Lo
     model = Holding()
     model.kept.lock = threading.Lock()
     model.factors = [threading.Lock()]  # type: ignore[list-item]
-    outside = Outside([model], functional.cross_entropy, Ranks())
+    outside = Outside([model], {"loss": functional.cross_entropy}, Ranks())
     with caplog.at_level(logging.WARNING):
         assert outside.state() == {"ranks": [{}]}
         assert not caplog.records
@@ -173,8 +176,50 @@ def test_what_torch_keeps_of_the_parameters_of_a_recurrent_layer_is_no_state_of_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     layer = nn.LSTM(3, 4)
-    outside = Outside([layer], nn.functional.cross_entropy, Ranks())
+    outside = Outside([layer], {"loss": nn.functional.cross_entropy}, Ranks())
     with torch.no_grad():
         layer.weight_hh_l0.add_(1.0)
     assert outside.state() == {"ranks": [{}]}
     assert not caplog.records
+
+
+def test_what_metrics_keep_is_kept_and_what_a_data_set_counts_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+            self.calls += 1
+            return 1.0, 1.0
+
+        def __len__(self) -> int:
+            return 3
+
+    def task_of() -> Task:
+        metrics = {"plain": Counting(), "both": Metric(Counting(), lambda sums: sums[0])}
+        return Task(model=Holding, data=lambda *_: None, loss=functional.cross_entropy, metrics=metrics, sites=["a"])
+
+    data = ConcatDataset([Counting(), Counting()])  # type: ignore[list-item]
+    task, again = task_of(), task_of()
+    outside = Outside([], functions_of(task), Ranks(), data)
+    of_batch(task.metrics, torch.zeros(1), torch.zeros(1))
+    assert sorted(outside.state()["ranks"][0]) == ["metrics.both.calls", "metrics.plain.calls"]
+    assert not caplog.records
+    data.datasets[1].calls = 5  # type: ignore[attr-defined]
+    state = outside.state()
+    (record,) = caplog.records
+    said = "Counting.calls has changed, and a checkpoint cannot hold it (its rows are read ahead)"
+    assert said in record.getMessage()
+    Outside([], functions_of(again), Ranks()).load_state(state)
+    assert outside.state() == state
+    assert again.metrics["both"].statistics.calls == again.metrics["plain"].calls == 1  # type: ignore[union-attr]
+
+
+def test_generators_of_a_secret_or_of_the_system_have_no_state() -> None:
+    model = Holding()
+    model.kept.secret, model.kept.system = SecretGenerator(bytes(32)), random.SystemRandom()
+    outside = Outside([model], {}, Ranks())
+    model.kept.secret.random()
+    model.kept.calls = 3
+    assert [*outside.state()["ranks"][0]] == ["model.kept"]
+    assert AsBuilt({"model": model}).restore().changed == []

@@ -731,7 +731,7 @@ def test_outage_repeats_the_aggregation_and_a_returning_client_is_invited_again(
     drive.begin("ab")
     drive.do(CoordinatorStarted(1010.0), at=20)
     [again] = drive.join("a", at=22, working_on=(1,))
-    assert again == Invite(ClientId("a"), RoundId(1), Version(0), 1070.0)
+    assert again == Invite(ClientId("a"), RoundId(1), Version(0), 1070.0, asked_at=1000.0)
     drive.update("a", at=23)
     assert kinds(drive.lose("b", at=24)) == ["Aggregate"]
     [aggregate] = [e for e in drive.effects if isinstance(e, Aggregate)]
@@ -877,7 +877,7 @@ def test_a_client_that_reconnects_is_told_the_deadline_again() -> None:
     drive.begin("ab")
     drive.do(ClientDisconnected(ClientId("a"), "a@1000.0"), at=5)
     assert drive.row("a").disconnected_at == 1005.0
-    assert drive.join("a", at=8) == [Invite(ClientId("a"), RoundId(1), Version(0), 1060.0)]
+    assert drive.join("a", at=8) == [Invite(ClientId("a"), RoundId(1), Version(0), 1060.0, asked_at=1000.0)]
     assert (drive.row("a").num_reconnects, drive.row("a").disconnected_at) == (1, None)
 
 

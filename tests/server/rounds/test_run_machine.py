@@ -356,7 +356,7 @@ def test_an_evaluation_does_not_wait_for_the_lost_and_asks_those_who_return() ->
     drive = ready(evaluate_clients_every=1, evaluation_deadline=30.0)
     committed(drive)
     drive.do(ClientDisconnected(ClientId("b"), "b@1000.0"), at=2)
-    assert drive.join("b", at=3) == [AskEvaluation(ClientId("b"), Version(1), 1030.0, RoundId(1))]
+    assert drive.join("b", at=3) == [AskEvaluation(ClientId("b"), Version(1), 1030.0, RoundId(1), 1000.0)]
     drive.do(ClientEvaluated(ClientId("a"), Version(1), {"loss": (2.0,)}), at=5)
     [closed, _] = drive.do(ClientLost(ClientId("b"), LossReason.LEFT), at=6)
     assert closed == CloseEvaluation(Version(1), {"a": {"loss": (2.0,)}}, {"b": "lost: left"})
@@ -408,7 +408,7 @@ def test_an_evaluation_is_extended_by_the_downtime() -> None:
     committed(drive)
     drive.do(CoordinatorStarted(1010.0), at=15)
     assert drive.deadline == 35
-    assert drive.join("a", at=16) == [AskEvaluation(ClientId("a"), Version(1), 1035.0, RoundId(1))]
+    assert drive.join("a", at=16) == [AskEvaluation(ClientId("a"), Version(1), 1035.0, RoundId(1), 1000.0)]
 
 
 def test_nothing_is_given_out_again_when_the_run_is_over() -> None:
