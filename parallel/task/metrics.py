@@ -7,9 +7,10 @@ values. Sums are correctly rounded (math.fsum), hence independent of the order; 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 from atoll.aggregation.printable import count_of
@@ -204,11 +205,22 @@ def usual_lengths(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[s
     return {name: min(of, key=lambda length: (-of[length], length)) for name, of in counts.items() if of}
 
 
+def are_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> bool:
+    """Return whether all have the same metrics in one order, each with one number of finite sums, not 0."""
+    first = next(iter(statistics), {})
+    names, lengths = [*first], [*map(len, first.values())]
+    if not all(lengths) or not all([*each] == names and [*map(len, each.values())] == lengths for each in statistics):
+        return False
+    return all(map(math.isfinite, chain.from_iterable(numbers for each in statistics for numbers in each.values())))
+
+
 def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
     """Return the sums over sites, of any number and in any order, each metric over those that have its usual number of
     sums (`usual_lengths`): it may be missing or refused in some of them.
     """
     every = list(statistics)
+    if every and are_alike(every):
+        return {name: tuple(map(total, zip(*(each[name] for each in every), strict=True))) for name in sorted(every[0])}
     usual, sums = usual_lengths(every), Statistics()
     for name, found in _columns(every).items():
         columns = [numbers for numbers in found if numbers and len(numbers) == usual[name]]

@@ -20,7 +20,7 @@ from typing import Any
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, names_refused, values
+from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, are_alike, merge, names_refused, values
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
@@ -74,9 +74,11 @@ class Measured:
 
     def refusals(self) -> dict[str, str]:
         """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
-        found = refusals_of("clients", sorted(self.clients.items()))
-        left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
-        found |= {f"clients.{name}": why for name, why in left_out.items()}
+        found: dict[str, str] = {}
+        if not are_alike(self.clients.values()):
+            found |= refusals_of("clients", sorted(self.clients.items()))
+            left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
+            found |= {f"clients.{name}": why for name, why in left_out.items()}
         return found | {name: NOT_FINITE for name in refusals_of("server", [("server", self.server or {})])}
 
 
