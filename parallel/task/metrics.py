@@ -205,13 +205,18 @@ def usual_lengths(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[s
     return {name: min(of, key=lambda length: (-of[length], length)) for name, of in counts.items() if of}
 
 
-def are_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> bool:
-    """Return whether all have the same metrics in one order, each with one number of finite sums, not 0."""
-    first = next(iter(statistics), {})
+def merge_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> Statistics | None:
+    """Return the sums of statistics that all have the same metrics in one order, each with one number of finite sums,
+    as nearly all have; None: some differ, one is refused, or a sum is not finite.
+    """
+    first = next(iter(statistics), None)
+    if first is None:
+        return None
     names, lengths = [*first], [*map(len, first.values())]
     if not all(lengths) or not all([*each] == names and [*map(len, each.values())] == lengths for each in statistics):
-        return False
-    return all(map(math.isfinite, chain.from_iterable(numbers for each in statistics for numbers in each.values())))
+        return None
+    sums = {name: tuple(map(total, zip(*(each[name] for each in statistics), strict=True))) for name in names}
+    return sums if all(map(math.isfinite, chain.from_iterable(sums.values()))) else None
 
 
 def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
@@ -219,8 +224,8 @@ def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
     sums (`usual_lengths`): it may be missing or refused in some of them.
     """
     every = list(statistics)
-    if every and are_alike(every):
-        return {name: tuple(map(total, zip(*(each[name] for each in every), strict=True))) for name in sorted(every[0])}
+    if (alike := merge_alike(every)) is not None:
+        return dict(sorted(alike.items()))
     usual, sums = usual_lengths(every), Statistics()
     for name, found in _columns(every).items():
         columns = [numbers for numbers in found if numbers and len(numbers) == usual[name]]

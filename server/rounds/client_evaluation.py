@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.task.metrics import are_alike, merge, only_finite, usual_lengths
+from atoll.parallel.task.metrics import merge, merge_alike, only_finite, usual_lengths
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
@@ -106,9 +106,8 @@ def merged(answers: Mapping[ClientId, Sums], *, least: int = 0) -> Merged:
 
     Empty sums were refused (`metrics.sound`). A metric over fewer than `least` clients has empty sums.
     """
-    if answers and len(answers) >= least and are_alike(answers.values()):  # nearly always
-        of_all = only_finite(merge(answers.values()))
-        return Merged({name: of_all[name] for name in next(iter(answers.values()))}, {}, len(answers))
+    if len(answers) >= least and (alike := merge_alike(answers.values())) is not None:
+        return Merged(alike, {}, len(answers))
     finite = {client: only_finite(sums) for client, sums in answers.items()}
     usual, left_out, kept = usual_lengths(finite.values()), dict[ClientId, str](), dict[ClientId, Sums]()
     for client, sums in finite.items():

@@ -20,7 +20,7 @@ from typing import Any
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, are_alike, merge, names_refused, values
+from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, merge_alike, names_refused, values
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
@@ -75,7 +75,7 @@ class Measured:
     def refusals(self) -> dict[str, str]:
         """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
         found: dict[str, str] = {}
-        if not are_alike(self.clients.values()):
+        if merge_alike(self.clients.values()) is None:
             found |= refusals_of("clients", sorted(self.clients.items()))
             left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
             found |= {f"clients.{name}": why for name, why in left_out.items()}
