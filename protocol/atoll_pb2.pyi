@@ -222,7 +222,7 @@ class Ranks(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Invite(_message.Message):
-    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "counted_round", "model_seed", "rank", "audit_checkpoint", "spreads", "message", "group")
+    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "counted_round", "model_seed", "rank", "audit_checkpoint", "spreads", "message", "group", "run_number", "asked_at")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,8 @@ class Invite(_message.Message):
     SPREADS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    RUN_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     task: str
@@ -263,7 +265,9 @@ class Invite(_message.Message):
     spreads: bool
     message: str
     group: str
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., rank: _Optional[int] = ..., audit_checkpoint: _Optional[str] = ..., spreads: bool = ..., message: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
+    run_number: int
+    asked_at: float
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., rank: _Optional[int] = ..., audit_checkpoint: _Optional[str] = ..., spreads: bool = ..., message: _Optional[str] = ..., group: _Optional[str] = ..., run_number: _Optional[int] = ..., asked_at: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("run_id", "round_id", "reason", "submit")
@@ -278,7 +282,7 @@ class Release(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., reason: _Optional[str] = ..., submit: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("run_id", "task", "version", "model_digest", "time_left_s", "manifest", "local", "counted_round", "model_seed")
+    __slots__ = ("run_id", "task", "version", "model_digest", "time_left_s", "manifest", "local", "counted_round", "model_seed", "run_number", "asked_at")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +292,8 @@ class Evaluate(_message.Message):
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     COUNTED_ROUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_SEED_FIELD_NUMBER: _ClassVar[int]
+    RUN_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     task: str
     version: int
@@ -297,7 +303,9 @@ class Evaluate(_message.Message):
     local: str
     counted_round: int
     model_seed: int
-    def __init__(self, run_id: _Optional[str] = ..., task: _Optional[str] = ..., version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., local: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ...) -> None: ...
+    run_number: int
+    asked_at: float
+    def __init__(self, run_id: _Optional[str] = ..., task: _Optional[str] = ..., version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., local: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., run_number: _Optional[int] = ..., asked_at: _Optional[float] = ...) -> None: ...
 
 class RunEnded(_message.Message):
     __slots__ = ("run_id", "state", "cause", "num_open")

@@ -13,8 +13,8 @@ from atoll.client.session.events import Invitation
 def content_of(invitation: Invitation) -> str:
     """Return the SHA-256 of all fields of an invitation that the update depends on.
 
-    Left out are the run and the round, which are compared beside it; the time that is left; and the aggregation rank,
-    which changes when a rank is away.
+    Left out are the run and the round, which are compared beside it; the time that is left and the instant of the first
+    invitation; and the aggregation rank, which changes when a rank is away.
     """
     content = {
         "task": invitation.task,

@@ -46,6 +46,10 @@ class Invitation:
     """Kind of the message of a server program that the version is the content of; empty: it is a model."""
     group: str = ""
     """The message's group."""
+    run_number: int = 0
+    """The number of the run, for apps; 0: not known."""
+    asked_at: float = 0.0
+    """The instant of the first such invitation, for apps [s since the epoch]; 0: not known."""
     key: tuple[str, RunId, int] = field(init=False, repr=False, compare=False)
     """Name of the job; made once, because a round of a client asks for it eleven times."""
 
@@ -67,6 +71,8 @@ class EvaluationRequest:
     local: str = "{}"
     counted_round: RoundId = RoundId(0)
     model_seed: int = 0
+    run_number: int = 0
+    asked_at: float = 0.0
 
     @property
     def key(self) -> tuple[str, RunId, int]:

@@ -137,6 +137,8 @@ def _invitation(invite: pb.Invite) -> Invitation:
         model_seed=invite.model_seed,
         message=strict_json.text(invite.message, "message", num_max=ID_MAX) if invite.message else "",
         group=strict_json.text(invite.group, "group", num_max=ID_MAX) if invite.group else "",
+        run_number=invite.run_number,
+        asked_at=_instant(invite.asked_at),
     )
 
 
@@ -153,6 +155,8 @@ def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
             strict_json.integer(evaluate.counted_round, "counted_round", low=0, high=strict_json.INT64_MAX)
         ),
         model_seed=evaluate.model_seed,
+        run_number=evaluate.run_number,
+        asked_at=_instant(evaluate.asked_at),
     )
 
 
@@ -180,6 +184,12 @@ def _seconds(value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise BadMessage(f"time_left_s: got {value}; allowed: a finite number >= 0")
     return min(value, SECONDS_MAX)
+
+
+def _instant(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise BadMessage(f"asked_at: got {value}; allowed: a finite number >= 0")
+    return value
 
 
 def _plain(detail: str) -> str:

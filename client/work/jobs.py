@@ -112,6 +112,8 @@ class Jobs:
                 owed=self._residuals.current(_residual_owner(invitation)) if invitation.codec else (),
                 residual=self._residual_out,
                 noise=self._noise_of(invitation, "train"),
+                run_number=invitation.run_number,
+                asked_at=invitation.asked_at,
             )
             trained = await self._training(order)
             crash_points.reached("agent.trained")
@@ -152,6 +154,8 @@ class Jobs:
                 own_out=self._client_state_out,
                 budget=budget,
                 noise=self._noise_of(invitation, invitation.message),
+                run_number=invitation.run_number,
+                asked_at=invitation.asked_at,
             )
             entry = await self._spool_update(invitation, await self._runner.message(order))
         except RunnerFailed as error:
@@ -250,6 +254,8 @@ class Jobs:
                 local=_overrides(request.local),
                 own=await self._own(request.run_id, request.counted_round),
                 model_seed=request.model_seed,
+                run_number=request.run_number,
+                asked_at=request.asked_at,
                 budget=budget,
                 noise=key_of(
                     self._noise_secret,

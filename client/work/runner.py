@@ -53,6 +53,10 @@ class TrainOrder:
     """Files of residuals, which earlier updates left out and this one adds."""
     residual: Path | None = None
     """File of the residual that this update leaves out."""
+    run_number: int = 0
+    """Number of the run, for apps; 0: not known."""
+    asked_at: float = 0.0
+    """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
     """Key of its noise; empty: there is no secret here."""
 
@@ -75,6 +79,10 @@ class EvaluateOrder:
     """Seed of the task's initial model."""
     budget: float
     """Seconds from now after which the evaluation stops by itself."""
+    run_number: int = 0
+    """Number of the run, for apps; 0: not known."""
+    asked_at: float = 0.0
+    """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
     """Key of its noise; empty: there is no secret here."""
 
@@ -119,6 +127,10 @@ class MessageOrder:
     """File of the client state after this message; not written when the task keeps none."""
     budget: float
     """Seconds from now after which its answer is not awaited."""
+    run_number: int = 0
+    """Number of the run, for apps; 0: not known."""
+    asked_at: float = 0.0
+    """Instant at which the coordinator asked first [s since the epoch]; 0: not known."""
     noise: bytes = field(default=b"", repr=False)
     """Key of its noise; empty: there is no secret here."""
 

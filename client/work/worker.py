@@ -155,6 +155,8 @@ class WorkerRunner:
             "own_out": str(order.own_out.absolute()),
             "model_seed": order.model_seed,
             "noise": order.noise.hex(),
+            "run_number": order.run_number,
+            "asked_at": order.asked_at,
         }
         if order.codec:
             request |= {"codec": order.codec, "owed": [str(path.absolute()) for path in order.owed]}
@@ -187,6 +189,8 @@ class WorkerRunner:
             "own": str(order.own.absolute()) if order.own else None,
             "own_out": str(order.own_out.absolute()),
             "noise": order.noise.hex(),
+            "run_number": order.run_number,
+            "asked_at": order.asked_at,
         }
         answer = await self._run(order.task, "message", order.budget, request, order.run_id)
         return Training(
@@ -208,6 +212,8 @@ class WorkerRunner:
             "own": str(order.own.absolute()) if order.own else None,
             "model_seed": order.model_seed,
             "noise": order.noise.hex(),
+            "run_number": order.run_number,
+            "asked_at": order.asked_at,
         }
         answer = await self._run(order.task, "evaluate", order.budget, request, order.run_id)
         return None if answer["statistics"] is None else _sums(answer["statistics"])

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
@@ -9,11 +10,11 @@ from flwr.clientapp import ClientApp
 
 from atoll.parallel.flower.secret_noise import NoisyContext, flower_noise
 from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp, node_id
+from atoll.parallel.task.flower_app import SERVER, UNNUMBERED, FlowerApp, node_id
 from atoll.parallel.task.noise import Noise
 
-CREATED_AT, TTL_S = 0.0, 1e12
-"""A message never expires: the round has its own deadline."""
+TTL_S = 1e12
+"""The time to live of a message [s]: it never expires, as the round has its own deadline."""
 
 
 ANSWERED = "the ClientApp answered"
@@ -23,6 +24,21 @@ _ERROR = re.compile(rf"{ANSWERED} \S+ with error (\d+): ")
 def code_of(failure: str) -> int | None:
     """Return the code of an error with which a ClientApp itself answered; None: it failed in another way."""
     return int(found[1]) if (found := _ERROR.search(failure)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The metadata of a message to a ClientApp."""
+
+    kind: str
+    """`train`, `evaluate` or `query`, with an action as in `query.stats`; or one of the legacy kinds."""
+    group: str = ""
+    """Flower's strategies leave it empty, those before 1.21 give the round."""
+    number: int = 0
+    """The number of the message in its run, of the round, or of the version to evaluate."""
+    run_id: int = UNNUMBERED
+    created_at: float = 0.0
+    """The instant at which it was sent first [s since the epoch]; 0: the coordinator does not say."""
 
 
 class NodeConfig(dict[str, Any]):
@@ -54,44 +70,40 @@ class ClientHost:
                 f"{app.clientapp} is a {type(self._client_app).__name__}: "
                 "tool.flwr.app.components.clientapp must name a ClientApp"
             )
-        self._num_messages = 0
 
     def call(
         self,
-        kind: str,
+        envelope: Envelope,
         content: RecordDict,
         *,
         state: RecordDict,
         run_config: Mapping[str, Any],
-        group: str,
         noise: Noise | None = None,
     ) -> RecordDict:
         """Return the content of the reply to a message.
 
         Args:
-            kind: `train`, `evaluate` or `query`, with an action as in `query.stats`; or one of the legacy kinds.
+            envelope: its metadata.
             content: records that the app may change; no other call may have them.
             state: the state of the context, which then has what the app leaves in its own.
             run_config: the run config.
-            group: the group of the message; Flower's strategies leave it empty, those before 1.21 give the round.
             noise: of this call; None: there is no secret.
 
         Raises:
             TaskBroken: the reply is an error, or no message.
             Exception: any error that the app raises.
         """
-        self._num_messages += 1
-        node = node_id(self._site)
-        context = NoisyContext(RUN_ID, node, NodeConfig(self._node_config), state, dict(run_config))
+        node, kind, run_id = node_id(self._site), envelope.kind, envelope.run_id
+        context = NoisyContext(run_id, node, NodeConfig(self._node_config), state, dict(run_config))
         context.source = (noise or Noise()).generator
         metadata = Metadata(
-            run_id=RUN_ID,
-            message_id=f"{self._site}-{self._num_messages}",
+            run_id=run_id,
+            message_id=f"{self._site}-{kind}-{envelope.number}",
             src_node_id=SERVER,
             dst_node_id=node,
             reply_to_message_id="",
-            group_id=group,
-            created_at=CREATED_AT,
+            group_id=envelope.group,
+            created_at=envelope.created_at,
             ttl=TTL_S,
             message_type=kind,
         )

@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from atoll.parallel.flower.own_code import is_caught
 from atoll.parallel.flower.secret_noise import NoisyContext
 from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.flower_app import RUN_ID, SERVER, FlowerApp
+from atoll.parallel.task.flower_app import SERVER, UNNUMBERED, FlowerApp
 from atoll.parallel.task.noise import Noise
 
 HOSTED = "it can run hosted: --set program.main=DIR/pyproject.toml:app"
@@ -78,9 +78,13 @@ class ServerHost:
         app: the app.
         run_config: its run config.
         noise: of its `main()`; None: there is no secret.
+        run_id: the number of the run.
     """
 
-    def __init__(self, app: FlowerApp, run_config: Mapping[str, Any], noise: Noise | None = None) -> None:
+    def __init__(
+        self, app: FlowerApp, run_config: Mapping[str, Any], noise: Noise | None = None, run_id: int = UNNUMBERED
+    ) -> None:
+        self._run_id = run_id
         self._app, self._run_config, self._noise = app, dict(run_config), noise or Noise()
         self._requests: queue.SimpleQueue[Callable[[], Any] | Result] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -144,7 +148,7 @@ class ServerHost:
     def _run(self, server_app: Any) -> None:
         _stand_in()
         _of_thread.host = self
-        context = NoisyContext(RUN_ID, SERVER, {}, RecordDict(), self._run_config)
+        context = NoisyContext(self._run_id, SERVER, {}, RecordDict(), self._run_config)
         context.source = self._noise.generator
         raised: BaseException | None = None
         try:

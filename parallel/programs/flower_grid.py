@@ -22,7 +22,7 @@ from atoll.parallel.programs.flower_replies import records_of
 from atoll.parallel.programs.grid import TTL_S, Grid, Outgoing, Reply
 from atoll.parallel.programs.link import LATE
 from atoll.parallel.task.content import Content
-from atoll.parallel.task.flower_app import RUN_ID, SERVER, node_id
+from atoll.parallel.task.flower_app import SERVER, UNNUMBERED, node_id
 
 NO_MESSAGE, UNAVAILABLE = 3, 5
 """Flower's codes of a message whose time to live is over, and of a node that is away."""
@@ -32,8 +32,9 @@ def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
     """Return a ServerApp as the function of a server program; `options` is its run config."""
 
     def main(grid: Grid) -> None:
-        _identify()
-        context = NoisyContext(RUN_ID, SERVER, {}, RecordDict(), dict(options))
+        run_id = grid.run_number or UNNUMBERED
+        _identify(run_id)
+        context = NoisyContext(run_id, SERVER, {}, RecordDict(), dict(options))
         context.source = lambda: grid.secret_rng
         flower_noise().begin(context.source if grid.has_secret else None, None)
         with only_fitting():
@@ -42,13 +43,14 @@ def as_program(app: Any, options: Mapping[str, Any]) -> Callable[[Grid], None]:
     return main
 
 
-def _identify() -> None:
+def _identify(run_id: int) -> None:
     """Give the process the identity without which Flower makes no message."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:  # before 1.37
         return
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    TaskIdentity.task_id = TaskIdentity.node_id = SERVER
+    TaskIdentity.run_id = run_id
 
 
 _Base: Any = FlowerGridBase  # flwr may not be installed where types are checked
@@ -62,7 +64,7 @@ class FlowerGrid(_Base):  # type: ignore[misc]
     """
 
     def __init__(self, grid: Grid) -> None:
-        self._grid, self._run = grid, Run.create_empty(RUN_ID)
+        self._grid, self._run = grid, Run.create_empty(grid.run_number or UNNUMBERED)
         self._sites: dict[int, str] = {}
         self._pushed: dict[str, Message] = {}
         self._names = itertools.count(1)
@@ -101,7 +103,7 @@ class FlowerGrid(_Base):  # type: ignore[misc]
         found = dict(zip(places, _messages([sent[place] for place in places], replies), strict=True))
         for place, message in enumerate(sent):
             if place not in found and (timeout is None or message.metadata.ttl < timeout):
-                found[place] = _reply(message, f"late-{place}", LATE)
+                found[place] = _reply(message, f"late-{place}", LATE, message.metadata.created_at)
         return [found[place] for place in sorted(found)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -142,11 +144,13 @@ def _name(message: Message, text: str) -> None:
 
 def _messages(sent: list[Message], replies: list[Reply]) -> list[Message]:
     """Return the replies as Flower's, each to its message."""
-    numbers, found = [f"reply-{reply.number}" for reply in replies], records_of(replies)
-    return [_reply(*each) for each in zip(sent, numbers, found, strict=True)]
+    return [
+        _reply(message, f"reply-{reply.number}", found, reply.ended_at or message.metadata.created_at)
+        for message, reply, found in zip(sent, replies, records_of(replies), strict=True)
+    ]
 
 
-def _reply(message: Message, name: str, found: RecordDict | str) -> Message:
+def _reply(message: Message, name: str, found: RecordDict | str, created_at: float) -> Message:
     of = message.metadata
     metadata = Metadata(
         run_id=of.run_id,
@@ -155,7 +159,7 @@ def _reply(message: Message, name: str, found: RecordDict | str) -> Message:
         dst_node_id=of.src_node_id,
         reply_to_message_id=of.message_id,
         group_id=of.group_id,
-        created_at=of.created_at,  # no clock of ours: the same answers when the program repeats itself
+        created_at=created_at,  # of the journal: the same when the program repeats itself
         ttl=of.ttl,
         message_type=of.message_type,
     )

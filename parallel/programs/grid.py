@@ -86,6 +86,8 @@ class Reply:
     """The reason why there is no content."""
     place: int = 0
     """The place of its message in the call that sent it, from 0."""
+    ended_at: float = 0.0
+    """The instant at which the coordinator had it [s since the epoch]; 0: it did not come."""
 
 
 class Grid:
@@ -106,6 +108,11 @@ class Grid:
     def has_secret(self) -> bool:
         """Return whether `secret_rng` is drawn from a secret."""
         return self._noise.is_secret
+
+    @property
+    def run_number(self) -> int:
+        """Return the public number of the run, the same after a kill, from 1 to 2^63 - 1; 0: it has none."""
+        return int(self._order.get("run_number") or 0)
 
     @property
     def secret_rng(self) -> "SecretGenerator":
@@ -213,7 +220,7 @@ def _reply(row: dict[str, Any]) -> Reply:
             content = _content(Path(row["path"]), row["tensors"])
         except ValueError as fault:  # an OSError is a fault of this machine: without this node the model is another
             error = f"its reply cannot be read: {fault}"
-    return Reply(row["number"], row["node"], row["kind"], row["group"], content, error, row["place"])
+    return Reply(row["number"], row["node"], row["kind"], row["group"], content, error, row["place"], row["ended_at"])
 
 
 def _content(path: Path, tensors: list[list[Any]]) -> Content:

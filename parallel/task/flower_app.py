@@ -9,6 +9,7 @@ A reference to an app is `path/to/pyproject.toml:app`; on a command line its fol
 
 import hashlib
 import importlib
+import json
 import re
 import sys
 import tomllib
@@ -31,8 +32,11 @@ TABLES = ("project", "tool", "tool.flwr", "tool.flwr.app", "tool.flwr.app.compon
 REFERENCE = re.compile(r"[^.:][^:]*:[^.:][^:]*")
 """The form of a reference to an object of an app: a module from the app's folder, and an attribute."""
 
-RUN_ID, SERVER = 1, 1
-"""Flower's ids of a run and of its server: a process has one of each."""
+SERVER = 1
+"""Flower's id of the server: a process has one."""
+
+UNNUMBERED = 1
+"""The run id where no coordinator has given the run a number: before a run, or by an older coordinator."""
 
 Config = dict[str, Any]
 
@@ -40,6 +44,18 @@ Config = dict[str, Any]
 def node_id(site: str) -> int:
     """Return the node id of a site: the first 63 bits of the SHA-256 of its name, the same after each restart."""
     return int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big") >> 1
+
+
+def simulated_number(task: str, given: Mapping[str, Any], seed: int) -> int:
+    """Return the number of a simulated run, from 1 to 2^63 - 1: the same whenever the same run is simulated.
+
+    Args:
+        task: the name of the task.
+        given: the values of the run for it.
+        seed: of the run.
+    """
+    text = json.dumps([task, given, seed], sort_keys=True, default=str)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1 or 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
-from atoll.parallel.flower.client_host import ClientHost, config_record
+from atoll.parallel.flower.client_host import ClientHost, Envelope, config_record
 from atoll.parallel.flower.measured import Measured
 from atoll.parallel.flower.records import arrays_of, from_content, in_app, record_of, to_content, travelling
 from atoll.parallel.flower.secret_noise import flower_noise
@@ -25,7 +25,7 @@ from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_
 from atoll.parallel.task.content import Content, from_tensors, to_tensors
 from atoll.parallel.task.deadline import Deadline
 from atoll.parallel.task.errors import OutOfTime, TaskBroken, TaskMismatch
-from atoll.parallel.task.flower_app import FlowerApp
+from atoll.parallel.task.flower_app import UNNUMBERED, FlowerApp
 from atoll.parallel.task.given import Given
 from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
 from atoll.parallel.task.noise import Noise, noise_of, noise_of_job
@@ -103,12 +103,13 @@ class ClientBench(_AppBench):
         self._take_terms(request)
         state, version = _state_of(arrays.own), request.get("version") or 0
         noise = self._begin(request, request["seed"])
-        reply = self._ask("train", arrays.version, self._terms.train, state, version + 1, noise)
+        config = config_record(self._terms.train, version + 1)
+        reply = self._ask(_envelope(request, "train"), arrays.version, config, state, noise)
         record = _only(reply.array_records, "ArrayRecord", "train")
         metrics = _only(reply.metric_records, "MetricRecord", "train")
         weight, statistics = weighted(metrics, self._terms.weight)
         if not weight:
-            raise TaskBroken(f"{self._terms.weight!r} in the metrics of a reply is 0: natively it is more; {HOSTED}")
+            raise TaskMismatch(f"{self._terms.weight!r} in the metrics of a reply is 0: natively it is more; {HOSTED}")
         trained = checked(Trained(self._update(record, arrays.version), weight, statistics))
         return Outcome(trained, {"steps": 0}, _own_of(state) if state else {})
 
@@ -124,7 +125,8 @@ class ClientBench(_AppBench):
         try:
             with generators_kept():
                 noise = self._begin(request, request.get("model_seed") or 0)
-                reply = self._ask("evaluate", arrays.version, self._terms.evaluate, state, version, noise)
+                config = config_record(self._terms.evaluate, version)
+                reply = self._ask(_envelope(request, "evaluate"), arrays.version, config, state, noise)
         except ValueError as error:
             if not str(error).startswith(NO_EVALUATE):
                 raise
@@ -138,11 +140,10 @@ class ClientBench(_AppBench):
         state, records = _state_of(own), from_content(content)
         del content  # the app has a copy: a large file need not stay mapped while it trains
         reply = self._client.call(
-            request["kind"],
+            _envelope(request, request["kind"]),
             records,
             state=state,
             run_config=self._run_config,
-            group=request["group"],
             noise=self._begin(request, request["seed"]),
         )
         return MessageAnswer(to_content(reply), _own_of(state) if state or own else None)
@@ -154,18 +155,10 @@ class ClientBench(_AppBench):
         return noise
 
     def _ask(
-        self,
-        kind: str,
-        arrays: Arrays,
-        config: Mapping[str, Any],
-        state: RecordDict,
-        server_round: int,
-        noise: Noise,
+        self, envelope: Envelope, arrays: Arrays, config: ConfigRecord, state: RecordDict, noise: Noise
     ) -> RecordDict:
-        content = RecordDict(
-            {self._terms.arrays: self._record(arrays), self._terms.config: config_record(config, server_round)}
-        )
-        return self._client.call(kind, content, state=state, run_config=self._run_config, group="", noise=noise)
+        content = RecordDict({self._terms.arrays: self._record(arrays), self._terms.config: config})
+        return self._client.call(envelope, content, state=state, run_config=self._run_config, noise=noise)
 
     def _update(self, record: ArrayRecord, version: Arrays) -> Arrays:
         """Return local - global, in the dtype in which each array travels."""
@@ -261,7 +254,8 @@ class MainBench(_AppBench):
             self._folder.mkdir(parents=True, exist_ok=True)
         with nullcontext() if self._folder is None else chdir(self._where or self._folder):
             if self._host is None:
-                self._host = ServerHost(self._app, self._run_config, noise_of(self._loading, "main"))
+                number = self._loading.get("run_number") or UNNUMBERED
+                self._host = ServerHost(self._app, self._run_config, noise_of(self._loading, "main"), number)
             yield self._host
             self._where = Path.cwd()
 
@@ -269,6 +263,13 @@ class MainBench(_AppBench):
 def bench_of_app(app: FlowerApp, request: dict[str, Any]) -> ClientBench | MainBench:
     """Return the bench of a request's site, or that of the coordinator."""
     return MainBench(app, request) if request.get("site") is None else ClientBench(app, request)
+
+
+def _envelope(request: Mapping[str, Any], kind: str) -> Envelope:
+    """Return the metadata of a request's message."""
+    number = request.get("version") if kind == "evaluate" and "split" in request else request.get("round_id")
+    run_id, created_at = request.get("run_number") or UNNUMBERED, request.get("asked_at") or 0.0
+    return Envelope(kind, request.get("group") or "", number or 0, run_id, created_at)
 
 
 def _terms_of(app: FlowerApp, request: dict[str, Any]) -> tuple[Terms, dict[str, Any]]:
@@ -291,7 +292,7 @@ def _own_of(state: RecordDict) -> Arrays:
 def _only(records: Mapping[str, Any], kind: str, what: str) -> Any:
     if len(records) != 1:
         names = ", ".join(records) or "none"
-        raise TaskBroken(f"a reply to {what} has one {kind}, this one has {len(records)} ({names})")
+        raise TaskMismatch(f"a reply to {what} has one {kind}, this one has {len(records)} ({names}); {HOSTED}")
     (record,) = records.values()
     return record
 
@@ -300,11 +301,11 @@ def weighted(metrics: MetricRecord, weight: str) -> tuple[int | float, dict[str,
     """Return the weight of a reply, and its other metrics as (weight x value, weight); lists as in `numbers_of`.
 
     Raises:
-        TaskBroken: there is no weight, or it is no number >= 0.
+        TaskMismatch: there is no weight, or it is no number >= 0.
     """
     number = metrics.get(weight)
     if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number < math.inf:
-        raise TaskBroken(f"{weight!r} in the metrics of a reply must be a number >= 0, got {number!r}")
+        raise TaskMismatch(f"{weight!r} in the metrics of a reply must be a number >= 0, got {number!r}; {HOSTED}")
     others = {name: value for name, value in numbers_of(metrics).items() if name != weight}
     return number, {name: (value * number, float(number)) for name, value in others.items()}
 

@@ -85,6 +85,8 @@ class RunTerms:
     algorithm: str = "fedavg"
     rounds: int = 1
     """The number of rounds for which the values must fit."""
+    run_number: int = 0
+    """The number of the run, for apps; 0: not known."""
 
 
 class Worker:

@@ -7,7 +7,7 @@ import re
 import secrets
 from pathlib import Path
 
-from atoll.aggregation.noise.key import BYTES
+from atoll.aggregation.noise.key import BYTES, key_of
 from atoll.protocol.identity.credential import write_private
 
 FILE = "noise.key"
@@ -29,3 +29,12 @@ def noise_secret(folder: Path) -> bytes:
         way_out = "put it back from a backup, or delete it: a new one draws other noise, also for work that is repeated"
         raise OSError(f"{path} is damaged: {way_out}")
     return bytes.fromhex(found)
+
+
+def run_number(folder: Path, run_id: str) -> int:
+    """Return the public number of a run of a coordinator, from 1 to 2^63 - 1, for apps that name their run by one.
+
+    It is a function of the secret of the coordinator's directory and of the run's name, which no later run gets: the
+    same after a restart, another in each directory. Raises as `noise_secret`.
+    """
+    return int.from_bytes(key_of(noise_secret(folder), "run number", run_id)[:8]) >> 1 or 1

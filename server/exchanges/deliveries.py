@@ -173,7 +173,7 @@ class Deliveries:
         sent.delivered_at = now if sent.delivered_at is None else sent.delivered_at
         exchange = self.ledger.open[self.ledger.exchange_of(sent.number)]
         held = now - self._held_since(exchange) if self.ledger.awaited else 0.0
-        return (Deliver(sent.number, sent.message, sent.deadline + held, node.counted),)
+        return (Deliver(sent.number, sent.message, sent.deadline + held, node.counted, exchange.opened_at),)
 
     def _settle(self, exchange: Exchange, now: float) -> Effects:
         """Close an exchange if it can close, and let the call that waits for it return."""

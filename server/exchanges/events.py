@@ -121,6 +121,7 @@ class Deliver:
     message: Message
     deadline: float
     counted: RoundId = RoundId(0)  # the newest message of the node with an accepted reply; 0: none
+    asked_at: float = 0.0  # the instant at which its exchange opened
 
 
 @value

@@ -74,11 +74,12 @@ class Evaluator:
         timeout_s: float,
         load_timeout_s: float = LOAD_TIMEOUT_S,
         noise: bytes = b"",
+        run_number: int = 0,
     ) -> None:
         self._worker = Worker(
             reference.task,
             log_path=log_path,
-            run=RunTerms(reference.local, reference.algorithm, reference.rounds),
+            run=RunTerms(reference.local, reference.algorithm, reference.rounds, run_number),
             environment=Environment(folder=log_path.parent / APP, load_timeout_s=load_timeout_s, noise=noise),
         )
         self._concluded = log_path.parent / CONCLUDED if is_app(reference.task) else None

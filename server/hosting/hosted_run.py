@@ -4,7 +4,7 @@ import logging
 
 from atoll.aggregation.noise.key import key_of
 from atoll.aggregation.printable import count_of
-from atoll.protocol.identity.noise_secret import noise_secret
+from atoll.protocol.identity.noise_secret import noise_secret, run_number
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import RunId
 from atoll.server.config.process import CoordinatorConfig
@@ -80,4 +80,5 @@ class MessageRuns:
         store = RunStore(folder, disk=limits, has_files_only=True)
         noise = key_of(noise_secret(self._state.path), "run", run_id)
         contents = Contents(folder, store)
-        return MessageDriver(run_id, config, machine, seq, contents, self._shared, noise)
+        number = run_number(self._state.path, run_id)
+        return MessageDriver(run_id, config, machine, seq, contents, self._shared, noise, number)

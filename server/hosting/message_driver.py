@@ -75,6 +75,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         contents: the contents of its messages, with the files of its replies.
         shared: the parts that all runs of the coordinator share.
         noise: the key of the noise of its program; empty: there is no secret here.
+        number: the number of the run, for apps.
     """
 
     def __init__(
@@ -86,12 +87,13 @@ class MessageDriver(JournaledDriver[Event, Effect]):
         contents: Contents,
         shared: SharedParts,
         noise: bytes = b"",
+        number: int = 0,
     ) -> None:
         super().__init__(run_id, machine, seq, shared)
         self.config, self.machine = config, machine
         self.store, self.contents, self.task = contents.store, contents, task_name(config.task)
         self.versions = contents
-        self._local = json.dumps(config.given, sort_keys=True)
+        self._local, self._number = json.dumps(config.given, sort_keys=True), number
         self._looking: list[int] = []
         self._num_left_out = 0  # calls for the nodes since the last that was an event
         self._tell_at: float | None = None  # when the log says that the program asks for the nodes alone
@@ -102,6 +104,7 @@ class MessageDriver(JournaledDriver[Event, Effect]):
             run_id, lambda: machine.ledger, contents, shared, machine.rules.keep_replies, self._spawn
         )
         order = {"program": config.program.main, "seed": config.seed, "options": config.options, "noise": noise.hex()}
+        order["run_number"] = number
         self.program = ProgramProcess(
             order, contents.folder / "program", contents.folder / "program.log", self._called, self._program_ended
         )
@@ -204,6 +207,8 @@ class MessageDriver(JournaledDriver[Event, Effect]):
             model_seed=config.seed,
             message=message.kind,
             group=message.group,
+            run_number=self._number,
+            asked_at=effect.asked_at,
         )
         return ServerMessage(invite=invite)
 

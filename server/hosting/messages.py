@@ -31,12 +31,14 @@ class RunTerms:
     """The seed of the initial model."""
     grace: float
     """Time after a deadline in which an upload that began before it may end [s]."""
+    run_number: int = 0
+    """The number of the run, for apps (`parallel.task.flower_app`)."""
 
     @classmethod
-    def of(cls, run_id: RunId, task: str, config: RunConfig) -> "RunTerms":
+    def of(cls, run_id: RunId, task: str, config: RunConfig, run_number: int = 0) -> "RunTerms":
         """Collect the terms of a run from its settings."""
         local = json.dumps(config.given, sort_keys=True)
-        return cls(run_id, task, local, config.aggregation.training, config.seed, config.round.grace)
+        return cls(run_id, task, local, config.aggregation.training, config.seed, config.round.grace, run_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def invitation(
             spreads=client.spreads,
             counted_round=effect.counted_round,
             model_seed=terms.model_seed,
+            run_number=terms.run_number,
+            asked_at=effect.asked_at,
         )
     )
 
@@ -111,6 +115,8 @@ def evaluation_request(effect: AskEvaluation, terms: RunTerms, model: OfferedMod
             local=terms.local,
             counted_round=effect.counted_round,
             model_seed=terms.model_seed,
+            run_number=terms.run_number,
+            asked_at=effect.asked_at,
         )
     )
 

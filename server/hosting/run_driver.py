@@ -86,7 +86,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         )
         self._evaluator, self._sampler = parts.evaluator, parts.sampler
         self._offered = OfferedCodec(parts.run_id, shared.hub.codecs_of, shared.codecs_of_rank)
-        self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config)
+        self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config, parts.number)
         self._narrator = Narrator()
         self._next_round: asyncio.TimerHandle | None = None
         self._measuring: set[asyncio.Task[None]] = set()  # tasks that compute metrics from their sums
@@ -130,7 +130,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         """
         self.config, self._sampler = config, sampler
         self.reducer.follow(config)
-        self._terms = messages.RunTerms.of(self.run_id, self.task, config)
+        self._terms = messages.RunTerms.of(self.run_id, self.task, config, self._terms.run_number)
         if evaluator is not None:
             self._evaluator.close()
             self._evaluator = evaluator

@@ -11,7 +11,7 @@ from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.warm_start import Start
 from atoll.parallel.task.task import task_name
 from atoll.protocol.identity.dialer import Dialer
-from atoll.protocol.identity.noise_secret import noise_secret
+from atoll.protocol.identity.noise_secret import noise_secret, run_number
 from atoll.protocol.manifest import parse_update, parse_version
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.threads import on_thread
@@ -77,9 +77,9 @@ class RunFactory:
         """
         sampler = _sampler(row.config, is_over=machine.ledger.state in TERMINAL)
         task = task_name(row.config.task)
-        return RunDriver(
-            RunParts(row.run_id, row.config, task, machine, seq, reducer, evaluator, sampler), self._shared
-        )
+        number = run_number(self._state.path, row.run_id)
+        parts = RunParts(row.run_id, row.config, task, machine, seq, reducer, evaluator, sampler, number)
+        return RunDriver(parts, self._shared)
 
     async def parts_of_changed(
         self, old: RunConfig, new: RunConfig, run_id: RunId
@@ -114,6 +114,7 @@ class RunFactory:
             timeout_s=TASK_TIMEOUT_S,
             load_timeout_s=self._config.load_timeout,
             noise=key_of(noise_secret(self._state.path), "run", run_id),
+            run_number=run_number(self._state.path, run_id),
         )
 
     def reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:

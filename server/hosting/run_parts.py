@@ -30,6 +30,8 @@ class RunParts:
     reducer: Reducer
     evaluator: Evaluator
     sampler: Sampler | Oort
+    number: int = 0
+    """The number of the run, for apps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def reply_row(sent: Sent, place: int, path: Path | None = None, tensors: Sequenc
         tensors: name and size of each tensor [bytes].
     """
     message = sent.message
-    row: Json = {"number": sent.number, "place": place}
+    row: Json = {"number": sent.number, "place": place, "ended_at": sent.ended_at or 0.0}
     row |= {"node": message.client_id, "kind": message.kind, "group": message.group}
     if path is None:
         return row | {"error": f"{sent.reason}: {sent.detail}" if sent.fate in ANSWERED else LATE}

@@ -214,9 +214,9 @@ class Invitations:
         return record
 
     def _invite(self, client_id: ClientId, record: RoundRecord) -> Invite:
-        deadline, counted = record.clients[client_id].deadline, self._ledger.membership.counted_round(client_id)
-        assert deadline is not None
-        return Invite(client_id, record.round_id, record.base_version, deadline, counted)
+        client, counted = record.clients[client_id], self._ledger.membership.counted_round(client_id)
+        assert client.deadline is not None
+        return Invite(client_id, record.round_id, record.base_version, client.deadline, counted, client.invited_at)
 
     def _row(self, client_id: ClientId) -> ClientRecord:
         return self._record(self._ledger.training[client_id]).clients[client_id]

@@ -36,6 +36,8 @@ class ClientEvaluation:
     """The reasons why some sums of an answer are left out."""
     terms: dict[ClientId, Disclosure] = field(default_factory=dict)
     """The terms on which the answers may be shown; absent: `ANY_SUM`."""
+    asked_at: float = 0.0
+    """The instant of its beginning."""
 
     @property
     def is_complete(self) -> bool:
@@ -50,7 +52,7 @@ class ClientEvaluation:
 
     def ask(self, client_id: ClientId, counted_round: RoundId) -> AskEvaluation:
         """Return the request to a client, for the first time and after each reconnection."""
-        return AskEvaluation(client_id, self.version, self.deadline, counted_round)
+        return AskEvaluation(client_id, self.version, self.deadline, counted_round, self.asked_at)
 
     def answered(self, event: ClientEvaluated, most: float = math.inf, why: str = "") -> None:
         """Record a client's sums, or the reason why it has none. A metric of two sums whose count is above `most` is

@@ -51,7 +51,8 @@ class Evaluations(Intake, ABC):
             most = rules.evaluate_clients_max
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=ledger.version)
             if asked:
-                evaluation = ClientEvaluation(ledger.version, now + rules.evaluation_deadline, asked)
+                deadline = now + rules.evaluation_deadline
+                evaluation = ClientEvaluation(ledger.version, deadline, asked, asked_at=now)
                 effects += [evaluation.ask(c, ledger.membership.counted_round(c)) for c in asked]
                 ledger.evaluation = evaluation
         return tuple(effects)

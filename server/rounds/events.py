@@ -297,6 +297,7 @@ class Invite:
     base_version: Version
     deadline: float
     counted_round: RoundId = RoundId(0)  # the newest round whose model has an update of the client; 0: none
+    asked_at: float = 0.0  # the instant of the first such invitation
 
 
 @value
@@ -391,6 +392,7 @@ class AskEvaluation:
     version: Version
     deadline: float
     counted_round: RoundId = RoundId(0)  # as in Invite
+    asked_at: float = 0.0  # the instant at which the evaluation began
 
 
 @value

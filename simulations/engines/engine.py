@@ -44,6 +44,9 @@ class Training:
     model_seed: int = 0
     """Seed of the layers that stay at a client, before their first training."""
 
+    run_number: int = 0
+    """Number of the run, for apps."""
+
     def __post_init__(self) -> None:
         if isinstance(self.task, Task):
             check_training(self.task, self.algorithm, self.local)
@@ -89,6 +92,9 @@ class Job:
     version: int = 0
     """Version of the model that the client trains from; the same in all jobs of a cohort."""
 
+    asked_at: float = 0.0
+    """Instant of the invitation, for apps [s since the epoch]."""
+
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"a job needs at least one step, got {self.steps} for {self.client_id}")
@@ -131,15 +137,15 @@ class Trained:
 
 @value
 class Failed:
-    """A client without an update, because its training left the finite numbers."""
+    """A client without an update, because its training left the finite numbers, or its app failed."""
 
     client_id: str
 
     kind: str
-    """Failure reason of the protocol: not_finite."""
+    """Failure reason of the protocol: not_finite; of an app any."""
 
     detail: str
-    """Names of the tensors that are not finite."""
+    """Names of the tensors that are not finite, or what the app has raised."""
 
 
 class ClientFailed(RuntimeError):

@@ -95,7 +95,7 @@ class Evaluations:
 
     def _job(self, client_id: ClientId, request: EvaluationRequest) -> Job:
         own = self._states.find(client_id, request.counted_round)
-        return Job(client_id, request.model_seed, own=own, version=int(request.version))
+        return Job(client_id, request.model_seed, own=own, version=int(request.version), asked_at=request.asked_at)
 
     def num_examples(self, client_id: ClientId) -> int:
         """Return the number of a client's test examples."""

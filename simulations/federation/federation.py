@@ -122,7 +122,7 @@ class Federation:
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
-        run = RunTerms(config.given, config.aggregation.training, config.rounds)
+        run = RunTerms(config.given, config.aggregation.training, config.rounds, setting.training.run_number)
         request = {**asdict(run), "threads": threads, "model_seed": config.seed}
         keep = Keep.after(0, self.machine, config.round) if saved else None
         self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)

@@ -56,7 +56,7 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, SamplerError, draw
 from atoll.simulations.federation.host import Client, Host
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.timeline import DeadlineTimer, Timeline
+from atoll.simulations.federation.timeline import EPOCH, DeadlineTimer, Timeline
 
 
 class Service:
@@ -175,6 +175,7 @@ class Service:
             algorithm=self._algorithm,
             counted_round=effect.counted_round,
             model_seed=self.config.seed,
+            asked_at=EPOCH + effect.asked_at,
         )
 
     def _evaluation_request(self, effect: AskEvaluation) -> client.EvaluationRequest:
@@ -191,6 +192,7 @@ class Service:
                 local=self._local,
                 counted_round=effect.counted_round,
                 model_seed=self.config.seed,
+                asked_at=EPOCH + effect.asked_at,
             )
         return self._requests[same]
 

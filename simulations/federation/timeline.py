@@ -5,6 +5,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+EPOCH = 1_740_700_800.0
+"""The instant of virtual time 0, for apps [s since the epoch]: the earliest that Flower takes for a message's."""
+
 Action = tuple[Callable[..., None], tuple[Any, ...]]
 
 

@@ -7,7 +7,8 @@ import torch
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task.task import Task
+from atoll.parallel.task.flower_app import simulated_number
+from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
@@ -39,6 +40,7 @@ def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunCo
             algorithm=run.aggregation.training,
             device=simulation.device,
             model_seed=run.seed,
+            run_number=simulated_number(task_name(run.task), run.given, run.seed),
         )
     except (TaskBroken, ValueError) as error:
         raise ConfigError(str(error).split("; ")) from error

@@ -152,6 +152,7 @@ class Trainings:
                 self._state_of(t.client_id, t.invitation),
                 t.invitation.round_id,
                 t.invitation.base_version,
+                t.invitation.asked_at,
             )
             for t in trainings
         ]

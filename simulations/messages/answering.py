@@ -49,6 +49,9 @@ class Question:
     """The client's state after its newest message whose reply counted; None: there is none."""
     out: Path
     """The file of the reply's bytes, one tensor after the other."""
+    run_number: int = 0
+    asked_at: float = 0.0
+    """The instant at which the message was sent [s since the epoch]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Benches:
             "group": question.group,
             "round_id": question.number,
             "seed": question.seed,
+            "run_number": question.run_number,
+            "asked_at": question.asked_at,
         }
         bench = self._bench(question.client_id, request)
         assert isinstance(bench, MessageBench)  # the setting of a run is checked

@@ -186,6 +186,7 @@ class MessageFederation:
         self._stop_program()
         config = self.setting.config
         order = {"program": config.program.main, "seed": config.seed, "options": config.options}
+        order["run_number"] = self.service.run_number
         self._program = self.program_type(order, self._folder / "program", self._folder / "program.log", self._lines)
         self.service.post(ProgramStarted())
 

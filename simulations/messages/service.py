@@ -5,6 +5,7 @@ from typing import Protocol
 
 from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
+from atoll.parallel.task.flower_app import simulated_number
 from atoll.parallel.task.randomness import training_seed
 from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RejectReason, RoundId, RunId, RunState, Version
@@ -38,7 +39,7 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.simulations.federation.host import Client
-from atoll.simulations.federation.timeline import DeadlineTimer, Timeline
+from atoll.simulations.federation.timeline import EPOCH, DeadlineTimer, Timeline
 
 
 class ProgramHost(Protocol):
@@ -79,6 +80,7 @@ class MessageService:
         self.run_id = RunId(f"{config.name}-1")
         self.bytes_down = self.bytes_up = 0
         self._task, self._local = task_name(config.task), json.dumps(config.given, sort_keys=True)
+        self.run_number = simulated_number(self._task, config.given, config.seed)
         self._connected: dict[ClientId, Client] = {}
         self._timer = DeadlineTimer(timeline, lambda: self.machine.deadline, lambda: self.post(TimePassed()))
 
@@ -137,6 +139,8 @@ class MessageService:
             model_seed=config.seed,
             message=message.kind,
             group=message.group,
+            run_number=self.run_number,
+            asked_at=EPOCH + effect.asked_at,
         )
 
     # ------------------------------------------------------------ clients

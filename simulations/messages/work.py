@@ -92,6 +92,8 @@ class MessageWork:
             group=invitation.group,
             number=invitation.round_id,
             seed=invitation.seed,
+            run_number=invitation.run_number,
+            asked_at=invitation.asked_at,
             content=self._contents.keep(invitation.model_digest).path,
             own=self._states.find(client_id, invitation.counted_round),
             out=self._folder / f"{invitation.round_id}.bin",

@@ -131,6 +131,8 @@ def test_an_array_without_elements_is_sound():
 class Nowhere:
     """A grid whose nodes answer nothing in time, but to the second message of each call."""
 
+    run_number = 1
+
     def send(self, messages, timeout=None):
         from atoll.parallel.programs.grid import Reply
 
@@ -154,7 +156,7 @@ def test_the_end_of_a_messages_own_time_is_an_error_and_that_of_the_timeout_is_n
 
     from atoll.parallel.programs.flower_grid import FlowerGrid, _identify
 
-    _identify()
+    _identify(1)
     sent = [Message(RecordDict(), 5, "train", ttl=ttl) for ttl in (9.0, 9.0, 4.0)]
     replies = list(FlowerGrid(Nowhere()).send_and_receive(sent, timeout=timeout))
     assert [reply.has_error() for reply in replies] == replied
@@ -167,7 +169,7 @@ def test_a_pull_of_other_ids_than_those_that_were_pushed_has_no_replies():
 
     from atoll.parallel.programs.flower_grid import FlowerGrid, _identify
 
-    _identify()
+    _identify(1)
     grid = FlowerGrid(Nowhere())
     (number,) = grid.push_messages([Message(RecordDict(), 5, "train")])
     (late,) = grid.pull_messages([number, "99", "nonsense"])

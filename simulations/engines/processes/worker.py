@@ -87,6 +87,7 @@ class Sent(NamedTuple):
     round_id: int
     version: int
     own: tuple[str, ...] | Arrays | None
+    asked_at: float
 
     @classmethod
     def of(cls, job: Job, rows: Rows, index: int) -> "Sent":
@@ -94,7 +95,7 @@ class Sent(NamedTuple):
         own = None if job.own is None else _sent(job.own, rows)
         if isinstance(own, tuple):
             rows.write(index, {}, job.own)
-        return cls(job.client_id, job.seed, job.steps, job.round_id, job.version, own)
+        return cls(job.client_id, job.seed, job.steps, job.round_id, job.version, own, job.asked_at)
 
     def job(self, rows: Rows, index: int) -> Job:
         """Return the job with a copy of the client's arrays, because its results will overwrite them."""
@@ -102,7 +103,7 @@ class Sent(NamedTuple):
         if isinstance(own, tuple):
             views = rows.own_of(index)
             own = {name: views[name].copy() for name in own}
-        return Job(self.client_id, self.seed, self.steps, own, self.round_id, self.version)
+        return Job(self.client_id, self.seed, self.steps, own, self.round_id, self.version, self.asked_at)
 
 
 class Written(NamedTuple):

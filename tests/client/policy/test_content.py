@@ -32,6 +32,8 @@ SAME_WORK: dict[str, Any] = {
     "manifest": b"m",
     "data": b"d",
     "group": "1",  # of a message only
+    "run_number": 2,  # as the run
+    "asked_at": 9.0,
 }
 
 

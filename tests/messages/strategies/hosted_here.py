@@ -56,6 +56,7 @@ class LinkHere:
     def _row(self, place, site, kind, digest, group, ttl):
         self._num_sent += 1
         row = {"number": self._num_sent, "place": place, "node": site, "kind": kind, "group": group, "error": ""}
+        row["ended_at"] = 0.0
         tensors = safetensors_file.read(self._contents.keep(Digest(digest)).path)
         request = {"kind": kind, "group": group, "seed": self._num_sent}
         try:

@@ -6,7 +6,7 @@ from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from atoll.parallel.flower.client_host import ClientHost
+from atoll.parallel.flower.client_host import ClientHost, Envelope
 from atoll.parallel.flower.records import from_content, to_content
 
 
@@ -27,11 +27,10 @@ class GridHere(Grid):
         asked = message.metadata
         place = asked.dst_node_id - 1
         content = self._hosts[place].call(
-            asked.message_type,
+            Envelope(asked.message_type),
             from_content(to_content(message.content)),
             state=self._states[place],
             run_config=self._run_config,
-            group="",
         )
         told = Metadata(1, "", asked.dst_node_id, 1, "", "", time.time(), asked.ttl, asked.message_type)
         return Message(metadata=told, content=content)

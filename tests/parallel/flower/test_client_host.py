@@ -8,7 +8,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: `make setup` installs
 
 from flwr.app import MetricRecord, RecordDict
 
-from atoll.parallel.flower.client_host import ClientHost
+from atoll.parallel.flower.client_host import ClientHost, Envelope
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.flower_app import FlowerApp
 
@@ -48,7 +48,7 @@ def host(tmp_path):
 
 
 def asked(host, action, state):
-    return host.call(f"query.{action}", RecordDict(), state=state, run_config={}, group="")
+    return host.call(Envelope(f"query.{action}"), RecordDict(), state=state, run_config={})
 
 
 def test_a_state_that_the_app_replaces_is_the_state(host):

@@ -29,7 +29,7 @@ def row(path, content, number=1):
     tensors = to_tensors(content)
     path.write_bytes(b"".join(array.tobytes() for array in tensors.values()))
     sizes = [[name, array.nbytes] for name, array in tensors.items()]
-    of = {"number": number, "node": f"n{number}", "kind": "train", "group": "", "place": number - 1}
+    of = {"number": number, "node": f"n{number}", "kind": "train", "group": "", "place": number - 1, "ended_at": 0.0}
     return of | {"error": "", "path": str(path), "tensors": sizes}
 
 
