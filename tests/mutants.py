@@ -265,8 +265,8 @@ PLANTED = (
     Mutant(
         "one retry too many",
         RUN,
-        "        if ledger.failures > policy.retry and ledger.stop_reason is None:",
-        "        if ledger.failures > policy.retry + 1 and ledger.stop_reason is None:",
+        "        if (is_hopeless or ledger.failures > policy.retry) and ledger.stop_reason is None:",
+        "        if (is_hopeless or ledger.failures > policy.retry + 1) and ledger.stop_reason is None:",
         "a run tries once more than `retry` says",
     ),
     Mutant(

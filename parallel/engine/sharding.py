@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from atoll.parallel.data.batch import map_tensors
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import Styles, blueprint_of
+from atoll.parallel.engine.flags import keep_flags
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.precision import gather_as_autocast
 from atoll.parallel.engine.scalars import replicate_scalars
@@ -154,6 +155,7 @@ def apply_data_parallel(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo supports no other; with factor 1 it is free
+    keep_flags(part)
     return part
 
 

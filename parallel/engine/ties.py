@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.optimizers.norms import local
@@ -51,8 +52,10 @@ class Ties:
                 self._foreign |= {id(copy) for copy in copies} - {id(copy) for copy in first}
 
     def add_up(self) -> None:
-        """Give every copy the sum of all copies' gradients."""
+        """Give every copy the sum of all copies' gradients; if no pass has used any, none, as in one process."""
         for copies, group in self._copies:
+            if not _is_any_used(copies, group):
+                continue
             for copy in copies:
                 if copy.grad is None:
                     copy.grad = torch.zeros_like(copy)
@@ -67,6 +70,16 @@ class Ties:
     def owned(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Return the parameters without the second copies."""
         return [parameter for parameter in parameters if id(parameter) not in self._foreign]
+
+
+def _is_any_used(copies: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> bool:
+    """Return whether a pass has used a copy here or on another holder; only a rank without a gradient waits for it."""
+    is_used = any(copy.grad is not None for copy in copies)
+    if group is None:
+        return is_used
+    found = torch.tensor([float(is_used)], device=local(copies[0]).device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    return is_used or isinstance(found, FakeTensor) or bool(found)
 
 
 def _group(holders: Sequence[int], axes: Axes) -> dist.ProcessGroup | None:

@@ -34,6 +34,9 @@ from atoll.parallel.task.flower_app import FlowerApp
 
 Settings = dict[str, Any]
 
+WAITS_S = 366 * 86400.0
+"""Seconds for which a round waits for its nodes, the most that there is: Flower waits without end."""
+
 OPTIMIZERS, RULES = "atoll.parallel.flower.optimizers", "atoll.parallel.flower.rules"
 
 
@@ -73,7 +76,7 @@ def native(app: FlowerApp, started: Started, nodes: int) -> Native:
     aggregation, optimizer, of_strategy = _TABLES[type(strategy)](strategy)
     settings |= {key: table for key, table in (("aggregation", aggregation), ("optimizer", optimizer)) if table}
     settings["local"] = _terms(strategy, started).table
-    notes = (*_conditions(strategy, trained), *_notes(app, started))
+    notes = (*_conditions(strategy), *_notes(app, started))
     return Native(name, _of_python(settings), became | of_strategy, notes)
 
 
@@ -178,17 +181,16 @@ def _is_not_finite(value: Any) -> bool:
 
 
 def _round_of(strategy: Any, started: Started, nodes: int, cohort: int) -> tuple[Settings, dict[str, str]]:
-    available = max(strategy.min_available_nodes, cohort)
-    deadline = float(started.timeout_s or 0.0)
-    round_: Settings = {"cohort_size": cohort, "quorum": _fewest(strategy), "deadline": deadline, "failure_rest": 0.0}
-    if available > cohort:
-        round_["min_available"] = available
+    quorum, deadline = _fewest(strategy), float(started.timeout_s or 0.0)
+    available = max(strategy.min_available_nodes, strategy.min_train_nodes, quorum, 1)
+    round_: Settings = {"cohort_size": cohort, "quorum": quorum, "deadline": deadline, "failure_rest": 0.0}
+    round_ |= {"min_available": available, "first_available": nodes, "selection_timeout": WAITS_S}
     evaluation: Settings = {"server_every": 1 if started.evaluate_fn is not None else 0, "clients_every": 0}
     trained = f"fraction_train = {strategy.fraction_train:g} of {count_of(nodes, 'node')}"
     became = {
         f"num_rounds = {started.rounds}": f"rounds = {started.rounds}",
         f"{trained}, min_train_nodes = {strategy.min_train_nodes}": f"round.cohort_size = {cohort}",
-        f"min_available_nodes = {strategy.min_available_nodes}": f"round.min_available = {available}",
+        f"min_available_nodes = {strategy.min_available_nodes}": f"round.min_available = {available}: a round waits",
         f"timeout = {started.timeout_s:g}": f"round.deadline = {started.timeout_s:g}",
         "an error of a node": "round.failure_rest = 0: the next round asks it again",
     }
@@ -222,15 +224,13 @@ def _terms(strategy: Any, started: Started) -> Terms:
     )
 
 
-def _conditions(strategy: Any, cohort: int) -> Iterator[str]:
+def _conditions(strategy: Any) -> Iterator[str]:
     """Yield what a native run asks of the ClientApp and of the nodes, where Flower's own loop decides otherwise."""
     weight = repr(strategy.weighted_by_key)
     yield f"a reply to train has all arrays of the model in their shapes, and {weight} above 0; else it does not count"
-    yield "an error of a ClientApp ends a simulation; of agents, it leaves out that site in that round"
+    yield "an error of a ClientApp leaves out that node in that round; one of form at all nodes ends the run"
     if strategy.fraction_evaluate > 0:
         yield "what evaluate changes in context.state does not stay; hosted, it does"
-    if cohort > strategy.min_available_nodes:
-        yield f"a round waits for {cohort} nodes, up to round.selection_timeout; min_available_nodes is fewer"
 
 
 def _notes(app: FlowerApp, started: Started) -> Iterator[str]:

@@ -26,6 +26,7 @@ class SameForm:
     def __init__(self, *modules: nn.Module) -> None:
         self._modules = modules
         self._parameters, self._buffers = _forms(modules)
+        self._frozen = _frozen(modules)
         self._seen = 0
 
     def fault(self) -> str | None:
@@ -40,6 +41,11 @@ class SameForm:
             return (
                 f"{_listed(made)}: registered by the model's forward pass, so it does not travel: register it in "
                 "task.model(), or with register_buffer(..., persistent=False), which keeps it out of the model"
+            )
+        if thawed := {name for name in self._frozen - _frozen(self._modules) if name in parameters}:
+            return (
+                f"{_listed(thawed)}: requires_grad was set by the model's forward pass, and no optimizer has it: let "
+                "task.model() return a model in which all trains that is to train"
             )
         before, now = self._parameters | self._buffers, parameters | buffers
         for name, shape in before.items():
@@ -95,11 +101,21 @@ def _forms(modules: tuple[nn.Module, ...]) -> tuple[Shapes, Shapes]:
     return parameters, buffers
 
 
+def _frozen(modules: tuple[nn.Module, ...]) -> set[str]:
+    """Return the names of the parameters that do not train."""
+    named = ((name, tensor) for model in modules for name, tensor in model.named_parameters())
+    return {_without_wrappers(name) for name, tensor in named if not tensor.requires_grad}
+
+
 def _shapes(prefix: str, tensors: "dict[str, torch.Tensor | None]") -> Shapes:
-    begin = f"{prefix}." if prefix else ""
-    for wrapper in WRAPPERS:
-        begin = begin.removeprefix(wrapper)
+    begin = _without_wrappers(f"{prefix}." if prefix else "")
     return {begin + name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+
+
+def _without_wrappers(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.removeprefix(wrapper)
+    return name
 
 
 def _listed(names: "set[str]") -> str:

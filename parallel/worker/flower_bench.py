@@ -109,7 +109,7 @@ class ClientBench(_AppBench):
         metrics = _only(reply.metric_records, "MetricRecord", "train")
         weight, statistics = weighted(metrics, self._terms.weight)
         if not weight:
-            raise TaskBroken(f"{self._terms.weight!r} in the metrics of a reply is 0: natively it is more; {HOSTED}")
+            raise TaskMismatch(f"{self._terms.weight!r} in the metrics of a reply is 0: natively it is more; {HOSTED}")
         trained = checked(Trained(self._update(record, arrays.version), weight, statistics))
         return Outcome(trained, {"steps": 0}, _own_of(state) if state else {})
 
@@ -292,7 +292,7 @@ def _own_of(state: RecordDict) -> Arrays:
 def _only(records: Mapping[str, Any], kind: str, what: str) -> Any:
     if len(records) != 1:
         names = ", ".join(records) or "none"
-        raise TaskBroken(f"a reply to {what} has one {kind}, this one has {len(records)} ({names})")
+        raise TaskMismatch(f"a reply to {what} has one {kind}, this one has {len(records)} ({names}); {HOSTED}")
     (record,) = records.values()
     return record
 
@@ -301,11 +301,11 @@ def weighted(metrics: MetricRecord, weight: str) -> tuple[int | float, dict[str,
     """Return the weight of a reply, and its other metrics as (weight x value, weight); lists as in `numbers_of`.
 
     Raises:
-        TaskBroken: there is no weight, or it is no number >= 0.
+        TaskMismatch: there is no weight, or it is no number >= 0.
     """
     number = metrics.get(weight)
     if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number < math.inf:
-        raise TaskBroken(f"{weight!r} in the metrics of a reply must be a number >= 0, got {number!r}")
+        raise TaskMismatch(f"{weight!r} in the metrics of a reply must be a number >= 0, got {number!r}; {HOSTED}")
     others = {name: value for name, value in numbers_of(metrics).items() if name != weight}
     return number, {name: (value * number, float(number)) for name, value in others.items()}
 

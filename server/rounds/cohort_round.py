@@ -16,6 +16,7 @@ Source: Bonawitz et al., "Towards Federated Learning at Scale: System Design", M
 Configuration, Reporting). The rules for late updates are those of `StragglerPolicy`.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -34,7 +35,7 @@ from atoll.protocol.vocabulary import (
 from atoll.server.rounds.events import Accept, Aggregate, Contribution, DrawCohort, Invite, Release, Update
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
-from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.policy import FIRST_WAIT_S, StragglerPolicy
 from atoll.server.rounds.record import ClientRecord
 from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject, work_scale
 
@@ -62,6 +63,9 @@ class Round(OpenRound):
         super().__init__(round_id, base_version, policy, membership, now)
         self.late, self._max_share = late, max_share
         self._select_by = now + policy.selection_timeout
+        self._first_by = math.inf
+        if policy.waits_first(round_id):
+            self._first_by, self.record.num_needed_to_draw = now + FIRST_WAIT_S, policy.first_available
         self._waiting: set[ClientId] = set()
         self._reported: dict[ClientId, Update] = {}
         self._in_grace = False
@@ -73,7 +77,7 @@ class Round(OpenRound):
         """The time at which `time_passed` must be called [s since the epoch]; None: no timer runs."""
         record = self.record
         if record.phase is Phase.SELECTING:
-            return None if self._is_drawing else self._select_by
+            return None if self._is_drawing else min(self._select_by, self._first_by)
         if record.phase is not Phase.COLLECTING:
             return None
         limit = record.grace_by if self._in_grace else record.deadline
@@ -83,6 +87,9 @@ class Round(OpenRound):
     def time_passed(self, now: float) -> Effects:
         """Apply the deadline: draw from fewer clients, close, begin the grace period, or abandon."""
         record = self.record
+        if record.phase is Phase.SELECTING and now < self._select_by:
+            self._first_by, record.num_needed_to_draw = math.inf, self.policy.num_needed_to_draw
+            return ()  # the round looks for clients after each event
         if record.phase is Phase.SELECTING:
             return self._selecting_is_over(now)
         assert record.deadline is not None
@@ -99,6 +106,7 @@ class Round(OpenRound):
     def _extend(self, seconds: float, now: float) -> None:
         record = self.record
         self._select_by += seconds
+        self._first_by += seconds
         for instant in ("deadline", "linger_by", "grace_by"):
             if (value := getattr(record, instant)) is not None:
                 setattr(record, instant, value + seconds)
@@ -112,7 +120,7 @@ class Round(OpenRound):
         """Draw a cohort as soon as enough clients are available."""
         if self.record.phase is not Phase.SELECTING or self._is_drawing:
             return ()
-        needed = self.policy.num_needed_to_draw
+        needed = self.record.num_needed_to_draw
         if self.membership.num_connected < needed:
             return ()
         if self.membership.num_available < needed and not self._can_make_quorum():

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.protocol.vocabulary import ClientId, FailureReason, RoundId
 from atoll.server.rounds.candidate_index import CandidateIndex
 from atoll.server.rounds.events import Candidate, Profile
 from atoll.server.rounds.member import Member, Trouble
@@ -122,6 +122,13 @@ class Membership:
             trouble.reason, trouble.detail, trouble.at = reason, detail, now
         if self._is_there(member):
             member.seen_at = now
+
+    def misfits(self) -> Iterator[tuple[ClientId, str]]:
+        """Yield the connected clients whose newest work did not fit the run, each with the reason."""
+        for client_id in self.connected():
+            trouble = self.members[client_id].trouble
+            if trouble is not None and trouble.failures and trouble.reason == FailureReason.TASK_MISMATCH:
+                yield client_id, trouble.detail
 
     def failures(self, client_id: ClientId) -> int:
         """Return the number of the client's failures since its last accepted update."""

@@ -17,10 +17,10 @@ SecondsOrNone = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False
 
 Mode = Literal["sync", "fedbuff", "fedasync"]
 
-_OF_A_COHORT = ("cohort_size", "over_selection", "linger", "grace", "late", "min_available", "selection_timeout")
+_OF_A_COHORT = ("cohort_size", "over_selection", "linger", "grace", "late", "min_available", "first_available")
 
 MODES_OF: Mapping[str, tuple[Mode, ...]] = {
-    **dict.fromkeys((*_OF_A_COHORT, "max_share"), ("sync",)),
+    **dict.fromkeys((*_OF_A_COHORT, "selection_timeout", "max_share"), ("sync",)),
     **dict.fromkeys(("concurrency", "fill_timeout"), ("fedbuff", "fedasync")),
     "buffer_size": ("fedbuff",),
     "alpha": ("fedasync",),
@@ -34,6 +34,9 @@ STALENESS_MAX_ASYNC = 20
 """Least default of `max_staleness` in an asynchronous mode."""
 
 STALENESS_MAX = 1000
+
+FIRST_WAIT_S = 300.0
+"""Most seconds for which a first round waits for `first_available` clients."""
 
 
 class StragglerPolicy(BaseModel):
@@ -157,6 +160,10 @@ class StragglerPolicy(BaseModel):
 
     min_available: int = Field(default=0, ge=0, le=1_000_000)
     """Clients that must be connected before a cohort is drawn; 0: the number that the round invites."""
+
+    first_available: int = Field(default=0, ge=0, le=1_000_000)
+    """Clients for which the first round of a run waits, at most 300 s, before `min_available` are enough: sites that
+    start at the same time are in it together. 0: it waits as every round."""
 
     selection_timeout: Seconds = 300.0
     """Seconds to wait for `min_available` clients. Then the cohort is drawn from the available clients if they can make
@@ -296,6 +303,10 @@ class StragglerPolicy(BaseModel):
     def num_needed_to_draw(self) -> int:
         """The number of available clients at which a cohort is drawn without waiting."""
         return self.min_available or self.num_invited
+
+    def waits_first(self, round_id: int) -> bool:
+        """Return whether a round is the first one, and waits for more clients than any other."""
+        return round_id == 1 and self.first_available > self.num_needed_to_draw
 
 
 def _default_of(fields: Mapping[str, Any]) -> int:

@@ -4,15 +4,16 @@ The record is the round machine's own state, so an operator reads exactly what t
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import conclusion, count_of
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,
     CloseReason,
     Digest,
+    FailureReason,
     Fate,
     Phase,
     RoundId,
@@ -131,10 +132,19 @@ class RoundRecord:
         counts = Counter(f"{r.fate} ({r.reason})" if r.reason else str(r.fate) for r in gone)
         return "".join(f"; {number} {reason}" for reason, number in counts.most_common(REASONS_MAX))
 
+    @property
+    def is_misfit(self) -> bool:
+        """Return whether the work of each invited client did not fit the run."""
+        return bool(self.clients) and all(
+            r.fate is Fate.FAILED and r.reason == FailureReason.TASK_MISMATCH for r in self.clients.values()
+        )
+
     def cause_of_end(self, failures: int) -> str:
         """Return the cause for which a run ends, or pauses, after this round: the last of `failures` abandoned ones."""
         rounds = count_of(failures, "round was", "rounds in a row were")
-        return f"{rounds} abandoned; the last, round {self.round_id}: {self.abandon_reason} ({self.detail})"
+        text = f"{rounds} abandoned; the last, round {self.round_id}: {self.abandon_reason} ({self.detail})"
+        first = next(((c, r.detail) for c, r in self.with_fate(Fate.FAILED) if r.detail), None)
+        return f"{text}; {first[0]}: {conclusion(first[1])}" if first else text
 
     @property
     def num_in(self) -> int:
@@ -145,3 +155,14 @@ class RoundRecord:
     def num_reported(self) -> int:
         """The number of accepted updates of this round's own cohort that were in time."""
         return sum(r.fate is Fate.REPORTED for r in self.clients.values())
+
+
+def cause_of_misfits(misfits: Sequence[tuple[ClientId, str]]) -> str:
+    """Return the cause for which a run ends whose every connected client has work that does not fit it.
+
+    Args:
+        misfits: the clients, each with the reason.
+    """
+    (client_id, detail), *others = misfits
+    more = f" ({count_of(len(others), 'other client')} likewise)" if others else ""
+    return f"the work of no connected client fits the run: {client_id}: {' '.join(detail.split())}{more}"

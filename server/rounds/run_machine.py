@@ -64,7 +64,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import Effects, OpenRound
-from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.record import RoundRecord, cause_of_misfits
 from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
 
 
@@ -295,8 +295,10 @@ class RunMachine(Evaluations):
         if record.abandon_reason not in COSTS_NO_RETRY:
             ledger.failures += 1
             record.retry, record.retry_max = ledger.failures, policy.retry
-        if ledger.failures > policy.retry and ledger.stop_reason is None:
-            cause = record.cause_of_end(ledger.failures)
+        misfits = [*ledger.membership.misfits()] if record.is_misfit else []
+        is_hopeless = 0 < len(misfits) == ledger.membership.num_connected  # another attempt would end the same
+        if (is_hopeless or ledger.failures > policy.retry) and ledger.stop_reason is None:
+            cause = cause_of_misfits(misfits) if is_hopeless else record.cause_of_end(ledger.failures)
             if policy.on_failure == "fail":
                 return self._end(RunState.FAILED, cause)
             ledger.failures, ledger.pause_reason = 0, ledger.pause_reason or cause

@@ -38,7 +38,7 @@ _FAILURES = {
     FailureReason.POLICY_REFUSED: "its site's own policy does not allow it",
     FailureReason.AWAITS_APPROVAL: "the run waits for the approval of its site's operator",
     FailureReason.TASK_BROKEN: "its copy of the task cannot be loaded",
-    FailureReason.TASK_MISMATCH: "its copy of the task has another model than the run",
+    FailureReason.TASK_MISMATCH: "its work, or its copy of the task, does not fit the model of the run",
     FailureReason.TRAINING_FAILED: "its training raised an error",
     FailureReason.WORKER_CRASHED: "its training process died",
     FailureReason.WORKER_HUNG: "its training process gave no sign of life",

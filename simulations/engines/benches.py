@@ -14,6 +14,8 @@ from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import ONE_JOB, Received
 from atoll.parallel.worker.benches import bench_of
+from atoll.parallel.worker.flower_task import FlowerTask
+from atoll.parallel.worker.operations import detail_of, kind_of
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.rows import Form, Rows
@@ -86,6 +88,10 @@ class Benches:
             outcome = bench.train(Received(self._version, job.own), request, CountedDeadline(job.steps))
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
+        except (Exception, SystemExit) as error:
+            if not isinstance(task, FlowerTask):
+                raise
+            return Failed(job.client_id, kind_of(error, "train"), detail_of(error))  # as at an agent: it runs on
         trained = outcome.trained
         statistics = {name: tuple(numbers) for name, numbers in trained.statistics.items()}
         return Trained(

@@ -137,15 +137,15 @@ class Trained:
 
 @value
 class Failed:
-    """A client without an update, because its training left the finite numbers."""
+    """A client without an update, because its training left the finite numbers, or its app failed."""
 
     client_id: str
 
     kind: str
-    """Failure reason of the protocol: not_finite."""
+    """Failure reason of the protocol: not_finite; of an app any."""
 
     detail: str
-    """Names of the tensors that are not finite."""
+    """Names of the tensors that are not finite, or what the app has raised."""
 
 
 class ClientFailed(RuntimeError):

@@ -22,7 +22,9 @@ from atoll.parallel.task.randomness import generators_kept, repeat_on, seed_ever
 from atoll.parallel.task.task import Task
 from atoll.parallel.worker.bench import Bench, Received
 from atoll.parallel.worker.benches import bench_of
+from atoll.parallel.worker.flower_task import FlowerTask
 from atoll.parallel.worker.model_bench import ModelBench
+from atoll.parallel.worker.operations import detail_of, kind_of
 from atoll.simulations.engines.engine import Job, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
@@ -122,6 +124,8 @@ def _batch(examples: Examples, epoch: int, rows: torch.Tensor) -> Any:
     """Return a batch of a client's examples; what they draw is the same in every evaluation."""
     if examples.tensors is None:
         return examples.fetch(0, epoch, rows)
+    if examples.chosen is None and len(rows) == examples.count:  # all, in their order: a task may change its copy
+        return [tensor.clone() for tensor in examples.tensors]
     places = examples.rows(rows)
     return [tensor[places] for tensor in examples.tensors]
 
@@ -148,7 +152,13 @@ class OfBenches:
         found: list[Statistics | str] = []
         for job in jobs:
             with naming(job.client_id, "evaluation"):
-                found.append(self._bench_at(job).evaluate(Received(self._version, job.own), self._request(job)))
+                bench = self._bench_at(job)
+                try:
+                    found.append(bench.evaluate(Received(self._version, job.own), self._request(job)))
+                except (Exception, SystemExit) as error:
+                    if not isinstance(self._training.task, FlowerTask):
+                        raise
+                    found.append(f"{kind_of(error, 'evaluate')}: {detail_of(error)}")  # as at an agent: it runs on
         return found
 
     def _bench_at(self, job: Job) -> Bench:

@@ -73,7 +73,8 @@ def random_policy(rng: random.Random) -> StragglerPolicy:
         retry=pick([0, 2, 4, 6]),
         outage_max=pick([0.0, 5.0, 60.0, 3600.0]),
         min_available=pick([0, 0, cohort_size, cohort_size + 2]),
-        selection_timeout=pick([5.0, 20.0, 60.0]),
+        selection_timeout=pick([5.0, 20.0, 60.0, 600.0]),
+        first_available=pick([0, 0, cohort_size + 1, cohort_size + 3]),
         max_examples=1000,
     )
 

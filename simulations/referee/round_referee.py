@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server.rounds import events as e
+from atoll.server.rounds.policy import FIRST_WAIT_S
 from atoll.server.rounds.run_rules import RunRules
 from atoll.simulations.referee.run_facts import RoundFacts, RunFacts
 from atoll.simulations.referee.verdicts import Verdict, discount_of
@@ -25,6 +26,7 @@ class RoundReferee:
         more = min(down, self.policy.outage_max - round_.extended)
         round_.extended += more
         round_.select_by += more
+        round_.first_by += more if round_.first_by else 0.0
         round_.deadline += more
         round_.grace_by += more
         round_.linger_by = None if round_.linger_by is None else round_.linger_by + more
@@ -36,6 +38,10 @@ class RoundReferee:
         """Let the first deadline pass, if it is over; return whether it is."""
         if round_.is_selecting and not round_.is_drawing and now >= round_.select_by:
             self._selecting_is_over(round_, now)
+            return True
+        if round_.is_selecting and not round_.is_drawing and round_.first_by and now >= round_.first_by:
+            round_.first_by = 0.0
+            self.draw_if_enough(round_)
             return True
         return round_.is_collecting and self._collecting_is_over(round_, now)
 
@@ -84,12 +90,13 @@ class RoundReferee:
         run = self.run
         run.forget_old_rounds(most=max(3, self.policy.max_staleness + 2))
         round_ = RoundFacts(round_id, run.version, now + self.policy.selection_timeout)
+        round_.first_by = now + FIRST_WAIT_S if round_id == 1 else 0.0
         round_.late, run.carried = run.carried, {}
         return round_
 
     def draw_if_enough(self, round_: RoundFacts) -> None:
         """Request a draw if enough clients are connected, and enough of them available."""
-        needed = self.policy.num_needed_to_draw
+        needed = max(self.policy.num_needed_to_draw, self.policy.first_available if round_.first_by else 0)
         enough = len(self.run.connected) >= needed
         enough &= len(self.run.available) >= needed or self._makes_quorum(round_)
         if enough and round_.is_selecting and not round_.is_drawing:

@@ -39,6 +39,7 @@ class RoundFacts:
     round_id: RoundId
     base: int
     select_by: float
+    first_by: float = 0.0  # the end of the wait for `first_available` clients; 0: it is over
     is_selecting: bool = True
     is_drawing: bool = False
     fates: dict[ClientId, Fate] = field(default_factory=dict)

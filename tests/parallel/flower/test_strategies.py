@@ -12,7 +12,7 @@ from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 
 from atoll.parallel.flower import rules
 from atoll.parallel.flower.server_host import ServerHost, Started
-from atoll.parallel.flower.strategies import native
+from atoll.parallel.flower.strategies import WAITS_S, native
 from atoll.parallel.task.flower_app import read_app, with_app
 from atoll.parallel.worker.flower_bench import numbers_of
 from atoll.parallel.worker.flower_task import FlowerTask
@@ -119,6 +119,9 @@ def test_numbers_of_numpys_become_settings_and_no_evaluation_is_none(app):
         "quorum": 1,
         "deadline": 60.0,
         "failure_rest": 0.0,
+        "min_available": 3,
+        "first_available": 5,
+        "selection_timeout": WAITS_S,
     }
     assert plan.settings["rounds"] == 2
     assert plan.settings["evaluation"] == {"server_every": 0, "clients_every": 0}

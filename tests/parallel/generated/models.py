@@ -2,11 +2,13 @@
 
 import copy
 import pickle
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -205,6 +207,48 @@ class Unused(nn.Module):
         return x + torch.tanh(self.linear(x))
 
 
+class Counting(nn.Module):
+    """A linear layer whose outputs shrink with the number of passes, which is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.passes = nn.Linear(WIDTH, WIDTH), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        return x + 0.9**self.passes * torch.tanh(self.linear(x))
+
+    def held(self) -> Any:
+        """Return what a rank holds beside tensors."""
+        return self.passes
+
+    def hold(self, held: Any) -> None:
+        """Take what another rank holds."""
+        self.passes = held
+
+
+class Drawing(nn.Module):
+    """A linear layer whose outputs are scaled by numbers of numpy, of Python and of a generator that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.generator = nn.Linear(WIDTH, WIDTH), torch.Generator().manual_seed(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x + self.linear(x)
+        drawn = np.random.rand() + random.random() + torch.rand((), generator=self.generator).item()
+        return x + drawn * torch.tanh(self.linear(x))
+
+    def held(self) -> Any:
+        """Return what a rank holds beside tensors."""
+        return self.generator.get_state()
+
+    def hold(self, held: Any) -> None:
+        """Take what another rank holds."""
+        self.generator.set_state(held)
+
+
 class Buffered(nn.Module):
     """A block around another one, with buffers of each kind that is asked for."""
 
@@ -308,6 +352,8 @@ BLOCKS: dict[str, Callable[[float], nn.Module]] = {
     "tagged": lambda _: Tagged(),
     "held": lambda _: Held(),
     "unused": lambda _: Unused(),
+    "counting": lambda _: Counting(),
+    "drawing": lambda _: Drawing(),
 }
 """The blocks by kind, from the probability of dropout."""
 

@@ -5,6 +5,7 @@ documentation says of a plan: each data-parallel rank has consecutive rows, a ge
 micro-batches come one after another; the buffers that are left are the mean over the ranks.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ class Training:
     """all, or trained: the tensors that the exported model has."""
     rows: int = 22
     batch: int = 8
+    stop: int | None = None
+    """The step after which it is interrupted, and resumed from its checkpoint; None: it is not."""
 
 
 def optimizer_of(training: Training, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -75,7 +78,9 @@ def train(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optimizer_of(training, trained)
     buffers = [[each.clone() for each in model.buffers()] for _ in range(ranks)]
-    generators = [_generator(rank) for rank in range(ranks)]
+    holding: Any = [each for each in model.modules() if hasattr(each, "held")]
+    held = [[each.held() for each in holding] for _ in range(ranks)]
+    generators = [_generators_of(rank) for rank in range(ranks)]
     losses = []
     model.train()
     for start in range(0, training.rows, training.batch):
@@ -85,7 +90,8 @@ def train(
         value = 0.0
         for rank, chunks in enumerate(_passes(end - start, ranks, micro_batches)):
             _exchange(model, buffers[rank])
-            torch.set_rng_state(generators[rank])
+            _hold(holding, held[rank])
+            _set_generators(generators[rank])
             for begin, stop in chunks:
                 rows = slice(start + begin, start + max(stop, begin + 1))
                 count = float((targets[rows] != -100).sum()) if stop > begin else 0.0
@@ -93,7 +99,8 @@ def train(
                 part = loss(outputs, targets[rows]) * (count / total) if count else (outputs * 0.0).sum()
                 part.backward()
                 value += part.item()
-            generators[rank] = torch.get_rng_state()
+            generators[rank] = _generators()
+            held[rank] = [each.held() for each in holding]
             _exchange(model, buffers[rank])
         losses.append(value)
         for parameter in trained:
@@ -125,10 +132,26 @@ def _exchange(model: nn.Module, values: list[torch.Tensor]) -> None:
         values[index], buffer.data = buffer.data, values[index]
 
 
-def _generator(rank: int) -> torch.Tensor:
-    """Return the state of a rank's generator: seeded from (seed, step, rank)."""
-    torch.manual_seed(int(np.random.SeedSequence((0, 0, rank)).generate_state(3)[0]))
-    return torch.get_rng_state()
+def _hold(holding: Any, held: list[Any]) -> None:
+    for each, value in zip(holding, held, strict=True):
+        each.hold(value)
+
+
+def _generators_of(rank: int) -> tuple[Any, ...]:
+    """Return the states of a rank's generators: seeded from (seed, step, rank)."""
+    words = np.random.SeedSequence((0, 0, rank)).generate_state(3)
+    for seed, word in zip((torch.manual_seed, np.random.seed, random.seed), words, strict=True):
+        seed(int(word))
+    return _generators()
+
+
+def _generators() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_generators(states: tuple[Any, ...]) -> None:
+    for put, state in zip((torch.set_rng_state, np.random.set_state, random.setstate), states, strict=True):
+        put(state)
 
 
 def _state(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:

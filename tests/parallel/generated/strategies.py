@@ -37,6 +37,10 @@ PLANS: tuple[dict[str, Any], ...] = (
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
+BY_PASSES = ("batch norm", "counting", "drawing")
+"""Blocks whose outputs follow the other rows of a pass, the number of passes, or random numbers."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, its training and a plan."""
@@ -63,7 +67,7 @@ class Case:
     def depends_on_passes(self) -> bool:
         """Whether a pass depends on the rows in it, or draws random numbers."""
         model = self.model
-        norms = any(block.kind == "batch norm" for block in model.blocks)
+        norms = any(block.kind in BY_PASSES for block in model.blocks)
         return norms or model.dropout > 0 or "average" in model.buffers
 
     def __str__(self) -> str:
@@ -80,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
     plan = draw(st.sampled_from(PLANS))
     has_pp, has_tp = "pp" in plan, "tp" in plan
     shapes = ["declared"] if has_tp else ["declared", "sequential"] if has_pp else ["own", "sequential", "declared"]
-    kinds = [kind for kind in BLOCKS if kind != "batch norm" or not (has_pp or has_tp)]
+    kinds = [kind for kind in BLOCKS if kind not in BY_PASSES or not (has_pp or has_tp)]
     if has_tp:  # one of each kind that torch cannot replicate, and the plan refuses
         kinds = [kind for kind in kinds if kind not in ("encoder", "encoders", "lstm")]
     dtype = draw(st.sampled_from(["float64", "float64", "float64", "float32"]))
@@ -121,6 +125,7 @@ def cases(draw: st.DrawFn) -> Case:
         travels="all" if model.frozen == "none" else draw(st.sampled_from(["all", "trained"])),
         loss=draw(st.sampled_from(["mean", "ignored"])),
         rows=16 if has_batch_norm else draw(st.sampled_from([16, 20, 22])),  # its last batch may not be too small
+        stop=draw(st.sampled_from([None, None, None, 1])),
     )
     return Case(model, training, plan)
 

@@ -79,6 +79,24 @@ def plan_of(case: Case) -> Plan:
     return Plan(mesh=mesh, **settings)
 
 
+def ends_of(case: Case) -> list[int]:
+    """Return the last steps of the trainings in one folder, of which each resumes the one before."""
+    steps = -(-case.training.rows // case.training.batch)
+    return [steps] if case.training.stop is None else [case.training.stop, steps]
+
+
+def config_of(case: Case, steps: int) -> TrainConfig:
+    """Return the settings of a training to a step."""
+    return TrainConfig(
+        batch_size=case.training.batch,
+        steps=steps,
+        log_every=1,
+        eval_every=EVER,
+        checkpoint_every=EVER,
+        asynchronous=False,
+    )
+
+
 def train_case(case: Case, rank: int, folder: Path) -> Answer:
     """Train a case as this rank."""
     inputs, targets = data_of(case)
@@ -90,10 +108,7 @@ def train_case(case: Case, rank: int, folder: Path) -> Answer:
         local=local_of(case),
         travels=case.training.travels,
     )
-    config = TrainConfig(
-        batch_size=case.training.batch, log_every=1, eval_every=EVER, checkpoint_every=EVER, asynchronous=False
-    )
-    job = Job(name="generated", task=task, config=config, plan=plan_of(case))
+    jobs = [Job(name="generated", task=task, config=config_of(case, end), plan=plan_of(case)) for end in ends_of(case)]
     events: list[Event] = []
     world = World(rank, rank, case.ranks)
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,13 +121,15 @@ def train_case(case: Case, rank: int, folder: Path) -> Answer:
         report=events.append,
     )
     try:
-        if case.ranks == 1 and not job.plan.is_sharded:
-            train(job, here)
+        if case.ranks == 1 and not jobs[0].plan.is_sharded:
+            for job in jobs:
+                train(job, here)
         else:
             store = dist.FileStore(str(folder / "store"), case.ranks)  # type: ignore[attr-defined]
             with process_group(world, "cpu", store=store):
-                train(job, here)
-                dist.barrier()
+                for job in jobs:
+                    train(job, here)
+                    dist.barrier()
     except REFUSED as error:
         word = "failed" if any(event["event"] == "step" for event in events) else "refused"
         return Answer(word, f"{type(error).__name__}: {error}")

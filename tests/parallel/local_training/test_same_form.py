@@ -12,7 +12,7 @@ from atoll.parallel.task.errors import TaskBroken
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(2, 3)
+        self.layer, self.frozen = nn.Linear(2, 3), nn.Linear(2, 3).requires_grad_(False)
         self.register_buffer("table", torch.zeros(4))
         self.register_buffer("cache", None, persistent=False)
 
@@ -33,6 +33,10 @@ def changed(kind: str, model: nn.Module) -> None:
         layer.register_buffer("late", torch.zeros(2))
     elif kind == "shape":
         model.table = torch.zeros(5)
+    elif kind == "frozen":
+        layer.requires_grad_(False)
+    elif kind == "thawed":
+        model.get_submodule("frozen").requires_grad_(True)
     elif kind == "removed":
         del model.table
 
@@ -42,6 +46,8 @@ def changed(kind: str, model: nn.Module) -> None:
     [
         ("values", None),
         ("cache", None),
+        ("frozen", None),
+        ("thawed", "frozen.bias and 1 more: requires_grad was set by the model's forward pass"),
         ("parameter", "layer.late: made by the model's forward pass"),
         ("module", "head.bias and 1 more: made by the model's forward pass"),
         ("buffer", "layer.late: registered by the model's forward pass"),

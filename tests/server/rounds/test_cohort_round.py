@@ -51,7 +51,7 @@ from atoll.server.rounds.events import (
     UpdateRefused,
     UploadBegun,
 )
-from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.policy import FIRST_WAIT_S, StragglerPolicy
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
@@ -784,6 +784,38 @@ def test_min_available_clients_must_be_there_before_a_cohort_is_drawn() -> None:
     [draw] = drive.join("d", at=2)
     assert isinstance(draw, DrawCohort)
     assert (draw.count, len(draw.candidates)) == (2, 4)
+
+
+def test_the_first_round_alone_waits_for_more_clients_and_not_for_ever() -> None:
+    drive = Drive(cohort_size=3, min_available=2, quorum=1, first_available=3, selection_timeout=1e6)
+    drive.do(RoundDue(), at=0)
+    assert drive.join("ab", at=1) == []
+    assert (drive.deadline, drive.record.num_needed_to_draw) == (FIRST_WAIT_S, 3)
+    drive.do(CoordinatorStarted(1010.0), at=20)  # an outage of 10 s
+    assert drive.join("ab", at=21) == []
+    assert drive.tick(at=FIRST_WAIT_S + 9) == []
+    [draw] = drive.tick(at=FIRST_WAIT_S + 10)
+    assert isinstance(draw, DrawCohort)
+    assert draw.count == 2
+    together = Drive(cohort_size=3, min_available=2, quorum=1, first_available=3)
+    together.do(RoundDue(), at=0)
+    assert together.join("ab", at=1) == []
+    [draw] = together.join("c", at=2)
+    assert isinstance(draw, DrawCohort)
+    assert draw.count == 3
+
+
+def test_a_later_round_waits_for_the_fewest_alone() -> None:
+    drive = Drive(cohort_size=3, min_available=2, quorum=1, first_available=3)
+    drive.begin("abc")
+    drive.do(ClientDisconnected(ClientId("c"), "c@1000.0"), at=1)
+    for client in "ab":
+        drive.update(client, at=2)
+    drive.lose("c", at=3)
+    drive.fold(at=4)
+    [draw] = drive.do(RoundDue(), at=5)
+    assert isinstance(draw, DrawCohort)
+    assert draw.count == 2
 
 
 def test_a_client_that_went_is_not_available() -> None:

@@ -115,6 +115,37 @@ def abandon(drive: Drive) -> list[str]:
     return kinds(drive.do(ClientFailed(ClientId("b"), RoundId(drive.newest), FailureReason.TRAINING_FAILED)))
 
 
+MISFIT = "head is missing; it can run hosted"
+
+
+def test_work_that_fits_at_no_connected_client_ends_the_run_at_once_with_the_reason() -> None:
+    drive = Drive(cohort_size=2, quorum=1, deadline=60.0, retry=3)
+    drive.join("ab")
+    drive.do(RoundDue())
+    drive.draw("ab")
+    drive.do(ClientFailed(ClientId("a"), RoundId(1), FailureReason.TASK_MISMATCH, MISFIT))
+    *_, end = drive.do(ClientFailed(ClientId("b"), RoundId(1), FailureReason.TASK_MISMATCH, MISFIT))
+    assert isinstance(end, EndRun)
+    assert end.state is RunState.FAILED
+    assert end.cause == f"the work of no connected client fits the run: a: {MISFIT} (1 other client likewise)"
+
+
+@pytest.mark.parametrize("others", ["connected", "fit", "fail"])
+def test_one_connected_client_whose_work_may_fit_is_reason_enough_to_go_on(others: str) -> None:
+    drive = Drive(cohort_size=2, quorum=2, deadline=60.0, retry=3)
+    drive.join("abc" if others == "connected" else "ab")
+    drive.do(RoundDue())
+    drive.draw("ab")
+    if others == "fit":
+        drive.update("b")
+    elif others == "fail":
+        drive.do(ClientFailed(ClientId("b"), RoundId(1), FailureReason.TRAINING_FAILED, "no data today"))
+    else:
+        drive.do(ClientFailed(ClientId("b"), RoundId(1), FailureReason.TASK_MISMATCH, MISFIT))
+    effects = drive.do(ClientFailed(ClientId("a"), RoundId(1), FailureReason.TASK_MISMATCH, MISFIT))
+    assert not any(isinstance(effect, EndRun) for effect in effects)
+
+
 def test_retry_lets_that_many_rounds_fail_and_one_more_fails_the_run() -> None:
     drive = Drive(cohort_size=2, quorum=1, deadline=60.0, retry=2)
     drive.join("ab")

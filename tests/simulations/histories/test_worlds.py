@@ -131,8 +131,8 @@ def test_the_worlds_draw_every_field_of_the_policy() -> None:
 @pytest.mark.parametrize("seed", [3, 105, 239])
 def test_the_same_seed_gives_the_same_history(seed: int) -> None:
     first, second = judged(seed), judged(seed)
-    assert first.steps == second.steps
-    assert first.agent_steps == second.agent_steps
+    assert repr(first.steps) == repr(second.steps)  # a claimed NaN is not equal to itself
+    assert repr(first.agent_steps) == repr(second.agent_steps)
     assert first.records == second.records
     assert first.transcript() == second.transcript()
 

@@ -1,0 +1,43 @@
+"""The flags `requires_grad` of a sharded model, which no forward pass may change.
+
+`fully_shard` gives a parameter the flag of its shard at each gather, so a layer that forward freezes would train on.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from atoll.parallel.task.errors import TaskBroken
+
+
+def keep_flags(part: nn.Module) -> None:
+    """Let a pass of a sharded part fail if it changes flags.
+
+    Raises (the pass):
+        TaskBroken: it has; with a parameter's name, before any gradient.
+    """
+    known: list[Any] = []
+
+    def compare(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        if not known:
+            known.extend(_sharded(part))
+        for each in known:
+            gathered = getattr(each, "_unsharded_param", each.sharded_param)  # it has been gathered, or not yet
+            if gathered.requires_grad != each.sharded_param.requires_grad:
+                raise TaskBroken(
+                    f"{each._param_fqn}: the model's forward pass has set its requires_grad to "
+                    f"{gathered.requires_grad}, which a sharded plan (plan.zero) cannot follow: set it in "
+                    "task.model(), or train without zero and dp_shard"
+                )
+
+    part.register_forward_hook(compare)
+
+
+def _sharded(part: nn.Module) -> Iterator[Any]:
+    """Yield torch's records of the parameters of a part."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            for group in fully_shard.state(module)._fsdp_param_groups:  # type: ignore[attr-defined]
+                yield from group.fsdp_params
