@@ -158,7 +158,7 @@ class MeshBench:
             client = self._begin(model, local, algorithm, request, context)
             self._seed(request["seed"])
             with checkpoints(
-                request, self._here.task, model, order.steps, self._ranks, self._clock, client
+                request, self._here.task, model, dataset, order.steps, self._ranks, self._clock, client
             ) as after_step:
                 training = LocalTraining(
                     task=self._here.task,

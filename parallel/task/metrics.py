@@ -7,9 +7,10 @@ values. Sums are correctly rounded (math.fsum), hence independent of the order; 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 from atoll.aggregation.printable import count_of
@@ -204,11 +205,27 @@ def usual_lengths(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[s
     return {name: min(of, key=lambda length: (-of[length], length)) for name, of in counts.items() if of}
 
 
+def merge_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> Statistics | None:
+    """Return the sums of statistics that all have the same metrics in one order, each with one number of finite sums,
+    as nearly all have; None: some differ, one is refused, or a sum is not finite.
+    """
+    first = next(iter(statistics), None)
+    if first is None:
+        return None
+    names, lengths = [*first], [*map(len, first.values())]
+    if not all(lengths) or not all([*each] == names and [*map(len, each.values())] == lengths for each in statistics):
+        return None
+    sums = {name: tuple(map(total, zip(*(each[name] for each in statistics), strict=True))) for name in names}
+    return sums if all(map(math.isfinite, chain.from_iterable(sums.values()))) else None
+
+
 def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
     """Return the sums over sites, of any number and in any order, each metric over those that have its usual number of
     sums (`usual_lengths`): it may be missing or refused in some of them.
     """
     every = list(statistics)
+    if (alike := merge_alike(every)) is not None:
+        return dict(sorted(alike.items()))
     usual, sums = usual_lengths(every), Statistics()
     for name, found in _columns(every).items():
         columns = [numbers for numbers in found if numbers and len(numbers) == usual[name]]

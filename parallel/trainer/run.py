@@ -18,6 +18,7 @@ from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.store import Store
 from atoll.parallel.data.loader import Loader
+from atoll.parallel.data.rows_read import rows_read
 from atoll.parallel.engine.assemble import assemble, begin_again
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
@@ -229,7 +230,8 @@ class _Builder:
         with self._checkpointer(built.tied) as checkpointer:
             checkpointer.without = built.from_base
             settings = settings_of(job, self.recipe) | agreed_base(built, here.world, here.folder / BASES)
-            saver = Saver(checkpointer, settings, engine, carried, config.seed)
+            rows = ranks.gather(rows_read(data, config.seed))[0]
+            saver = Saver(checkpointer, settings, engine, carried, config.seed, rows)
             saver.restore()
             local = {**asdict(job.task.local), "optimizer": job.task.local.optimizer_name}
             here.report(

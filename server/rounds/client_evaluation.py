@@ -4,11 +4,11 @@ import hashlib
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.aggregation.printable import count_of
-from atoll.parallel.task.metrics import merge, only_finite, usual_lengths
+from atoll.parallel.task.metrics import merge, merge_alike, only_finite, usual_lengths
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
@@ -54,26 +54,24 @@ class ClientEvaluation:
         """Return the request to a client, for the first time and after each reconnection."""
         return AskEvaluation(client_id, self.version, self.deadline, counted_round, self.asked_at)
 
-    def answered(self, event: ClientEvaluated, most: float = math.inf, why: str = "") -> None:
+    def answered(self, event: ClientEvaluated, most: float = math.inf, why: Callable[[], str] = str) -> None:
         """Record a client's sums, or the reason why it has none. A metric of two sums whose count is above `most` is
-        left out, with `why` at the end of the reason.
+        left out, with `why()` at the end of the reason.
         """
         if event.version != self.version or not self.is_waiting_for(event.client_id):
             return
-        sums = event.statistics or {}
-        beyond = {name: numbers[1] for name, numbers in sums.items() if len(numbers) == 2 and abs(numbers[1]) > most}
-        left_out = [
-            f"metric {name[:100]!r}: a count of {count:.6g} is above {most:.6g}{why}" for name, count in beyond.items()
-        ]
-        detail = "; ".join(filter(None, (event.detail, *left_out)))
         if event.statistics is None:
-            self.failures[event.client_id] = detail
+            self.failures[event.client_id] = event.detail
             return
-        self.answers[event.client_id] = {name: () if name in beyond else found for name, found in sums.items()}
+        sums, detail = dict(event.statistics), event.detail
+        for name, numbers in event.statistics.items():
+            if len(numbers) == 2 and abs(numbers[1]) > most:
+                fault = f"metric {name[:100]!r}: a count of {numbers[1]:.6g} is above {most:.6g}{why()}"
+                sums[name], detail = (), f"{detail}; {fault}" if detail else fault
+        self.answers[event.client_id] = sums
         if event.disclosure != ANY_SUM:
             self.terms[event.client_id] = event.disclosure
-        has_sums = any(numbers for name, numbers in sums.items() if name not in beyond)
-        if sums and not has_sums:
+        if sums and not any(sums.values()):
             detail = detail or NO_SUMS
         if detail:
             self.refused[event.client_id] = detail
@@ -108,6 +106,8 @@ def merged(answers: Mapping[ClientId, Sums], *, least: int = 0) -> Merged:
 
     Empty sums were refused (`metrics.sound`). A metric over fewer than `least` clients has empty sums.
     """
+    if len(answers) >= least and (alike := merge_alike(answers.values())) is not None:
+        return Merged(alike, {}, len(answers))
     finite = {client: only_finite(sums) for client, sums in answers.items()}
     usual, left_out, kept = usual_lengths(finite.values()), dict[ClientId, str](), dict[ClientId, Sums]()
     for client, sums in finite.items():

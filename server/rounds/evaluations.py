@@ -71,7 +71,7 @@ class Evaluations(Intake, ABC):
         if self.ledger.evaluation is None:
             return ()
         most = most_claimed(self.ledger.membership, event.client_id, self.rules.policy)
-        self.ledger.evaluation.answered(event, most, why_most(most, self.rules.policy))
+        self.ledger.evaluation.answered(event, most, lambda: why_most(most, self.rules.policy))
         return self._close_evaluation_when_complete()
 
     def _close_evaluation_when_complete(self) -> Effects:

@@ -124,6 +124,8 @@ def _batch(examples: Examples, epoch: int, rows: torch.Tensor) -> Any:
     """Return a batch of a client's examples; what they draw is the same in every evaluation."""
     if examples.tensors is None:
         return examples.fetch(0, epoch, rows)
+    if examples.chosen is None and len(rows) == examples.count:  # all, in their order: a task may change its copy
+        return [tensor.clone() for tensor in examples.tensors]
     places = examples.rows(rows)
     return [tensor[places] for tensor in examples.tensors]
 

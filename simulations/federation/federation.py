@@ -112,7 +112,7 @@ class Federation:
         self.setting, self._on_round, self._clock, self._tell = setting, on_round, clock, tell
         config = setting.config
         self._snapshot_file = SnapshotFile(folder, clock)
-        saved = self._snapshot_file.load()
+        saved = self._snapshot_file.load_whole()
         if missing := sorted((saved.sites if saved else {}).keys() - setting.num_examples.keys()):
             what = f"the run there has clients that the task lacks: {', '.join(missing[:5])}"
             raise ConfigError([f"{folder}: {what}; choose another --out"])
@@ -143,7 +143,7 @@ class Federation:
         )
         self.work = self._client_work(saved.train if saved else {})
         self.sites = sites_of(self.setting, self.timeline, self.service, self.work)
-        self._report = RunFolder(folder, next_round - 1)
+        self._report = RunFolder(folder, next_round - 1, saved.rounds if saved else None)
         self._measured: dict[Version, Measured] = {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
         self._is_over = self._is_interrupted = self._has_stopped = False
@@ -402,8 +402,15 @@ class Federation:
         }
         updates = self.updates.write(sorted(keep.updates))
         states = self.client_states.named()
+        names = [
+            *self.versions.files(),
+            *(f"updates/{update.digest}" for update in updates),
+            *(f"clients/{name}" for name in states),
+        ]
+        files = self._snapshot_file.digests.of(names, {f"clients/{name}" for name in self.client_states.written()})
         totals = self._totals() | {"tally": self._tally.saved}
-        return Snapshot(ledger, totals, sites, kind_of(self.engine), due, updates, train, states)
+        of_files = states, files, self._report.digest
+        return Snapshot(ledger, totals, sites, kind_of(self.engine), due, updates, train, *of_files)
 
     def _restore_sites(self, saved: Snapshot) -> None:
         for name, (upload_seconds, model_digest, num_sessions) in saved.sites.items():

@@ -2,6 +2,7 @@
 
     rounds.jsonl   see `line_of`
     result.json    the state, the cause, the totals
+    SHA256SUMS     the digests of these and of the settings, once the run has ended (`seal`)
 
 A metric is the task's value of the sums over all examples, never a mean of values.
 """
@@ -11,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -18,13 +20,15 @@ from typing import Any
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, names_refused, values
+from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, merge_alike, names_refused, values
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.client_evaluation import merged
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
+from atoll.simulations.federation.seal import seal
+from atoll.simulations.federation.snapshots import WAY_OUT
 
 FATES_MAX = 1000
 """Maximum number of invitations of a round whose fates are listed, and maximum number of listed failures."""
@@ -39,6 +43,7 @@ REASONS = {"failures": Fate.FAILED, "refusals": Fate.REFUSED, "losses": Fate.LOS
 """The keys of a line under which it has the reasons of clients with these fates, by client."""
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
+SETTINGS, POPULATION = "run.toml", "population.json"
 
 Json = dict[str, Any]
 
@@ -69,9 +74,11 @@ class Measured:
 
     def refusals(self) -> dict[str, str]:
         """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
-        found = refusals_of("clients", sorted(self.clients.items()))
-        left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
-        found |= {f"clients.{name}": why for name, why in left_out.items()}
+        found: dict[str, str] = {}
+        if merge_alike(self.clients.values()) is None:
+            found |= refusals_of("clients", sorted(self.clients.items()))
+            left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
+            found |= {f"clients.{name}": why for name, why in left_out.items()}
         return found | {name: NOT_FINITE for name in refusals_of("server", [("server", self.server or {})])}
 
 
@@ -251,29 +258,40 @@ class RunFolder:
     Args:
         folder: the folder of the run.
         num_rounds: the number of rounds whose lines are valid; later lines are of rounds that are repeated.
+        digest: the SHA-256 of these lines; None: the run begins.
 
     Raises:
-        StoreCorrupted: some of these lines are missing or unreadable.
+        StoreCorrupted: some of these lines are missing or damaged.
     """
 
-    def __init__(self, folder: Path, num_rounds: RoundId | int = 0) -> None:
+    def __init__(self, folder: Path, num_rounds: RoundId | int = 0, digest: str | None = None) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ROUNDS
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         valid = [line for line in lines if _is_round_up_to(line, num_rounds)]
+        self._sha256 = sha256(b"".join(valid))
         if len(valid) < num_rounds:
             raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of {count_of(num_rounds, 'round')} that ended")
+        if digest is not None and self.digest != digest:
+            raise StoreCorrupted(f"{path}: the lines of rounds that ended are others than were written; {WAY_OUT}")
         if valid != lines:
-            write_atomically(path, "".join(f"{line}\n" for line in valid).encode())
-        self._rounds, self._tally = path.open("a", encoding="utf-8"), Tally()
+            write_atomically(path, b"".join(valid))
+        self._rounds, self._tally = path.open("ab"), Tally()
         for line in valid:
             self._tally.add(json.loads(line))
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the lines so far."""
+        return self._sha256.hexdigest()
+
     def add(self, line: Json) -> None:
         """Append the line of a round."""
-        self._rounds.write(to_json(line) + "\n")
+        text = (to_json(line) + "\n").encode()
+        self._rounds.write(text)
         self._rounds.flush()
+        self._sha256.update(text)
         self._tally.add(line)
 
     def finish(self, result: Json) -> None:
@@ -281,13 +299,14 @@ class RunFolder:
         result |= self._tally.result
         text = to_json(result, indent=2) + "\n"
         (self._folder / RESULT).write_text(text, encoding="utf-8")
+        seal(self._folder, (ROUNDS, RESULT, SETTINGS, POPULATION))
 
     def close(self) -> None:
         """Close the file of the rounds."""
         self._rounds.close()
 
 
-def _is_round_up_to(line: str, num_rounds: int) -> bool:
+def _is_round_up_to(line: bytes, num_rounds: int) -> bool:
     try:
         return int(json.loads(line)["round"]) <= num_rounds
     except (ValueError, KeyError, TypeError):

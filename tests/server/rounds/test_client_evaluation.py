@@ -94,7 +94,7 @@ def test_a_client_without_a_finite_sum_has_not_evaluated():
 def test_a_count_above_what_the_client_may_claim_is_left_out_and_named():
     evaluation = ClientEvaluation(Version(7), 60.0, [ClientId("a"), ClientId("b")])
     sums = {"loss": (0.0, 1e15), "accuracy": (3.0, 10.0), "bins": (1e16, 0.0, 1e16)}
-    evaluation.answered(ClientEvaluated(ClientId("a"), Version(7), sums), 100, ": as it joined")
+    evaluation.answered(ClientEvaluated(ClientId("a"), Version(7), sums), 100, lambda: ": as it joined")
     evaluation.answered(ClientEvaluated(ClientId("b"), Version(7), {"loss": (40.0, 1e15)}), 100)
     assert evaluation.answers == {"a": sums | {"loss": ()}, "b": {"loss": ()}}
     assert evaluation.refused == {
