@@ -7,6 +7,7 @@ entropy needs none of this: each example has a weight.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ class Each:
         many, goals = by_client(outputs, len(sizes)), by_client(targets, len(sizes))
         found = []
         for client, size in enumerate(sizes.tolist()):
-            own = map_tensors(lambda tensor, k=client, n=size: tensor[k, :n], many)
+            own = map_tensors(itemgetter((client, slice(size))), many)
             found.append(of_batch({name: self._function}, own, goals[client, :size])[name])
         width = max(map(len, found)) or 2
         rows = [row if len(row) == width else (math.nan,) * width for row in found]
