@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.trees import children
 from atoll.parallel.task.collated import Collated
 
@@ -45,7 +46,7 @@ def _one(kinds: Iterable[str]) -> str:
 
 
 def _of_row(dataset: Any) -> str:
-    return _form(dataset[0], lambda tensor: f"{_dtype(tensor)} of {tensor.ndim} dimensions")
+    return _form(dataset[0], lambda tensor: f"{_dtype(tensor)} of {count_of(tensor.ndim, 'dimension')}")
 
 
 def _form(tree: Any, of_tensor: Callable[[Any], str]) -> str:
