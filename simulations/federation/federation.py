@@ -311,9 +311,9 @@ class Federation:
 
     def clients_evaluated(self, effect: CloseEvaluation) -> None:
         """Record the clients' measurements of a version."""
-        self._measured.setdefault(effect.version, Measured()).clients = {
-            str(name): dict(sums) for name, sums in effect.answers.items()
-        }
+        measured = self._measured.setdefault(effect.version, Measured())
+        measured.clients = {str(name): dict(sums) for name, sums in effect.answers.items()}
+        measured.max_share = effect.max_share
 
     def run_ended(self) -> None:
         """Let `run` return, because the run has ended."""
@@ -340,6 +340,8 @@ class Federation:
             line |= measured.values(self.metrics, with_clients=line.get("fates") is not None, malicious=self._malicious)
             if left_out := line.get("not_finite", {}) | measured.refusals():
                 line["not_finite"] = left_out
+            if capped := measured.capped():
+                line["capped"] = line.get("capped", {}) | {"metrics": capped}
         self._report.add(line)
         self._on_round(line)
         self._save()
