@@ -24,7 +24,7 @@ from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, 
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
-from atoll.server.rounds.client_evaluation import merged
+from atoll.server.rounds.client_evaluation import Merged, merged
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
 from atoll.simulations.federation.seal import seal
@@ -54,6 +54,8 @@ class Measured:
 
     server: Statistics | None = None
     clients: Mapping[str, Statistics] = field(default_factory=dict)
+    max_share: float = 1.0
+    """The largest share of a client in a metric of the clients."""
 
     def values(self, metrics: Metrics, *, with_clients: bool, malicious: Container[str] = ()) -> Json:
         """Return the part of a round's line about its version, with the values of each client if asked.
@@ -64,21 +66,29 @@ class Measured:
         if self.server is not None:
             line["server"] = values(metrics, self.server)
         if self.clients:
-            line["clients"] = values(metrics, merge(self.clients.values()))
+            line["clients"] = values(metrics, self._together(self.clients).sums or {})
             if malicious:
-                honest = [sums for name, sums in self.clients.items() if name not in malicious]
-                line["honest_clients"] = values(metrics, merge(honest))
+                honest = {name: sums for name, sums in self.clients.items() if name not in malicious}
+                line["honest_clients"] = values(metrics, self._together(honest).sums or {})
             if with_clients:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
+
+    def _together(self, clients: Mapping[str, Statistics]) -> Merged:
+        named = {ClientId(name): sums for name, sums in clients.items()}
+        return merged(named, max_share=self.max_share)
+
+    def capped(self) -> dict[str, str]:
+        """Return the clients of which a metric counts with less than its weight, with the reason."""
+        capped = self._together(self.clients).capped if self.max_share < 1 else {}
+        return {str(name): why for name, why in sorted(capped.items())}
 
     def refusals(self) -> dict[str, str]:
         """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
         found: dict[str, str] = {}
         if merge_alike(self.clients.values()) is None:
             found |= refusals_of("clients", sorted(self.clients.items()))
-            left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
-            found |= {f"clients.{name}": why for name, why in left_out.items()}
+            found |= {f"clients.{name}": why for name, why in self._together(self.clients).left_out.items()}
         return found | {name: NOT_FINITE for name in refusals_of("server", [("server", self.server or {})])}
 
 
@@ -164,6 +174,8 @@ def line_of(
         line["steps"] = {name: client.steps for name, client in of_all if client.steps}
         of_clients = sorted(train, key=itemgetter(0))  # a client may be twice in a buffer: its last training counts
         line["train_values"] = {name: values(metrics, sums) for name, sums in of_clients}
+    if record.capped:
+        line["capped"] = {"weight": record.weight_cap, "clients": dict(sorted(record.capped.items())[:FATES_MAX])}
     if left_out := refusals_of("train", train):
         line["not_finite"] = left_out
     for key, fate in REASONS.items():

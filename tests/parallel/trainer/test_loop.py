@@ -24,7 +24,7 @@ from atoll.parallel.task import metrics
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer import forward
 from atoll.parallel.trainer.config import TrainConfig
-from atoll.parallel.trainer.data import training_data
+from atoll.parallel.trainer.data import data_of_sites, pooled
 from atoll.parallel.trainer.flops import flops_per_example
 from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import Job, JobRefused
@@ -246,7 +246,9 @@ def collated(rows: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
 def own_rows(make_model: Callable[[], nn.Module]) -> tuple[Job, Any]:
     """Return a training on rows that only the task can collate, and its data."""
     task = replace(tasks.task, model=make_model, data=lambda site, split: ROWS, collate=collated)
-    return Job(name="own", task=task, config=TrainConfig(), plan=Plan(mesh=Mesh(pp=2))), training_data(task)
+    return Job(name="own", task=task, config=TrainConfig(), plan=Plan(mesh=Mesh(pp=2))), pooled(
+        data_of_sites(task, "train")
+    )
 
 
 def look_at(make_model: Callable[[], nn.Module]) -> None:
