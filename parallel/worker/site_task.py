@@ -122,8 +122,8 @@ class SiteTask:
         dataset = self.dataset("train")
         if dataset is None:
             raise TaskBroken(
-                f"task.data({self.site!r}, 'train') returned no data set, and a site without examples to train on takes "
-                "no part, in evaluations neither; data to measure on can be the task's test_data"
+                f"task.data({self.site!r}, 'train') returned no data set, and a site without examples to train on "
+                "takes no part, in evaluations neither; data to measure on can be the task's test_data"
             )
         return dataset
 
