@@ -121,7 +121,10 @@ class SiteTask:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
         dataset = self.dataset("train")
         if dataset is None:
-            raise TaskBroken(f"task.data({self.site!r}, 'train') returned no data set")
+            raise TaskBroken(
+                f"task.data({self.site!r}, 'train') returned no data set, and a site without examples to train on "
+                "takes no part, in evaluations neither; data to measure on can be the task's test_data"
+            )
         return dataset
 
     def dataset(self, split: str) -> Any:

@@ -42,6 +42,7 @@ from atoll.simulations.engines.engine import Engine
 from atoll.simulations.engines.engine import Training as TrainingOfAll
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
+from atoll.simulations.federation.data_read import data_read, other_data
 from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.garbage import few_collections
@@ -113,10 +114,9 @@ class Federation:
         config = setting.config
         self._snapshot_file = SnapshotFile(folder, clock)
         saved = self._snapshot_file.load_whole()
-        if missing := sorted((saved.sites if saved else {}).keys() - setting.num_examples.keys()):
-            what = f"the run there has clients that the task lacks: {', '.join(missing[:5])}"
-            raise ConfigError([f"{folder}: {what}; choose another --out"])
+        self._data = data_read(setting.task, setting.num_examples, setting.num_test_examples, config.seed)
         if saved:
+            self._check_data(saved, folder)
             reopen(saved.ledger, config.rounds)
         self.machine = RunMachine(config.rules, saved.ledger if saved else None)
         next_round = self.machine.ledger.next_round
@@ -152,6 +152,15 @@ class Federation:
         self._began, self._before = clock(), saved.totals if saved else {}
         if saved:
             self._restore_sites(saved)
+
+    def _check_data(self, saved: Snapshot, folder: Path) -> None:
+        """Check that the clients of a resumed run are there, with the data on which it began."""
+        if missing := sorted(saved.sites.keys() - self.setting.num_examples.keys()):
+            what = f"the run there has clients that the task lacks: {', '.join(missing[:5])}"
+            raise ConfigError([f"{folder}: {what}; choose another --out"])
+        if found := other_data(saved.data, self._data):
+            way_out = f"give the task that data again, or choose another --out, with model.start from {folder}/models"
+            raise ConfigError([f"{folder}: the run there has trained on {found}; {way_out}"])
 
     def _engine(self, before: str | None) -> Engine:
         """Return the engine; `before` is the kind of a resumed run's."""
@@ -411,7 +420,7 @@ class Federation:
         ]
         files = self._snapshot_file.digests.of(names, {f"clients/{name}" for name in self.client_states.written()})
         totals = self._totals() | {"tally": self._tally.saved}
-        of_files = states, files, self._report.digest
+        of_files = states, files, self._report.digest, self._data
         return Snapshot(ledger, totals, sites, kind_of(self.engine), due, updates, train, *of_files)
 
     def _restore_sites(self, saved: Snapshot) -> None:

@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import conclusion, count_of
 from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, merge_alike, names_refused, values
 from atoll.protocol.durable import write_atomically
@@ -233,7 +233,10 @@ def _stale(row: CarriedRecord, record: RoundRecord, *, is_uniform: bool) -> Json
 
 def _reason_of(client: ClientRecord) -> str:
     """Return the reason of a failure, a refusal or a loss with its detail."""
-    return f"{client.reason}: {client.detail}"[:REASON_MAX] if client.detail else client.reason
+    detail = client.detail
+    if any(line.startswith(" ") for line in detail.splitlines()):  # a traceback: its end says what it was
+        detail = conclusion(detail)
+    return f"{client.reason}: {detail}"[:REASON_MAX] if detail else client.reason
 
 
 class Tally:

@@ -68,13 +68,13 @@ def opened(
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_directory(folder)
     try:
-        unseal(folder)
         is_reported = (folder / STATE).exists() and (folder / POPULATION).exists()
-        write_atomically(folder / SETTINGS, effective(file).encode())
-        facts.save()
-        if setting.population_report is not None and not is_reported:
-            write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
         with chdir(os.curdir), Federation(setting, folder, on_round=on_round, tell=tell) as federation:
+            unseal(folder)  # a run that was refused has changed nothing
+            write_atomically(folder / SETTINGS, effective(file).encode())
+            facts.save()
+            if setting.population_report is not None and not is_reported:
+                write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
             yield federation
             conclude(federation, folder)
     finally:

@@ -17,6 +17,7 @@ from atoll.protocol.durable import write_atomically
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode, decode_ledger, encode, encode_ledger
 from atoll.server.rounds.ledger import Ledger
+from atoll.simulations.federation.data_read import Read
 from atoll.simulations.federation.updates import SavedUpdate
 
 STATE = "state.json"
@@ -50,6 +51,8 @@ class Snapshot:
     """The SHA-256 of each file that a resumed run reads, by its name in the folder of the run."""
     rounds: str = ""
     """The SHA-256 of the lines of the rounds."""
+    data: Read = field(default_factory=dict)
+    """The data of the clients in short."""
 
 
 class SnapshotFile:
@@ -83,7 +86,7 @@ class SnapshotFile:
             sites = {name: tuple(site) for name, site in stored["sites"].items()}
             updates = tuple(decode(SavedUpdate, text, str(self._path)) for text in stored["updates"])
             train = {digest: as_statistics(sums) for digest, sums in stored["train"].items()}
-            of_files = stored["own"], stored["files"], stored["rounds"]
+            of_files = stored["own"], stored["files"], stored["rounds"], stored["data"]
             due = stored["round_due"]
             return Snapshot(ledger, stored["totals"], sites, stored["engine"], due, updates, train, *of_files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -125,6 +128,7 @@ class SnapshotFile:
                 "own": snapshot.client_states,
                 "files": snapshot.files,
                 "rounds": snapshot.rounds,
+                "data": snapshot.data,
             }
         )
         text = f'{{"sha256": "{_digest_of(state)}", "state": {state}}}'

@@ -161,6 +161,7 @@ def test_a_run_is_not_gone_on_with_when_clients_or_its_settings_are_gone(tmp_pat
     task = load_user_task(file.task)
     with pytest.raises(ConfigError, match="the run there has clients that the task lacks: d; choose another --out"):
         go_on(tmp_path, file, replace(task, sites=("a", "b", "c")))
+    unseal(tmp_path)
     (tmp_path / "run.toml").write_text("task = ")
     with pytest.raises(ConfigError, match=r"run\.toml: is damaged: .*; restore it, or choose another --out"):
         go_on(tmp_path, file, task)

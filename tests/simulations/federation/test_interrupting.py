@@ -1,10 +1,12 @@
 """Simulated runs that end early: by a kill, by Ctrl-C at an awkward moment, with updates that wait for a fold."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.data import TensorDataset
 
 from atoll.aggregation.file_digest import read_sums
 from atoll.aggregation.tensors.layout import Tensor
@@ -14,6 +16,7 @@ from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation import models, report, snapshots
 from atoll.simulations.federation.report import RunFolder
 from atoll.simulations.federation.run import opened
+from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.snapshots import SnapshotFile
 from atoll.simulations.federation.updates import Updates
 from tests.simulations.federation.simulating import TASK, lines, settings, simulate, without_real_time
@@ -270,6 +273,32 @@ def test_the_bytes_of_a_state_are_covered_by_its_digest(tmp_path):
             state.load()
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda rows: rows[:-1], r"has trained on \d+ rows of 4 clients, and the task has \d+ rows of 4 clients now"),
+        (lambda rows: rows.flip(0), "has trained on other rows of client"),
+    ],
+    ids=["fewer", "moved"],
+)
+@pytest.mark.parametrize("rounds", [3, 5], ids=["finished", "interrupted"])
+def test_a_run_does_not_go_on_with_other_data(tmp_path, change, told, rounds):
+    interrupted(tmp_path, (f"rounds={rounds}",), 3)
+    file = settings("rounds=5")
+    task = load_user_task(file.task)
+
+    def data(site, split):
+        found = task.data(site, split)
+        return TensorDataset(*map(change, found.tensors)) if split == "train" else found
+
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=f"{told}.*give the task that data again, or choose another --out"):
+        with opened(file, replace(task, data=data), tmp_path, on_round=print, is_fresh=False):
+            pass
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert simulate(tmp_path, "rounds=5")[0]["state"] == "finished"
+
+
 def test_another_model_and_missing_settings_are_the_operator_s_mistakes(tmp_path):
     interrupted(tmp_path, ("rounds=5",), 3)
     text = Path(TASK.removesuffix(":task")).read_text()
@@ -279,6 +308,7 @@ def test_another_model_and_missing_settings_are_the_operator_s_mistakes(tmp_path
     with pytest.raises(ConfigError, match="the task's model differs from that of the run"):
         with opened(file, load_user_task(f"{other}:task"), tmp_path, on_round=print, is_fresh=False):
             pass
+    unseal(tmp_path)
     (tmp_path / "run.toml").unlink()
     with pytest.raises(ConfigError, match=r"run\.toml: is damaged"):
         simulate(tmp_path, "rounds=5")
