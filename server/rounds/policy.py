@@ -215,8 +215,8 @@ class StragglerPolicy(BaseModel):
                 faults.append(f"{wait} {first} is more than {wait}_max ({most})")
         if self.quorum_count < (least := num_sites_for(self.max_share)):
             faults.append(
-                f"max_share {self.max_share} needs at least {count_of(least, 'update')}, as fewer have more each, and the "
-                f"quorum is {self.quorum_count}: set a quorum of {least}, or a max_share of at least "
+                f"max_share {self.max_share} needs at least {count_of(least, 'update')}, as fewer have more each, and "
+                f"the quorum is {self.quorum_count}: set a quorum of {least}, or a max_share of at least "
                 f"{math.ceil(1000 / self.quorum_count) / 1000:g}"
             )
         if self.min_available and self.min_available < self.quorum_count:
