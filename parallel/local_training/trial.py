@@ -29,7 +29,7 @@ from atoll.parallel.local_training.batches import to_device
 from atoll.parallel.local_training.draws import drawing, is_fixed
 from atoll.parallel.local_training.lone_row import lone_row_refused
 from atoll.parallel.local_training.one_loss import one_loss
-from atoll.parallel.local_training.parameters import bare_model, model_on_meta
+from atoll.parallel.local_training.parameters import bare_model, model_on_meta, training_faults
 from atoll.parallel.local_training.row_forms import form_of, kind_of
 from atoll.parallel.local_training.trees import map_tensors, tensors
 from atoll.parallel.local_training.units import units_of
@@ -170,8 +170,8 @@ class _Trial:
 
     def run(self, every: Sequence[Rows]) -> None:
         """Try all data sets; errors as in `try_batches`."""
-        if any(map(is_lazy, self._model.parameters())):
-            return  # a model without shapes is refused by the name of its layer, where it is built
+        if any(map(is_lazy, self._model.parameters())) or (self._task.fit is None and training_faults(self._model)):
+            return  # a model that nothing can train is refused by the names of its layers, where it is built
         as_built = AsBuilt({"model": self._model})  # `task.model` may return one object again and again
         refused, seen = dict[str, list[str]](), list[_Seen]()
         cause: BaseException | None = None
