@@ -5,6 +5,7 @@ from itertools import combinations
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from atoll.parallel.engine.plan import Plan
@@ -39,6 +40,12 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
     if not plan.is_sharded and plan.mesh.size == 1:
         return
     where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
+    scripted = [name or "the model" for name, module in model.named_modules() if isinstance(module, ScriptModule)]
+    if scripted:
+        yield (
+            f"{_listed(scripted[:1])}: compiled by torch.jit, whose modules take no hooks, so {where} cannot train it; "
+            "return the module without torch.jit from task.model(), or train on one process"
+        )
     for name, module in model.named_modules():
         if isinstance(module, EMBEDDINGS) and module.max_norm is not None:
             yield (
