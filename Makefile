@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation batched audit_log data_plane parts round_vs_flower hostile rotation ranks import_time startup trees large_client flower_app agent_memory
 
-.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table test-cuda check format constraints proto docs notebooks bench bench-guard soak pages odd-tasks chaos-hour deaths fuzz papers mutants clean
+.PHONY: setup peers demo demo-large test test-fast test-long durations coverage test-parallel test-flower flower-table flower-strategy-tests test-cuda check format constraints proto docs notebooks bench bench-guard soak pages odd-tasks chaos-hour deaths fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -75,6 +75,10 @@ test-flower: setup # native and hosted Flower apps with every minor version of f
 
 flower-table: setup # Flower's strategies, wrappers and workflows over our grid, with real agents, as a table; two minutes
 	@$(BIN)/python -m tests.messages.strategies
+
+# Flower's wheel has no tests, and nothing is fetched: FLOWER names a clone, at the tag of the installed flwr.
+flower-strategy-tests: setup # Flower's own tests of its strategies, each aggregation played again by a native run
+	@$(BIN)/python -m tests.parallel.flower.flowers_tests $(FLOWER)
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q -n 4 tests/aggregation/fold/test_device.py $$(find tests -name test_cuda.py)

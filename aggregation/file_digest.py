@@ -5,7 +5,7 @@ The list has the form of `sha256sum`, so that `sha256sum -c SHA256SUMS` checks a
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,6 +64,42 @@ class HashedFile:
     def hexdigest(self) -> str:
         """Return the SHA-256 of the bytes so far, in hexadecimal."""
         return self._sha256.hexdigest()
+
+
+class Digests:
+    """The SHA-256 of files in a folder that do not change once they are written: each file is read once.
+
+    Args:
+        folder: of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, str] = {}
+
+    def of(self, names: Iterable[str], written: Collection[str] = ()) -> dict[str, str]:
+        """Return the digest of each file by its name, relative to the folder; forget all others.
+
+        Args:
+            names: of the files.
+            written: those of them that were written again since the last call.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        known = {name: digest for name, digest in self._known.items() if name not in written}
+        self._known = {name: known.get(name) or sha256_of_file(self._folder / name) for name in names}
+        return self._known
+
+
+def faults_of_files(folder: Path, digests: Mapping[str, str]) -> Iterator[str]:
+    """Yield the faults of files whose digests are known, by their names relative to a folder."""
+    for name, digest in digests.items():
+        try:
+            if sha256_of_file(folder / name) != digest:
+                yield f"{folder / name} is damaged: its SHA-256 is another one than when it was written"
+        except OSError as error:
+            yield f"{folder / name} cannot be read: {error.strerror}"
 
 
 def sums_text(digests: Mapping[str, str]) -> str:

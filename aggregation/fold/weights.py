@@ -4,6 +4,7 @@ A client's claim n_k is a whole number or a fraction: examples, tokens, a sum of
 integer times a power of two, so one power of two turns all weights of a round into integers, and no ratio changes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -59,6 +60,45 @@ def integer_weights(shares: Sequence[Share]) -> tuple[int, ...]:
     ratios = [(share.num_examples * share.scale).as_integer_ratio() for share in shares]
     common = max(denominator for _, denominator in ratios)
     return tuple(numerator * (common // denominator) for numerator, denominator in ratios)
+
+
+def weight_cap(weights: Sequence[float], max_share: float) -> float | None:
+    """Return the largest weight c with which no site has more than a share s of the total; None: none has.
+
+        w_k' = min(w_k, c),  w_k' <= s sum_j w_j'
+
+    With the m largest weights at c and the sum R of the others, c = s R / (1 - m s) for the least m with which none of
+    these is above c. It is computed in rationals and rounded down to a float64, so it depends on no order, and no share
+    is above s by rounding. K < 1 / s sites cannot all be within s: then c is the smallest weight, and all count alike.
+
+    Args:
+        weights: w_k > 0 of K sites.
+        max_share: s in (0, 1], as it is written: 0.4 is 2/5.
+
+    Source:
+        Water-filling, as in Boyd and Vandenberghe, "Convex Optimization", 2004, example 5.2, with a bound by the total.
+    """
+    found, share = sorted(map(Fraction, weights), reverse=True), Fraction(repr(max_share))
+    rest = sum(found, Fraction())
+    for number, largest in enumerate(found):
+        left = 1 - number * share
+        if left <= 0:
+            break
+        cap = share * rest / left
+        if largest <= cap:
+            return None if not number else _rounded_down(cap)
+        rest -= largest
+    return float(found[-1]) if found and found[-1] < found[0] else None
+
+
+def num_sites_for(max_share: float) -> int:
+    """Return the least number of sites of which none needs more than this share, ceil(1 / s)."""
+    return math.ceil(1 / max_share - 1e-9)
+
+
+def _rounded_down(number: Fraction) -> float:
+    nearest = float(number)
+    return nearest if Fraction(nearest) <= number else math.nextafter(nearest, 0.0)
 
 
 def is_integer_weight(weight: int) -> bool:

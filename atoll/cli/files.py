@@ -115,7 +115,9 @@ def load_app(
     app = app_of(reference)
     number = nodes or app.num_supernodes or (NODES if is_simulated else None)
     options = options_among(reference, overrides)
-    text = run_of_app(reference, options, nodes=number)
+    told = (override.partition("=") for override in overrides)
+    is_hosted = any(key.strip() == "program.main" and value.strip(" '\"") for key, _, value in told)
+    text = run_of_app(reference, options, nodes=number, is_hosted=is_hosted)
     file = load_text(kind, text, overrides, name="")
     is_sized = number is not None or any(override.lstrip().startswith("round.cohort_size") for override in overrides)
     if isinstance(file, RunFile) and not file.program.main and not is_sized:

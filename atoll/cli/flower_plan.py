@@ -59,6 +59,20 @@ def app_of(reference: str) -> FlowerApp:
         raise CommandError(str(error)) from error
 
 
+def checked_app(reference: str, options: Mapping[str, Any]) -> FlowerApp:
+    """Return the description of an app whose run config has these values.
+
+    Raises:
+        CommandError: the description or a value is wrong; with all faults.
+    """
+    app = app_of(reference)
+    try:
+        app.run_config(options)
+    except ValueError as error:
+        raise CommandError(*str(error).split("; ")) from error
+    return app
+
+
 def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> AppPlan:
     """Return how an app runs.
 
@@ -72,11 +86,7 @@ def plan_of(reference: str, options: Mapping[str, Any], *, nodes: int | None = N
     """
     from atoll.parallel.worker.process import WorkerCrashed, WorkerError, WorkerHung
 
-    app = app_of(reference)
-    try:
-        app.run_config(options)
-    except ValueError as error:
-        raise CommandError(*str(error).split("; ")) from error
+    app = checked_app(reference, options)
     with worker_of(reference, options=options) as worker:
         try:
             with waiting_for(f"main() of {app.task}", "it runs up to the start of its strategy"):
@@ -101,15 +111,24 @@ def _no_place_for(settings: Mapping[str, Any], reference: str) -> Sequence[str]:
     return ()
 
 
-def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None) -> str:
+def run_of_app(reference: str, options: Mapping[str, Any], *, nodes: int | None = None, is_hosted: bool = False) -> str:
     """Return the TOML of an app's native run; or of the run of messages of an app that has none.
 
     Its options are the run config of this copy of the app, so that it is that of each site, whatever its copy says.
 
+    Args:
+        reference: of the app.
+        options: values of its run config over the defaults.
+        nodes: the number of clients; None: that of the project's federations.
+        is_hosted: the operator has said so: `main()` is not called to find out.
+
     Raises:
         CommandError: as `plan_of`.
     """
-    plan = plan_of(reference, options, nodes=nodes)
+    if is_hosted:
+        plan = AppPlan(checked_app(reference, options), "", {}, {}, (), ("program.main is set",))
+    else:
+        plan = plan_of(reference, options, nodes=nodes)
     for reason in plan.reasons:
         note(f"{plan.app.task} runs hosted, over messages: {reason}")
     config = {key: value for key, value in plan.app.config.items() if _travels(value)}

@@ -45,24 +45,28 @@ def worker_of(
             worker.close()
 
 
-def check_in_worker(reference: str, *, site: str, what: str = "", **given: Any) -> None:
+def check_in_worker(reference: str, *, site: str, what: str = "", is_tried: bool = False, **given: Any) -> None:
     """Load a task of a site in a worker.
 
     Args:
         reference: of the task.
         site: the owner of the data.
         what: the beginning of each fault.
+        is_tried: read its data, too, and try a batch, as an agent does when it starts.
         given: further arguments of `worker_of`.
 
     Raises:
         CommandError: it cannot be loaded; with the reasons.
     """
+    from atoll.client.work.worker import DESCRIBE_TIMEOUT_S
     from atoll.parallel.worker.process import WorkerCrashed, WorkerError, WorkerHung
 
     with worker_of(reference, site=site, **given) as worker:
         try:
             with waiting_for(f"the task {reference}", "its file and its libraries are imported"):
                 worker.start()
+                if is_tried:
+                    worker.call("describe", DESCRIBE_TIMEOUT_S)
         except WorkerError as error:
             raise CommandError(*(f"{reference}: {what}{line}" for line in without_frames(error.detail))) from error
         except (WorkerCrashed, WorkerHung) as error:

@@ -18,6 +18,7 @@ BY_CLIENT = frozenset(
         "refusals",
         "losses",
         "steps",
+        "capped",
         "carried",
         "malicious",
         "client_values",

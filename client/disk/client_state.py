@@ -14,16 +14,13 @@ from pathlib import Path
 
 from atoll.aggregation.file_digest import sha256_of_file
 from atoll.aggregation.folders import sync_folder
+from atoll.client.disk.named_digest import check_named
 from atoll.client.disk.spool import plain_name
 from atoll.protocol.durable import move_into
 from atoll.protocol.vocabulary import RoundId, RunId
 
 KEEP = 8
 """Most staged states of one run, beside the one that counted."""
-
-
-class StateDamaged(OSError):
-    """The file of a client state has other bytes than were written; the message names it, and the way out."""
 
 
 class PersonalState:
@@ -41,13 +38,7 @@ class PersonalState:
         found = self._files(run_id).get(counted_round, []) if counted_round else []
         if not found:
             return None
-        path = max(found, key=lambda each: each.stat().st_mtime_ns)  # one was being replaced
-        if sha256_of_file(path) != _digest_of(path):
-            raise StateDamaged(
-                f"{path} is damaged, for its bytes are not those of the SHA-256 in its name: put the file of a backup "
-                "back, or delete it, and go on as without the state"
-            )
-        return path
+        return check_named(max(found, key=lambda each: each.stat().st_mtime_ns))  # one was being replaced
 
     def stage(self, run_id: RunId, round_id: RoundId, counted_round: RoundId, data: Path) -> None:
         """Stage the state after a training by moving its file; durable on return.
@@ -74,7 +65,3 @@ class PersonalState:
         for match in filter(None, map(name.fullmatch, os.listdir(self._folder))):
             found.setdefault(RoundId(int(match[1])), []).append(self._folder / match[0])
         return found
-
-
-def _digest_of(path: Path) -> str:
-    return path.stem.rpartition(".")[2]

@@ -1,7 +1,7 @@
 """The residuals of error feedback, which an update leaves for the next one: current once the update is accepted.
 
-    NAME.RUN.TASK.DIGEST.staged        made with the update DIGEST, which has no answer yet
-    NAME.RUN.TASK.DIGEST.safetensors   current: the update DIGEST was accepted
+    NAME.RUN.TASK.DIGEST.SHA-256.staged        made with the update DIGEST, which has no answer yet
+    NAME.RUN.TASK.DIGEST.SHA-256.safetensors   current: the update DIGEST was accepted
 
 A staged file is durable before its update can be sent. Its header names the current files that it was made from
 (`REPLACES`). When the update is accepted, one atomic rename makes the staged file current, and the files that it
@@ -11,6 +11,8 @@ spool is deleted; so is a current file that another one replaces.
 
 While an update has no answer, the files that it was made from are not current for another update: each residual counts
 in one update only. So there may be several current files, of updates that were open at the same time.
+
+The last part of a name is the digest of the file, which is compared before it is used.
 """
 
 import hashlib
@@ -22,15 +24,20 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.file_digest import sha256_of_file
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, read_metadata
 from atoll.aggregation.updates.encoded_writer import REPLACES
+from atoll.client.disk.named_digest import check_named
 from atoll.protocol.durable import move_into
 from atoll.protocol.vocabulary import Digest, RunId
 
 logger = logging.getLogger(__name__)
 
 STAGED, CURRENT = ".staged", ".safetensors"
+
+_PARTS = 5
+"""Parts of a file's name, without its suffix."""
 
 AGE_MAX_S = 90 * 86400.0
 """Age at which a current file is deleted when the agent starts: its run was left unfinished."""
@@ -51,7 +58,7 @@ class Owner:
 
 
 class ResidualStore:
-    """The residuals in one folder. `stage` may run on a thread; all other methods are quick.
+    """The residuals in one folder. `stage` and `current` may run on a thread; all other methods are quick.
 
     Args:
         folder: holds the files; those without use are deleted.
@@ -61,7 +68,10 @@ class ResidualStore:
     def __init__(self, folder: Path, unanswered: Collection[Digest] = ()) -> None:
         self._folder = folder
         oldest = time.time() - AGE_MAX_S
-        for path in folder.iterdir():
+        for path in self._files("*"):
+            if path.stem.count(".") == _PARTS - 2:  # of an earlier program
+                path.rename(path.with_name(f"{path.stem}.{sha256_of_file(path)}{path.suffix}"))
+        for path in self._files("*"):
             is_staged = path.suffix == STAGED and _digest_of(path) in unanswered
             is_current = path.suffix == CURRENT and path.stat().st_mtime >= oldest
             if not (is_staged or is_current):
@@ -70,20 +80,28 @@ class ResidualStore:
             self._drop_replaced(path)
 
     def current(self, owner: Owner) -> tuple[Path, ...]:
-        """Return the files that the next update adds: mostly one; none at first, or while an update has no answer."""
-        claimed = {name for path in self._files(f"{owner.stem}.*{STAGED}") for name in _replaced_by(path)}
-        return tuple(path for path in self._files(f"{owner.stem}.*{CURRENT}") if path.name not in claimed)
+        """Return the files that the next update adds: mostly one; none at first, or while an update has no answer.
+
+        All of their bytes are read.
+
+        Raises:
+            StateDamaged: a file has other bytes than were written.
+        """
+        staged = self._files(f"{owner.stem}.*{STAGED}")
+        claimed = {made_with for path in staged for made_with in _replaced_by(check_named(path))}
+        files = self._files(f"{owner.stem}.*{CURRENT}")
+        return tuple(check_named(path) for path in files if _made_with(path.name) not in claimed)
 
     def stage(self, owner: Owner, digest: Digest, file: Path) -> None:
         """Stage a safetensors file with an update by moving it; durable on return."""
         with file.open("rb") as data:
             os.fsync(data.fileno())
-        move_into(file, self._folder / f"{owner.stem}.{digest}{STAGED}")
+        move_into(file, self._folder / f"{owner.stem}.{digest}.{sha256_of_file(file)}{STAGED}")
         self._sync()
 
     def settle(self, digest: Digest, *, accepted: bool) -> None:
         """Make the files that were staged with an answered update current, or delete them. Idempotent."""
-        for path in self._files(f"*.{digest}{STAGED}"):
+        for path in self._files(f"*.{digest}.*{STAGED}"):
             if not accepted:
                 path.unlink()
                 continue
@@ -101,8 +119,9 @@ class ResidualStore:
         return sorted(self._folder.glob(pattern))
 
     def _drop_replaced(self, current: Path) -> None:
-        for name in _replaced_by(current):
-            (self._folder / name).unlink(missing_ok=True)
+        for made_with in _replaced_by(current):
+            for path in self._files(f"{made_with}.*{CURRENT}"):
+                path.unlink(missing_ok=True)
 
     def _sync(self) -> None:
         sync_folder(self._folder)
@@ -113,16 +132,22 @@ def _hashed(text: str) -> str:
 
 
 def _digest_of(path: Path) -> Digest:
-    return Digest(path.stem.rpartition(".")[2])
+    """Return the digest of the update with which a file was made."""
+    return Digest(_made_with(path.name).rpartition(".")[2])
+
+
+def _made_with(name: str) -> str:
+    """Return NAME.RUN.TASK.DIGEST of a file's name."""
+    return ".".join(name.split(".")[: _PARTS - 1])
 
 
 def _replaced_by(path: Path) -> Iterator[str]:
-    """Yield the names of the current files that a file was made from."""
+    """Yield the beginnings of the names of the current files that a file was made from: NAME.RUN.TASK.DIGEST."""
     try:
         names = json.loads(read_metadata(path).get(REPLACES, "[]"))
     except (TensorFileCorrupted, ValueError) as error:
         logger.warning("%s is damaged: %s", path, error)
         return
     for name in names:
-        if Path(name).name == name != path.name:
-            yield name
+        if Path(name).name == name and _made_with(name) != _made_with(path.name):
+            yield _made_with(name)

@@ -2,7 +2,7 @@
 
 An entry is one file, which appears under its name complete and durable, or not at all:
 
-    safetensors file of the update | JSON: manifest and measurements | its length (8 bytes, little-endian) | MAGIC
+    safetensors file of the update | JSON: manifest and measurements | its SHA-256 | its length (8 bytes) | MAGIC
 
 The bytes of the pieces follow each other from `data_start` on, in canonical order, and are sent as they lie there. The
 manifest alone identifies an entry (its run, its round); the file's name is for people.
@@ -11,6 +11,9 @@ An update in parts is a folder: for each part its bytes and its manifest, and th
 which is written last. A folder without it is no entry, and is removed.
 
     part.0000, part.0000.json, part.0001, ..., root.json
+
+A file whose JSON has other bytes than were written is no entry either: its round is trained again. The coordinator
+compares the bytes of the pieces.
 """
 
 import errno
@@ -38,10 +41,13 @@ from atoll.protocol.wire.mesh_use import MeshUse
 
 logger = logging.getLogger(__name__)
 
-MAGIC = b"atoll/1\n"
+MAGIC = b"atoll/2\n"
+MAGIC_BEFORE = b"atoll/1\n"
+"""The end of an entry of an earlier program, which had no SHA-256."""
+
 SUFFIX, FOLDER_SUFFIX = ".update", ".parts"
 ROOT = "root.json"
-_FOOT_BYTES = 8 + len(MAGIC)
+_SUM_BYTES, _FOOT_BYTES = 32, 8 + len(MAGIC)
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -197,7 +203,7 @@ class Spool:
                 write_atomically(part.path.with_name(f"{part.path.name}.json"), part.manifest, sync_name=False)
                 crash_points.reached("agent.part_written")
             sync_folder(entry.path)
-            write_atomically(entry.path / ROOT, json.dumps(_document(entry)).encode())
+            write_atomically(entry.path / ROOT, _trailer(entry))
             sync_folder(self._folder)
         except OSError:
             remove(entry.path)
@@ -250,7 +256,7 @@ def _document(entry: Entry) -> dict[str, Any]:
 
 def _trailer(entry: Entry) -> bytes:
     body = json.dumps(_document(entry)).encode()
-    return body + len(body).to_bytes(8, "little") + MAGIC
+    return body + hashlib.sha256(body).digest() + len(body).to_bytes(8, "little") + MAGIC
 
 
 def _read_all(folder: Path) -> Iterator[tuple[Key, Entry]]:
@@ -264,25 +270,38 @@ def _read_all(folder: Path) -> Iterator[tuple[Key, Entry]]:
 
 def _read(path: Path) -> tuple[Key, Entry]:
     """Read an entry back; raises ValueError, KeyError, TypeError or AttributeError when `add` has not written it."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        foot = os.pread(file.fileno(), _FOOT_BYTES, max(0, size - _FOOT_BYTES))
-        length = int.from_bytes(foot[:8], "little")
-        begin = size - _FOOT_BYTES - length
-        if path.suffix != SUFFIX or foot[8:] != MAGIC or begin < 0:
-            raise ValueError("its end is missing")
-        document: Mapping[str, Any] = json.loads(os.pread(file.fileno(), length, begin))
+    if path.suffix != SUFFIX:
+        raise ValueError(f"its name does not end with {SUFFIX}")
+    document, begin = _document_in(path)
     entry, manifest = _entry(path, document)
     if path.name != _name(manifest) or manifest.parts or entry.data_start + manifest.num_bytes != begin:
         raise ValueError("its name or length does not match its manifest")
     return _key(manifest), entry
 
 
+def _document_in(path: Path) -> tuple[Mapping[str, Any], int]:
+    """Return the JSON at the end of a file, and the place where it begins; raises ValueError if it is not whole."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        foot = os.pread(file.fileno(), _FOOT_BYTES, max(0, size - _FOOT_BYTES))
+        length, magic = int.from_bytes(foot[:8], "little"), foot[8:]
+        sum_bytes = _SUM_BYTES if magic == MAGIC else 0
+        begin = size - _FOOT_BYTES - sum_bytes - length
+        if magic not in (MAGIC, MAGIC_BEFORE) or begin < 0:
+            raise ValueError("its end is missing")
+        body = os.pread(file.fileno(), length, begin)
+        written = os.pread(file.fileno(), sum_bytes, begin + length)
+    if sum_bytes and hashlib.sha256(body).digest() != written:
+        raise ValueError("the SHA-256 of its manifest and measurements is another one than when they were written")
+    document: Mapping[str, Any] = json.loads(body)
+    return document, begin
+
+
 def _read_folder(path: Path) -> tuple[Key, Entry]:
     """Read an entry of several parts back; raises as `_read`."""
     if not (path / ROOT).is_file():
         raise ValueError(f"it has no {ROOT}")
-    entry, manifest = _entry(path, json.loads((path / ROOT).read_bytes()))
+    entry, manifest = _entry(path, _root_of(path / ROOT))
     parts: list[EntryPart] = []
     for index in range(len(manifest.parts)):
         data = path / part_name(index)
@@ -296,6 +315,14 @@ def _read_folder(path: Path) -> tuple[Key, Entry]:
     if path.name != _folder_name(manifest) or not parts:
         raise ValueError("its name does not match its manifest")
     return _key(manifest), replace(entry, parts=tuple(parts))
+
+
+def _root_of(path: Path) -> Mapping[str, Any]:
+    """Return the document of an update in parts; that of an earlier program is JSON alone."""
+    if (content := path.read_bytes()).endswith(b"}"):
+        document: Mapping[str, Any] = json.loads(content)
+        return document
+    return _document_in(path)[0]
 
 
 def _entry(path: Path, document: Mapping[str, Any]) -> tuple[Entry, UpdateManifest]:

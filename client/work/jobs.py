@@ -109,7 +109,7 @@ class Jobs:
                 model_seed=invitation.model_seed,
                 budget=budget,
                 codec=invitation.codec,
-                owed=self._residuals.current(_residual_owner(invitation)) if invitation.codec else (),
+                owed=await self._owed(invitation),
                 residual=self._residual_out,
                 noise=self._noise_of(invitation, "train"),
                 run_number=invitation.run_number,
@@ -181,6 +181,11 @@ class Jobs:
             detail = f"the control variate of round {counted} is no longer in this agent's state directory (personal/)"
             raise RunnerFailed(FailureReason.TRAINING_FAILED, f"{detail}: put it back, or start a new run")
         return found
+
+    async def _owed(self, invitation: Invitation) -> tuple[Path, ...]:
+        if not invitation.codec:
+            return ()
+        return await on_thread(None, self._residuals.current, _residual_owner(invitation))  # reads all of its files
 
     async def _own(self, run_id: RunId, counted: RoundId) -> Path | None:
         return await on_thread(None, self._client_state.find, run_id, counted)  # reads all of its file

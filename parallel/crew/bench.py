@@ -36,6 +36,7 @@ from atoll.parallel.data.order import share
 from atoll.parallel.engine.assemble import begin_again
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
+from atoll.parallel.engine.passes import casting
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.algorithms import check_training
 from atoll.parallel.local_training.batches import batch_sizes
@@ -123,6 +124,8 @@ class MeshBench:
         layout = layout_fields(self._layout())
         self._borrowed()
         self._check_hooks(self._here.local, self._here.context({}))
+        cast = partial(casting, self._plan, self._device)
+        together(self._ranks, lambda: self._here.try_out(self._device.type, cast))
         return {
             "num_examples": self._here.num_examples(),
             "layout": layout,
@@ -158,7 +161,7 @@ class MeshBench:
             client = self._begin(model, local, algorithm, request, context)
             self._seed(request["seed"])
             with checkpoints(
-                request, self._here.task, model, order.steps, self._ranks, self._clock, client
+                request, self._here.task, model, dataset, order.steps, self._ranks, self._clock, client
             ) as after_step:
                 training = LocalTraining(
                     task=self._here.task,

@@ -14,7 +14,7 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.frozen import keep_frozen
 from atoll.parallel.local_training.local_layers import names_that_stay
 from atoll.parallel.local_training.own_optimizer import is_elementwise, own_optimizer
-from atoll.parallel.local_training.parameters import travel_faults
+from atoll.parallel.local_training.parameters import model_on_meta, travel_faults
 from atoll.parallel.task.algorithm import Algorithm
 from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.context import context_of
@@ -23,7 +23,7 @@ from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.between_passes import moves_by_pass
 from atoll.parallel.trainer.forward import check_forward
-from atoll.parallel.trainer.job import JobRefused, model_on_meta
+from atoll.parallel.trainer.job import JobRefused
 
 RANKS_MAX = 1024
 """The largest number of ranks: each may send a part of the update (`protocol/part_manifest`)."""

@@ -36,6 +36,7 @@ from atoll.parallel.crew.building import MeshModel
 from atoll.parallel.crew.crash_points import reached
 from atoll.parallel.crew.hook_values import Form, NoForm, Reader, Writer
 from atoll.parallel.crew.hooks import MeshClient
+from atoll.parallel.data.rows_read import rows_read
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.outside import Outside, functions_of
@@ -54,6 +55,7 @@ def checkpoints(
     request: Json,
     task: Task,
     model: MeshModel,
+    dataset: Any,
     num_steps: int,
     ranks: Ranks,
     clock: Callable[[], float],
@@ -68,6 +70,7 @@ def checkpoints(
             `checkpoint_every_s` that of seconds.
         task: whose loss and metrics may keep a state.
         model: with the values of the version and the optimizer of the round.
+        dataset: on which the round trains.
         num_steps: of the round.
         ranks: of the mesh.
         clock: returns the present instant [s].
@@ -100,8 +103,9 @@ def checkpoints(
         carried: dict[str, Carried] = {"tally": model.tally, "outside": outside}
         if held is not None:
             carried[HELD] = held
-        saver = Saver(checkpointer, {}, engine, carried, request["seed"])
-        if _is_sound(checkpointer) and (held is None or held.is_in(checkpointer.latest())):
+        rows = ranks.gather(rows_read(dataset, request["seed"]))[0]
+        saver = Saver(checkpointer, {}, engine, carried, request["seed"], rows)
+        if _is_sound(checkpointer, saver) and (held is None or held.is_in(checkpointer.latest())):
             saver.restore()
         due = _due(request, num_steps, ranks, clock, _copies_are_one(engine.plan))
 
@@ -114,10 +118,14 @@ def checkpoints(
         yield after_step
 
 
-def _is_sound(checkpointer: Checkpointer) -> bool:
-    """Return whether the newest checkpoint is sound; without it the round begins anew, with the same numbers."""
+def _is_sound(checkpointer: Checkpointer, saver: Saver) -> bool:
+    """Return whether the newest checkpoint is sound, and of the data of now; else the round begins anew."""
     path = checkpointer.latest()
-    faults = [] if path is None else checkpointer.damage(path)
+    if path is None:
+        return True
+    faults = checkpointer.damage(path)
+    if not faults and (found := saver.other_rows(path)):
+        faults = [f"it is of a training {found}"]
     if faults:
         logger.warning("the round begins anew, without its checkpoint: %s", listed(faults))
     return not faults

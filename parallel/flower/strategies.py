@@ -184,7 +184,7 @@ def _round_of(strategy: Any, started: Started, nodes: int, cohort: int) -> tuple
     quorum, deadline = _fewest(strategy), float(started.timeout_s or 0.0)
     available = max(strategy.min_available_nodes, strategy.min_train_nodes, quorum, 1)
     round_: Settings = {"cohort_size": cohort, "quorum": quorum, "deadline": deadline, "failure_rest": 0.0}
-    round_ |= {"min_available": available, "first_available": nodes, "selection_timeout": WAITS_S}
+    round_ |= {"min_available": available, "selection_timeout": WAITS_S}
     evaluation: Settings = {"server_every": 1 if started.evaluate_fn is not None else 0, "clients_every": 0}
     trained = f"fraction_train = {strategy.fraction_train:g} of {count_of(nodes, 'node')}"
     became = {

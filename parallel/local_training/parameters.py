@@ -228,6 +228,15 @@ def bare_model(task: "Task", seed: int) -> torch.nn.Module:
     return model
 
 
+def model_on_meta(task: "Task") -> torch.nn.Module:
+    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise."""
+    try:
+        with torch.device("meta"):
+            return task.model()
+    except Exception:  # any: of code that needs values, and of code that fails without them, too
+        return task.model()
+
+
 def load_parameters(model: torch.nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Copy global parameters into the model, on any device and in any precision.
 

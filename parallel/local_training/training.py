@@ -19,6 +19,7 @@ from atoll.parallel.local_training.own_optimizer import own_optimizer
 from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
 from atoll.parallel.local_training.same_form import SameForm
 from atoll.parallel.local_training.scaffold import ControlVariates
+from atoll.parallel.local_training.trees import map_tensors
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.optimizers.make import decay_groups
@@ -275,7 +276,7 @@ class Evaluation:
 
 
 def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_examples: int) -> Statistics:
-    statistics = of_batch(task.metrics, outputs, targets)
+    statistics = of_batch(task.metrics, map_tensors(torch.Tensor.detach, outputs), targets) if task.metrics else {}
     if "loss" not in statistics:
         statistics |= as_statistics({"loss": units_of(task).sums(loss.item(), targets, num_examples)})
     return statistics

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 
 from atoll.aggregation.printable import count_of
@@ -36,11 +37,12 @@ def count_units(targets: Any) -> int:
     Raises:
         TaskBroken: there is no tensor among the targets.
     """
+    if isinstance(targets, torch.Tensor) and are_numbered(targets):
+        of_cpu = type(targets) is torch.Tensor and targets.device.type == "cpu"
+        return int(np.count_nonzero(targets.numpy() != IGNORED)) if of_cpu else int((targets != IGNORED).sum())
     first = next(tensors(targets), None)
     if first is None:
         raise TaskBroken(f"no tensor among the targets to count, got {type(targets).__name__}")
-    if first is targets and are_numbered(first):
-        return int((first != IGNORED).sum())
     return len(first)
 
 

@@ -7,10 +7,11 @@ values. Sums are correctly rounded (math.fsum), hence independent of the order; 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.task.errors import TaskBroken
@@ -27,6 +28,15 @@ LEFT_OUT = "metric '"
 
 METRICS_MAX, SUMS_MAX = 100, 10_000
 """Most metrics of a task, and most sums of all of them together."""
+
+NO_NUMBERS = (str, bytes, bytearray, Mapping, Set)
+"""Types of values that Python can walk through and that are no sums: the digits of a text, the keys of a table."""
+
+CONTRACT = (
+    "a metric returns finite numbers of every batch, (total, count), or those that the `value` of its Metric takes: "
+    "correct it, or leave it out of Task(metrics=...)"
+)
+"""The end of a refusal."""
 
 NOT_FINITE = "its sums are NaN, infinite or left out"
 """The reason of a refusal; a metric that breaks the contract is refused with the same words, and its own in the log."""
@@ -59,11 +69,72 @@ def of_batch(metrics: Metrics, outputs: Any, targets: Any) -> Statistics:
     found: Statistics = {}
     for name, metric in metrics.items():
         try:
-            raw = (metric.statistics if isinstance(metric, Metric) else metric)(outputs, targets)
-            found |= as_statistics({name: raw})
+            found[name] = _sums_of(metric, outputs, targets)
         except Exception as error:
             found[name] = _refused(name, _words(error))
     return found
+
+
+class Tried(NamedTuple):
+    """The sums of a metric of one batch."""
+
+    sums: tuple[float, ...]
+    fault: str = ""
+    """The reason that they, or their value, break the contract of metrics; empty: they keep it."""
+    way_out: str = CONTRACT
+
+
+def tried(metric: "Metric | Callable[..., Any]", outputs: Any, targets: Any, room: int = SUMS_MAX) -> Tried:
+    """Return the sums of a metric of one batch, and how they break the contract.
+
+    Args:
+        metric: a plain function, or a `Metric`.
+        outputs: of the model, without gradients.
+        targets: of the same batch.
+        room: the number of sums that the metrics before it have left.
+    """
+    try:
+        sums = _sums_of(metric, outputs, targets)
+    except Exception as error:
+        return Tried((), _words(error))
+    if not sums:
+        return Tried((), "it returns no numbers")
+    if fault := contract_fault(metric, sums, room):
+        return Tried(sums, *fault.split(": ", 1))
+    if not all(map(math.isfinite, sums)):
+        return Tried(sums, f"it gives {sums!r:.100}, which are not all finite")
+    try:
+        _value(metric, sums)
+    except Exception as error:
+        return Tried(sums, _words_of_value(sums, error))
+    return Tried(sums)
+
+
+def different_lengths(lengths: Iterable[int]) -> str:
+    """Return the sentence about a metric whose batches have different numbers of sums; empty: they have one."""
+    found = sorted(set(lengths))
+    return _of_lengths([(0.0,) * length for length in found]) if len(found) > 1 else ""
+
+
+def _sums_of(metric: "Metric | Callable[..., Any]", outputs: Any, targets: Any) -> tuple[float, ...]:
+    return _as_sums((metric.statistics if isinstance(metric, Metric) else metric)(outputs, targets))
+
+
+def _as_sums(numbers: Any) -> tuple[float, ...]:
+    """Return numbers of any library as floats.
+
+    Raises:
+        TaskBroken: they are something else, such as a text, which Python would read digit by digit.
+    """
+    try:
+        if isinstance(numbers, NO_NUMBERS):
+            raise TypeError
+        every = tuple(numbers)
+        if any(isinstance(number, str | bytes) for number in every):
+            raise TypeError
+        return tuple(map(float, every))
+    except (TypeError, ValueError) as error:
+        raise TaskBroken(f"expected a tuple of numbers, got {numbers!r:.200}") from error
 
 
 def sound(metrics: Metrics, statistics: Mapping[str, Sequence[float]]) -> Statistics:
@@ -101,6 +172,10 @@ def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, TaskBroken) else f"it raises {type(error).__name__}: {error}"[:NAME_MAX]
 
 
+def _words_of_value(sums: tuple[float, ...], error: BaseException) -> str:
+    return f"of its sums {sums!r:.100}, {_words(error).replace('it raises', 'value raises')}"
+
+
 def _refused(name: str, fault: str) -> tuple[float, ...]:
     """Name the fault of a metric once for each process, and return its sums: none."""
     if (sentence := f"metric {name!r} is left out: {fault}") not in _named and len(_named) < METRICS_MAX:
@@ -133,9 +208,9 @@ def as_statistics(raw: Mapping[str, Sequence[Any]]) -> Statistics:
         if not is_name(name):
             raise TaskBroken(name_fault(name))
         try:
-            plain[name] = tuple(float(number) for number in numbers)
-        except (TypeError, ValueError) as error:
-            raise TaskBroken(f"metric {name}: expected a tuple of numbers, got {numbers!r}") from error
+            plain[name] = _as_sums(numbers)
+        except TaskBroken as error:
+            raise TaskBroken(f"metric {name}: {error}") from error
     return plain
 
 
@@ -204,11 +279,27 @@ def usual_lengths(statistics: Iterable[Mapping[str, Sequence[float]]]) -> dict[s
     return {name: min(of, key=lambda length: (-of[length], length)) for name, of in counts.items() if of}
 
 
+def merge_alike(statistics: Collection[Mapping[str, Sequence[float]]]) -> Statistics | None:
+    """Return the sums of statistics that all have the same metrics in one order, each with one number of finite sums,
+    as nearly all have; None: some differ, one is refused, or a sum is not finite.
+    """
+    first = next(iter(statistics), None)
+    if first is None:
+        return None
+    names, lengths = [*first], [*map(len, first.values())]
+    if not all(lengths) or not all([*each] == names and [*map(len, each.values())] == lengths for each in statistics):
+        return None
+    sums = {name: tuple(map(total, zip(*(each[name] for each in statistics), strict=True))) for name in names}
+    return sums if all(map(math.isfinite, chain.from_iterable(sums.values()))) else None
+
+
 def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
     """Return the sums over sites, of any number and in any order, each metric over those that have its usual number of
     sums (`usual_lengths`): it may be missing or refused in some of them.
     """
     every = list(statistics)
+    if (alike := merge_alike(every)) is not None:
+        return dict(sorted(alike.items()))
     usual, sums = usual_lengths(every), Statistics()
     for name, found in _columns(every).items():
         columns = [numbers for numbers in found if numbers and len(numbers) == usual[name]]
@@ -230,7 +321,7 @@ def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, f
             found[name] = _value(metrics.get(name), tuple(numbers))
         except Exception as error:
             found[name] = None
-            _refused(name, f"of its sums {tuple(numbers)!r:.100}, {_words(error).replace('it raises', 'value raises')}")
+            _refused(name, _words_of_value(tuple(numbers), error))
     return found
 
 
@@ -244,7 +335,10 @@ def _value(metric: Metric | Callable[[Any, Any], Sequence[Any]] | None, sums: tu
         return None
     try:
         if isinstance(metric, Metric):
-            return metric.value(sums)
+            found = metric.value(sums)
+            if isinstance(found, str | bytes):
+                raise TaskBroken(f"value must return a number or None, got {found!r:.100}")
+            return None if found is None else float(found)
         return sums[0] / sums[1] if len(sums) == 2 else None
     except ZeroDivisionError:
         return None

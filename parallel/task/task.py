@@ -17,7 +17,7 @@ from atoll.parallel.task.errors import TaskNotFound
 from atoll.parallel.task.flower_app import is_app, read_app
 from atoll.parallel.task.given import Plain, value_faults, with_tables, with_values
 from atoll.parallel.task.local import Local
-from atoll.parallel.task.metrics import Metric, is_name, name_fault
+from atoll.parallel.task.metrics import METRICS_MAX, Metric, is_name, name_fault
 from atoll.parallel.task.overrides import OverridesRefused
 from atoll.parallel.task.reference import ReferenceNotFound, is_file, load_module, split
 
@@ -232,6 +232,8 @@ def _metric_faults(metrics: object) -> Iterator[str]:
     if not isinstance(metrics, Mapping):
         yield f"metrics must be a mapping from name to function, got {metrics!r}"
         return
+    if len(metrics) > METRICS_MAX:
+        yield f"metrics: got {len(metrics)}; allowed: at most {METRICS_MAX}, as a site may send no more sums"
     for name, metric in metrics.items():
         if not isinstance(name, str) or not (isinstance(metric, Metric) or callable(metric)):
             yield f"metrics: {name!r} must be a name with a function or a Metric, got {metric!r}"

@@ -1,6 +1,8 @@
 """The pooled data of a task: the data of all its sites, in one place."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,49 +10,97 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
+from atoll.parallel.engine.passes import casting
+from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.draws import Steady
+from atoll.parallel.local_training.row_forms import kind_of
+from atoll.parallel.local_training.trial import Rows, sites_by_kind, try_batches
+from atoll.parallel.task.context import context_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
+from atoll.parallel.trainer.evaluation import readable
+
+NAMES_MAX = 4
+"""Sites that a sentence names."""
+
+SiteData = Mapping[str, Any]
+"""The data sets of one split by the sites that have some."""
 
 
-def pooled(task: Task, split: str) -> Any | None:
-    """Return the data of all sites, one after another; None if no site has such a split.
+def data_of_sites(task: Task, split: str) -> SiteData:
+    """Return the data of all sites that have examples of a split, "train" or "test"."""
+    found = {site: data_of(task, site, split) for site in task.sites}
+    return {site: data for site, data in found.items() if data is not None and len(data)}
 
-    Args:
-        task: with its sites.
-        split: "train" or "test".
-    """
-    found = [data for site in task.sites if (data := data_of(task, site, split)) is not None and len(data)]
+
+def pooled(of_sites: SiteData) -> Any | None:
+    """Return the data of all sites, one after another; None if no site has any."""
+    found = list(of_sites.values())
     if not found:
         return None
-    if all(type(data) is TensorDataset for data in found):  # one index operation reads a batch
+    are_tensors = all(type(data) is TensorDataset for data in found)
+    if are_tensors and len({kind_of(data, reads=False) for data in found}) == 1:  # one index operation reads a batch
         return TensorDataset(*(torch.cat(columns) for columns in zip(*(data.tensors for data in found), strict=True)))
     return ConcatDataset(found)
 
 
-def training_data(task: Task) -> Any:
-    """Return the pooled training data.
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The data of a training."""
+
+    train: Any
+    """The sites' training data, pooled."""
+    tests: Mapping[str, Any]
+    """The data for evaluations: `sites`, the sites' test data pooled, and `test`, the task's own, as far as there are
+    any."""
+
+
+def data_for(task: Task, plan: Plan, *, seed: int, device: torch.device, at_once: int | None) -> Data:
+    """Return the data of a training, after a trial of a batch of each kind of rows.
+
+    Args:
+        task: with its sites.
+        plan: of the training.
+        seed: of the training.
+        device: of this rank.
+        at_once: examples of a batch; None: any number.
 
     Raises:
-        TaskBroken: there is none.
+        TaskBroken: there is none to train on; the task's own test data has no examples, as a simulated or deployed run
+            refuses it; or the model, the loss or a metric cannot take a batch.
     """
-    data = pooled(task, "train")
-    if data is None:
+    train, test = data_of_sites(task, "train"), data_of_sites(task, "test")
+    if not train:
         raise TaskBroken(f"none of the sites {', '.join(task.sites)} has data to train on")
-    return data
-
-
-def test_data(task: Task) -> Mapping[str, Any]:
-    """Return the data for evaluations that exist: `sites`, the sites' test data pooled, and `test`, the task's own.
-
-    Raises:
-        TaskBroken: the task's own has no examples, as a simulated or deployed run refuses it.
-    """
-    found = {"sites": pooled(task, "test"), "test": server_data_of(task)}
-    if found["test"] is not None and not len(found["test"]):
+    own = server_data_of(task)
+    if own is not None and not len(own):
         raise TaskBroken("the task's test_data has no examples: give it some, or leave test_data out")
-    return {name: data for name, data in found.items() if data is not None}
+    context = context_of(task, seed=seed)
+    every = _of_kinds(train, Rows(data=None, where="train", context=context, is_trained=True, at_once=at_once))
+    every += _of_kinds(test, Rows(data=None, where="test", context=context))
+    every += [] if own is None else [Rows(data=own, where="task.test_data()", context=context)]
+    cast = partial(casting, plan, device)
+    try_batches(task, every, seed=seed, device=device, casting=cast, reading=readable)
+    found = {"sites": pooled(test), "test": own}
+    return Data(pooled(train), {name: data for name, data in found.items() if data is not None})
+
+
+def _of_kinds(data: SiteData, like: Rows) -> list[Rows]:
+    """Return the pooled rows of the sites of each kind."""
+    return [
+        replace(
+            like,
+            data=pooled({site: data[site] for site in sites}),
+            where=f"the {like.where} data of {'site' if len(sites) == 1 else 'sites'} {_names(sites)}",
+        )
+        for sites in sites_by_kind(data)
+    ]
+
+
+def _names(sites: list[str]) -> str:
+    more = len(sites) - NAMES_MAX
+    return ", ".join(map(repr, sites[:NAMES_MAX])) + (f" and {more} more" if more > 0 else "")
 
 
 def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: torch.device) -> Loader:

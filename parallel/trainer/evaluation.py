@@ -43,7 +43,7 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
 
     def observe(outputs: Any, targets: Any, rows: int) -> None:
         nonlocal sums
-        outputs = map_tensors(_readable, outputs)
+        outputs = map_tensors(readable, outputs)
         found = of_batch(task.metrics, outputs, targets)
         if "loss" not in found:
             check.see(outputs, targets)
@@ -55,6 +55,6 @@ def statistics(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Rank
     return sound(task.metrics, of_parts(ranks.gather(sums)))
 
 
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
+def readable(tensor: torch.Tensor) -> torch.Tensor:
     """Widen half precision, in which outputs are computed but not judged."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -17,10 +17,11 @@ from atoll.parallel.engine.inplace import Written, storage_of, written_in_forwar
 from atoll.parallel.engine.passes import REENTRANT
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.local_training.parameters import model_on_meta
 from atoll.parallel.task.randomness import seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.between_passes import follows_examples
-from atoll.parallel.trainer.job import JobRefused, model_on_meta
+from atoll.parallel.trainer.job import JobRefused
 from atoll.parallel.trainer.outside import loss_kept
 from atoll.parallel.trainer.references import reference_faults
 

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from atoll.aggregation.folders import no_file
@@ -14,7 +13,7 @@ from atoll.parallel.adapters.peft_models import adapter_faults
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.local_training.frozen import keep_frozen, match_base
-from atoll.parallel.local_training.parameters import travel_faults
+from atoll.parallel.local_training.parameters import model_on_meta, travel_faults
 from atoll.parallel.local_training.units import SUM
 from atoll.parallel.task.base import TRAINED
 from atoll.parallel.task.context import context_of
@@ -106,12 +105,3 @@ def base_of(job: Job, model: nn.Module) -> Matched | None:
         return match_base(model, job.task.base, context_of(job.task, seed=job.config.seed))
     except (BaseRefused, TaskBroken) as error:
         raise JobRefused(str(error)) from error
-
-
-def model_on_meta(task: Task) -> nn.Module:
-    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise."""
-    try:
-        with torch.device("meta"):
-            return task.model()
-    except (RuntimeError, NotImplementedError):
-        return task.model()

@@ -18,6 +18,7 @@ from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.store import Store
 from atoll.parallel.data.loader import Loader
+from atoll.parallel.data.rows_read import rows_read
 from atoll.parallel.engine.assemble import assemble, begin_again
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.optimization import Optimization
@@ -34,7 +35,7 @@ from atoll.parallel.task.json_text import to_json
 from atoll.parallel.task.randomness import generators_kept
 from atoll.parallel.trainer.building import Built, agreed_base, build, give_values
 from atoll.parallel.trainer.config import TrainConfig
-from atoll.parallel.trainer.data import in_order, test_data, training_data
+from atoll.parallel.trainer.data import Data, data_for, in_order
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
 from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.guard import Guard
@@ -113,12 +114,18 @@ def train(job: Job, here: Surroundings) -> Result:
 
 def _train(job: Job, here: Surroundings) -> Result:
     check_job(job, here.world.size)
-    data, tests = training_data(job.task), test_data(job.task)
-    borrowed = check_forward(job.task, job.plan, job.config.seed, data).borrowed
+    found = _data(job, here)
+    borrowed = check_forward(job.task, job.plan, job.config.seed, found.train).borrowed
     built = build(job, _start(job.config, here))
-    recipe = _recipe(job, len(data), built.model)
+    recipe = _recipe(job, len(found.train), built.model)
     with _threads(threads_for(built.model, job.config.threads)), _axes(job, here) as axes:
-        return _Builder(job, recipe, here, axes, built, borrowed).train(data, tests)
+        return _Builder(job, recipe, here, axes, built, borrowed).train(found.train, found.tests)
+
+
+def _data(job: Job, here: Surroundings) -> Data:
+    at_once = job.config.batch_size or job.task.local.batch_size
+    device = here.world.device(here.device)
+    return data_for(job.task, job.plan, seed=job.config.seed, device=device, at_once=at_once)
 
 
 def _start(config: TrainConfig, here: Surroundings) -> Start | None:
@@ -229,7 +236,8 @@ class _Builder:
         with self._checkpointer(built.tied) as checkpointer:
             checkpointer.without = built.from_base
             settings = settings_of(job, self.recipe) | agreed_base(built, here.world, here.folder / BASES)
-            saver = Saver(checkpointer, settings, engine, carried, config.seed)
+            rows = ranks.gather(rows_read(data, config.seed))[0]
+            saver = Saver(checkpointer, settings, engine, carried, config.seed, rows)
             saver.restore()
             local = {**asdict(job.task.local), "optimizer": job.task.local.optimizer_name}
             here.report(

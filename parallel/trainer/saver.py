@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.randomness import seed_generators
 from atoll.parallel.checkpoint.store import read_about
+from atoll.parallel.data.rows_read import Rows, other_rows
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.trainer.job import Job
 from atoll.parallel.trainer.recipe import Recipe, differences
@@ -43,6 +44,7 @@ class Saver:
         engine: the engine, whose state is saved.
         carried: further objects with a state, by name.
         seed: for random numbers on another mesh.
+        rows: what the training reads, the same on all ranks.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Saver:
         engine: Engine,
         carried: Mapping[str, Carried],
         seed: int,
+        rows: Rows,
     ) -> None:
+        self._rows = rows
         self._checkpointer, self._settings, self._engine = checkpointer, dict(settings), engine
         self._carried, self._seed = carried, seed
         self.newest: int | None = None
@@ -76,13 +80,22 @@ class Saver:
         path = self._checkpointer.latest()
         return None if path is None else int(path.name.removeprefix("step-"))
 
+    def other_rows(self, path: Path) -> str:
+        """Return how the data differ from that of a checkpoint, as the end of a sentence; empty: they are the same."""
+        before = read_about(path)["extra"].get("rows")  # not in an older one
+        return other_rows(before, self._rows) if before else ""
+
     def save(self) -> None:
         """Make the ranks' models equal and save them, unless this step is saved already."""
         engine = self._engine
         if self.newest == engine.steps:
             return
         engine.flush()
-        extra = {"settings": self._settings, **{name: each.state() for name, each in self._carried.items()}}
+        extra = {
+            "settings": self._settings,
+            "rows": self._rows,
+            **{name: each.state() for name, each in self._carried.items()},
+        }
         slots = engine.outer.state(engine.parameters) if engine.outer is not None else {}
         residuals = engine.compression.state_dict() if engine.compression is not None else {}
         self._checkpointer.save(engine.parts, engine.optimizers, extra, engine.steps, slots=slots, rank_local=residuals)
@@ -92,7 +105,7 @@ class Saver:
         """Restore the newest checkpoint; return False if there is none.
 
         Raises:
-            RunDiffers: it is of a training with other settings.
+            RunDiffers: it is of a training with other settings, or on other data.
             CheckpointMismatch: it is of another model.
             CheckpointBroken: it is damaged.
         """
@@ -100,6 +113,8 @@ class Saver:
         if path is None:
             return False
         self._checkpointer.check(path)
+        if found := self.other_rows(path):
+            raise RunDiffers(_other_data(path.parent.parent, found))
         _check_settings(path, self._settings)
         engine = self._engine
         restored = self._checkpointer.load(engine.parts, engine.optimizers, path)
@@ -114,6 +129,16 @@ class Saver:
         if not restored.is_same_mesh:
             seed_generators(self._seed, restored.step, 0 if engine.axes is None else engine.axes.draw)
         return True
+
+
+def _other_data(folder: Path, found: str) -> str:
+    """Return the refusal to continue a training on other data; `found` is the difference."""
+    model = folder / "model.safetensors"
+    start = f", from this model: --set train.start={model}" if model.is_file() else ""
+    return (
+        f"{folder} holds a training {found}: one order of examples cannot have both; "
+        f"give the task the data of its beginning again, or begin anew in another folder (--out){start}"
+    )
 
 
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:

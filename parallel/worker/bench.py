@@ -96,6 +96,10 @@ class Bench(Protocol):
         """Return the size of the site's training data; None if it is unknown, or there is no site."""
         ...
 
+    def try_out(self) -> None:
+        """Try the task on a batch of the site's data, or of the server's; raise TaskBroken if it cannot be used."""
+        ...
+
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train once, from these tensors, until the deadline at most."""
         ...
@@ -163,6 +167,9 @@ class AllTravels:
     def adapter(self, seed: int) -> str:
         """Return nothing: arrays have no adapter."""
         return ""
+
+    def try_out(self) -> None:
+        """Try nothing: a task of arrays has no batches that could be tried before its own training."""
 
     def write_whole(self, out: Path, version: Path | None, seed: int, only: Sequence[str]) -> None:
         """Refuse: a version has all arrays.

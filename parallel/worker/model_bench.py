@@ -135,6 +135,10 @@ class ModelBench:
         """Return the size of the training split; None without a site."""
         return self._here.num_examples()
 
+    def try_out(self) -> None:
+        """Try the task on a batch of its data; errors as in `SiteTask.try_out`."""
+        self._here.try_out(self._device)
+
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
         local = self._here.local_of(request, (request.get("version") or 0) + 1)

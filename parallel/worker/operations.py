@@ -39,6 +39,7 @@ class Operations:
             "load": self._load,
             "describe": self._describe,
             "initial": self._initial,
+            "try_out": self._try_out,
             "write_whole": self._write_whole,
             "train": self._train,
             "message": self._message,
@@ -74,12 +75,19 @@ class Operations:
     def _describe(self, request: Json, deadline: Deadline) -> Json:
         bench = self._loaded()
         layout = layout_fields(layout_of(bench.initial(0)))
-        return {"num_examples": bench.num_examples(), "layout": layout, "settings": bench.settings()}
+        described = {"num_examples": bench.num_examples(), "layout": layout, "settings": bench.settings()}
+        if described["num_examples"] is not None:
+            bench.try_out()
+        return described
 
     def _initial(self, request: Json, deadline: Deadline) -> Json:
         start = Start(Path(request["start"]), request["strict"]) if request.get("start") else None
         pieces, note = write_initial(Path(request["out"]), self._loaded(), request["seed"], start)
         return {"pieces": piece_fields(pieces), "note": note, "frozen": self._loaded().frozen(request["seed"])}
+
+    def _try_out(self, request: Json, deadline: Deadline) -> Json:
+        self._loaded().try_out()
+        return {}
 
     def _write_whole(self, request: Json, deadline: Deadline) -> Json:
         version = Path(request["model"]) if request.get("model") else None

@@ -1,12 +1,14 @@
 """A `Task` at one site: its data, its options in the present run, and the settings of each round."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import copy
 from typing import Any
 
 import torch
 
 from atoll.parallel.local_training.algorithms import check_training
+from atoll.parallel.local_training.trial import Casting, Rows, try_batches
 from atoll.parallel.statistics.of_data import of_task
 from atoll.parallel.statistics.parts import SPLITS, SiteStatistics
 from atoll.parallel.task.context import Context, context_of, within
@@ -18,7 +20,7 @@ from atoll.parallel.task.noise import noise_of, noise_of_job
 from atoll.parallel.task.overrides import check_all
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
-from atoll.parallel.task.told import tell_rows
+from atoll.parallel.task.told import logger, tell_rows
 from atoll.parallel.worker.bench import Json, Measures, only_declared
 
 READINGS_KEPT = 2
@@ -119,7 +121,10 @@ class SiteTask:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
         dataset = self.dataset("train")
         if dataset is None:
-            raise TaskBroken(f"task.data({self.site!r}, 'train') returned no data set")
+            raise TaskBroken(
+                f"task.data({self.site!r}, 'train') returned no data set, and a site without examples to train on "
+                "takes no part, in evaluations neither; data to measure on can be the task's test_data"
+            )
         return dataset
 
     def dataset(self, split: str) -> Any:
@@ -147,6 +152,38 @@ class SiteTask:
             while len(self._read) > READINGS_KEPT:
                 del self._read[next(iter(self._read))]
             self._reading = reading
+
+    def try_out(self, device: str, casting: Casting = nullcontext) -> None:
+        """Try model, loss and metrics on a batch of the site's training data, or where there is no site on one of the
+        server's; faults of a site's test data are named in its log, as a run may have no evaluation by the sites.
+
+        Raises:
+            TaskBroken: the first step, or each evaluation, would fail, or leave a metric out.
+        """
+        context = self.context({})
+        if self.site is None:
+            data = self.dataset("server")
+            self._try(
+                [] if data is None else [Rows(data=data, where="task.test_data()", context=context)], device, casting
+            )
+            return
+        trained, at_once = self.task.fit is None, self.local.batch_size
+        with within(context):
+            data = self.dataset("train")
+        where = f"the {{}} data of site {self.site!r}"
+        rows = Rows(data=data, where=where.format("train"), context=context, is_trained=trained, at_once=at_once)
+        self._try([rows] if trained and data is not None else [], device, casting)
+        try:
+            data = self.dataset("test")
+            self._try(
+                [] if data is None else [Rows(data=data, where=where.format("test"), context=context)], device, casting
+            )
+        except Exception as error:
+            logger.warning("an evaluation would fail: %s", error)
+
+    def _try(self, every: list[Rows], device: str, casting: Casting) -> None:
+        if every:
+            try_batches(self.task, every, device=device, casting=casting)
 
     def is_empty(self, split: str) -> bool:
         """Return whether the data set of this split exists and has no examples."""

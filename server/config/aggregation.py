@@ -230,6 +230,11 @@ class AggregationConfig(BaseModel):
             return ""
         return f"the update would append {count_of(num_bytes, 'byte')}; allowed by aggregation.append_max: {most}"
 
+    @property
+    def weighs(self) -> bool:
+        """The answer whether updates count by their examples; else all count alike."""
+        return self.rule == "mean" and self.weighting == "examples"
+
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
         """Yield the faults of a straggler policy that this rule or algorithm cannot work with. Loads no user code."""
         if (kind := self._rule_kind()) is not None and (rule := kind.build()) is not None:

@@ -269,6 +269,7 @@ class RunConfig(BaseModel):
             best=self.model.metric,
             stop=self.stop.rule,
             keep_sites=evaluation.keep_sites,
+            weighs=self.aggregation.weighs,
             unevaluated_max=UNEVALUATED_MAX if is_app(self.task) else 0,
         )
 

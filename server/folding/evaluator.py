@@ -101,6 +101,14 @@ class Evaluator:
         """
         await self._call(self._worker.start)
 
+    async def try_out(self) -> None:
+        """Try the task on a batch of the server's data.
+
+        Raises:
+            EvaluationFailed: no version could be evaluated, or a metric would be left out.
+        """
+        await self._ask("try_out")
+
     async def write_initial(self, out: Path, seed: int, start: Start | None = None) -> tuple[Piece, ...]:
         """Write version 0 from the task's model, seeded, or from the values of a file, and return its pieces.
 

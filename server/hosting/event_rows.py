@@ -142,7 +142,7 @@ class _Rows:
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
         found, too_few = shown_sum(effect)
-        left_out = [*effect.refused.items(), *effect.failures.items(), *found.left_out.items()]
+        left_out = [*effect.refused.items(), *effect.failures.items(), *found.said]
         each = (f"{client}: {why}" for client, why in sorted(left_out))
         detail = "; ".join(filter(None, (too_few, *each)))
         run_id, at = self._decided.run_id, self._decided.at

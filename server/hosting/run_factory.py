@@ -185,6 +185,8 @@ class RunFactory:
             reducer = self.reducer(config, run_id)
             await evaluator.check()
             await self._check_watched(config, evaluator)
+            if config.evaluation.server_every and config.rules.watches("server"):  # then its data are read already
+                await evaluator.try_out()
             await reducer.write_initial(evaluator, config.seed, start)
             self._check_quota(config, reducer)
             config = with_frozen(config, evaluator.frozen)

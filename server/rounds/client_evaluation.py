@@ -4,11 +4,12 @@ import hashlib
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from atoll.aggregation.fold.weights import weight_cap
 from atoll.aggregation.printable import count_of
-from atoll.parallel.task.metrics import merge, only_finite, usual_lengths
+from atoll.parallel.task.metrics import merge, merge_alike, only_finite, usual_lengths
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
@@ -54,26 +55,24 @@ class ClientEvaluation:
         """Return the request to a client, for the first time and after each reconnection."""
         return AskEvaluation(client_id, self.version, self.deadline, counted_round, self.asked_at)
 
-    def answered(self, event: ClientEvaluated, most: float = math.inf, why: str = "") -> None:
+    def answered(self, event: ClientEvaluated, most: float = math.inf, why: Callable[[], str] = str) -> None:
         """Record a client's sums, or the reason why it has none. A metric of two sums whose count is above `most` is
-        left out, with `why` at the end of the reason.
+        left out, with `why()` at the end of the reason.
         """
         if event.version != self.version or not self.is_waiting_for(event.client_id):
             return
-        sums = event.statistics or {}
-        beyond = {name: numbers[1] for name, numbers in sums.items() if len(numbers) == 2 and abs(numbers[1]) > most}
-        left_out = [
-            f"metric {name[:100]!r}: a count of {count:.6g} is above {most:.6g}{why}" for name, count in beyond.items()
-        ]
-        detail = "; ".join(filter(None, (event.detail, *left_out)))
         if event.statistics is None:
-            self.failures[event.client_id] = detail
+            self.failures[event.client_id] = event.detail
             return
-        self.answers[event.client_id] = {name: () if name in beyond else found for name, found in sums.items()}
+        sums, detail = dict(event.statistics), event.detail
+        for name, numbers in event.statistics.items():
+            if len(numbers) == 2 and abs(numbers[1]) > most:
+                fault = f"metric {name[:100]!r}: a count of {numbers[1]:.6g} is above {most:.6g}{why()}"
+                sums[name], detail = (), f"{detail}; {fault}" if detail else fault
+        self.answers[event.client_id] = sums
         if event.disclosure != ANY_SUM:
             self.terms[event.client_id] = event.disclosure
-        has_sums = any(numbers for name, numbers in sums.items() if name not in beyond)
-        if sums and not has_sums:
+        if sums and not any(sums.values()):
             detail = detail or NO_SUMS
         if detail:
             self.refused[event.client_id] = detail
@@ -83,12 +82,16 @@ class ClientEvaluation:
         if self.is_waiting_for(client_id):
             self.failures[client_id] = f"lost: {reason}"
 
-    def close(self) -> CloseEvaluation:
-        """End the evaluation; a client without an answer has failed."""
+    def close(self, max_share: float = 1.0) -> CloseEvaluation:
+        """End the evaluation; a client without an answer has failed.
+
+        Args:
+            max_share: of one client in each metric.
+        """
         for client_id in self.asked:
             if self.is_waiting_for(client_id):
                 self.failures[client_id] = SILENT
-        return CloseEvaluation(self.version, self.answers, self.failures, self.refused, self.terms)
+        return CloseEvaluation(self.version, self.answers, self.failures, self.refused, self.terms, max_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +104,23 @@ class Merged:
     """The clients of which a metric is not in the sum, with the reason; their other metrics are."""
     num_clients: int
     """The number of clients of which a metric is in the sum."""
+    capped: dict[ClientId, str] = field(default_factory=dict)
+    """The clients of which a metric is in the sum with less than its weight, with the reason."""
+
+    @property
+    def said(self) -> list[tuple[ClientId, str]]:
+        """The clients with a reason, of either kind."""
+        return [*self.left_out.items(), *self.capped.items()]
 
 
-def merged(answers: Mapping[ClientId, Sums], *, least: int = 0) -> Merged:
+def merged(answers: Mapping[ClientId, Sums], *, least: int = 0, max_share: float = 1.0) -> Merged:
     """Return the sum of the answers, each metric over those that have its usual number of sums (`usual_lengths`).
 
-    Empty sums were refused (`metrics.sound`). A metric over fewer than `least` clients has empty sums.
+    Empty sums were refused (`metrics.sound`). A metric over fewer than `least` clients has empty sums. No client has
+    more than `max_share` of a metric (`StragglerPolicy.max_share`).
     """
+    if max_share == 1 and len(answers) >= least and (alike := merge_alike(answers.values())) is not None:
+        return Merged(alike, {}, len(answers))
     finite = {client: only_finite(sums) for client, sums in answers.items()}
     usual, left_out, kept = usual_lengths(finite.values()), dict[ClientId, str](), dict[ClientId, Sums]()
     for client, sums in finite.items():
@@ -118,6 +131,7 @@ def merged(answers: Mapping[ClientId, Sums], *, least: int = 0) -> Merged:
                 for name, numbers in odd.items()
             )
         kept[client] = {name: numbers for name, numbers in sums.items() if numbers and name not in odd}
+    capped = _cap(kept, max_share) if max_share < 1 else {}
     of_metric = Counter(name for sums in kept.values() for name in sums)
     hidden = {name for name, count in of_metric.items() if count < least}
     counted = [client for client, sums in kept.items() if sums.keys() - hidden or not answers[client]]
@@ -125,13 +139,33 @@ def merged(answers: Mapping[ClientId, Sums], *, least: int = 0) -> Merged:
         return Merged(None, left_out, 0)
     empty = {name: () for sums in finite.values() for name in sums}
     found = only_finite(merge(kept[client] for client in counted))
-    return Merged(empty | {n: s for n, s in found.items() if n not in hidden}, left_out, len(counted))
+    return Merged(empty | {n: s for n, s in found.items() if n not in hidden}, left_out, len(counted), capped)
+
+
+def _cap(kept: dict[ClientId, Sums], max_share: float) -> dict[ClientId, str]:
+    """Reduce the sums of clients with more than a share of a metric, in place; return the reasons."""
+    reasons = dict[ClientId, str]()
+    for name in sorted({name for sums in kept.values() for name in sums}):
+        weights = {client: weight for client, sums in kept.items() if name in sums and (weight := _weight(sums[name]))}
+        if (cap := weight_cap([*weights.values()], max_share)) is None:
+            continue
+        for client, weight in weights.items():
+            if weight > cap:
+                kept[client] = {**kept[client], name: tuple(cap / weight * number for number in kept[client][name])}
+                why = f"metric {name[:100]!r}: its weight {weight:.6g} counts as {cap:.6g} (max_share {max_share:g})"
+                reasons[client] = "; ".join(filter(None, (reasons.get(client, ""), why)))
+    return reasons
+
+
+def _weight(sums: Sequence[float]) -> float:
+    """Return the weight of a client in a metric: its count, or of other sums than two that of their magnitudes."""
+    return abs(sums[1]) if len(sums) == 2 else math.fsum(map(abs, sums))
 
 
 def shown_sum(closed: CloseEvaluation) -> tuple[Merged, str]:
     """Return the sum of an evaluation that may be shown, and why there is none."""
     least = _min_sites(closed)
-    found = merged(closed.answers, least=least)
+    found = merged(closed.answers, least=least, max_share=closed.max_share)
     if found.sums is None and closed.answers and least:
         have = count_of(len(closed.answers), "site has", "sites have")
         return found, f"{have} answered, and a site allows sums of at least {least}"

@@ -18,7 +18,9 @@ Configuration, Reporting). The rules for late updates are those of `StragglerPol
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
+from atoll.aggregation.fold.weights import weight_cap
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,
@@ -56,9 +58,10 @@ class Round(OpenRound):
         membership: Membership,
         late: dict[ClientId, Update],
         now: float,
+        max_share: float = 1.0,
     ) -> None:
         super().__init__(round_id, base_version, policy, membership, now)
-        self.late = late
+        self.late, self._max_share = late, max_share
         self._select_by = now + policy.selection_timeout
         self._first_by = math.inf
         if policy.waits_first(round_id):
@@ -325,6 +328,11 @@ class Round(OpenRound):
                 record.superseded.append(update.digest)
             else:
                 record.carried.append(self._as_stale(update))
+        if self._max_share < 1:
+            weights = {c.client_id: c.num_examples * c.scale for c in self._aggregate().contributions}
+            if (cap := weight_cap([*weights.values()], self._max_share)) is not None:
+                record.weight_cap = cap
+                record.capped = {client_id: weight for client_id, weight in weights.items() if weight > cap}
         return (*releases, self._aggregate())
 
     def _aggregate(self) -> Aggregate:
@@ -336,6 +344,10 @@ class Round(OpenRound):
         ]
         late = [Contribution(c.client_id, c.digest, c.num_examples, c.scale) for c in record.carried]
         by_client = sorted(in_time + late, key=lambda c: c.client_id)
+        if (cap := record.weight_cap) is not None:
+            by_client = [
+                replace(c, num_examples=cap, scale=1.0) if c.client_id in record.capped else c for c in by_client
+            ]
         return Aggregate(record.round_id, record.base_version, tuple(by_client))
 
     def aggregated(self, model_digest: Digest, now: float) -> Effects:

@@ -71,7 +71,7 @@ class Evaluations(Intake, ABC):
         if self.ledger.evaluation is None:
             return ()
         most = most_claimed(self.ledger.membership, event.client_id, self.rules.policy)
-        self.ledger.evaluation.answered(event, most, why_most(most, self.rules.policy))
+        self.ledger.evaluation.answered(event, most, lambda: why_most(most, self.rules.policy))
         return self._close_evaluation_when_complete()
 
     def _close_evaluation_when_complete(self) -> Effects:
@@ -81,7 +81,7 @@ class Evaluations(Intake, ABC):
     def _close_evaluation(self) -> Effects:
         evaluation, self.ledger.evaluation = self.ledger.evaluation, None
         assert evaluation is not None
-        closed = evaluation.close()
+        closed = evaluation.close(self.rules.policy.max_share)
         found, why = shown_sum(closed)
         sums = found.sums if self.rules.watches("clients") else None
         why_not = why or "; ".join(sorted(set(closed.failures.values())))

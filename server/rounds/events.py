@@ -404,6 +404,7 @@ class CloseEvaluation:
     failures: Mapping[ClientId, str]
     refused: Mapping[ClientId, str] = field(default_factory=dict)
     terms: Mapping[ClientId, Disclosure] = field(default_factory=dict)  # of the answers; absent: ANY_SUM
+    max_share: float = 1.0  # of one client in each metric
 
 
 @value

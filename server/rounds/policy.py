@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from atoll.aggregation.fold.weights import hinge_discount, staleness_discount
+from atoll.aggregation.fold.weights import hinge_discount, num_sites_for, staleness_discount
 from atoll.aggregation.printable import count_of
 
 Seconds = Annotated[float, Field(gt=0, le=366 * 86400, allow_inf_nan=False)]
@@ -17,11 +17,10 @@ SecondsOrNone = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False
 
 Mode = Literal["sync", "fedbuff", "fedasync"]
 
+_OF_A_COHORT = ("cohort_size", "over_selection", "linger", "grace", "late", "min_available", "first_available")
+
 MODES_OF: Mapping[str, tuple[Mode, ...]] = {
-    **dict.fromkeys(
-        ("cohort_size", "over_selection", "linger", "grace", "late", "min_available", "first_available"), ("sync",)
-    ),
-    "selection_timeout": ("sync",),
+    **dict.fromkeys((*_OF_A_COHORT, "selection_timeout", "max_share"), ("sync",)),
     **dict.fromkeys(("concurrency", "fill_timeout"), ("fedbuff", "fedasync")),
     "buffer_size": ("fedbuff",),
     "alpha": ("fedasync",),
@@ -179,6 +178,13 @@ class StragglerPolicy(BaseModel):
     with n examples at most the smaller of n x `max_units` and `max_examples`. A client that joins without a number, 0,
     has `max_examples` alone. 1: an update counts no more than the examples that its site has named."""
 
+    max_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Largest share of one client in the mean of a round: weights above it are reduced, all to the same number, until
+    none has more (`w' = min(w, c)`). The same for each metric of the clients' evaluations, where a client weighs as its
+    count, or with other sums than two as the sum of their magnitudes. 1: no bound. The quorum must have at least
+    `1 / max_share` updates; where fewer clients evaluate, all count alike. Where updates count alike in any case
+    (weighting "uniform", a rule other than "mean"), it is for evaluations alone."""
+
     @model_validator(mode="before")
     @classmethod
     def _default_staleness_of_the_mode(cls, fields: Any) -> Any:
@@ -207,6 +213,12 @@ class StragglerPolicy(BaseModel):
         for wait in ("retry_wait", "failure_rest"):
             if (first := getattr(self, wait)) > (most := getattr(self, f"{wait}_max")):
                 faults.append(f"{wait} {first} is more than {wait}_max ({most})")
+        if self.quorum_count < (least := num_sites_for(self.max_share)):
+            faults.append(
+                f"max_share {self.max_share} needs at least {count_of(least, 'update')}, as fewer have more each, and "
+                f"the quorum is {self.quorum_count}: set a quorum of {least}, or a max_share of at least "
+                f"{math.ceil(1000 / self.quorum_count) / 1000:g}"
+            )
         if self.min_available and self.min_available < self.quorum_count:
             faults.append(f"min_available {self.min_available} is less than the quorum ({self.quorum_count})")
         if faults:

@@ -118,6 +118,8 @@ class RoundRecord:
     retry_max: int = 0  # the retries that the policy allows
     retry_at: float | None = None  # the earliest beginning of its repetition
     too_old: list[TooOldRecord] = field(default_factory=list)  # asynchronous: since this round's version, or its buffer
+    weight_cap: float | None = None  # with which those of `capped` count, by `max_share`; None: none does
+    capped: dict[ClientId, float] = field(default_factory=dict)  # the weights that were above it, by client
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""

@@ -217,7 +217,9 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
         late, ledger.carried = ledger.carried, {}
-        return Round(ledger.next_round, ledger.version, self.rules.policy, ledger.membership, late, now)
+        policy = self.rules.policy
+        most = policy.max_share if self.rules.weighs else 1.0
+        return Round(ledger.next_round, ledger.version, policy, ledger.membership, late, now, most)
 
     def _buffer(self, now: float) -> Buffer:
         ledger, policy = self.ledger, self.rules.policy

@@ -92,6 +92,8 @@ class RunRules:
     stop: EarlyStop | None = None
     keep_sites: int = 100
     """The number of newest versions whose metrics of single sites stay; 0: none is kept."""
+    weighs: bool = True
+    """The way in which updates count: True by their examples, so that `max_share` bounds them; else all alike."""
     unevaluated_max: int = 0
     """The number of versions waiting for the server's evaluation at which no round begins; 0: rounds do not wait."""
 

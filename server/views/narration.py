@@ -99,10 +99,10 @@ def _of_evaluation(machine: RunMachine, event: Event, effects: tuple[Effect, ...
         if isinstance(effect, CloseEvaluation):
             silent = [c for c, why in effect.failures.items() if why == SILENT]
             late = f"; no answer in time from {named(silent)}" if silent else ""
-            found = merged(effect.answers)
+            found = merged(effect.answers, max_share=effect.max_share)
             yield f"version {effect.version}: evaluated by {count_of(found.num_clients, 'client')}{late}"
             nothing = [(client, why) for client, why in effect.failures.items() if LEFT_OUT in why]
-            for client, why in sorted([*effect.refused.items(), *found.left_out.items(), *nothing]):
+            for client, why in sorted([*effect.refused.items(), *found.said, *nothing]):
                 yield f"version {effect.version}: of {client}, {why}"
 
 

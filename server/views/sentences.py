@@ -24,6 +24,7 @@ def sentences(record: RoundRecord) -> list[str]:
     found += (_client(record, client_id, client) for client_id, client in sorted(record.clients.items()))
     found += (_carried(carried, record.base_version) for carried in record.carried)
     found += (_in_buffer(row) for row in record.buffer)
+    found += [_capped(record)] if record.capped else []
     if record.too_old:
         found.append(_too_old(record))
     if record.superseded:
@@ -144,6 +145,13 @@ def _carried(carried: CarriedRecord, base_version: int) -> str:
     what = f"the late update of round {carried.round_id} by {carried.client_id} ({examples}, {age})"
     weight = "its full weight" if carried.scale == 1 else f"{carried.scale:.3g} of its weight"
     return f"Carried in: {what}, which counts with {weight}."
+
+
+def _capped(record: RoundRecord) -> str:
+    names = sorted(record.capped)
+    shown, more = [f"{name} ({record.capped[name]:.6g})" for name in names[:NAMES_MAX]], len(names) - NAMES_MAX
+    listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    return f"Capped by max_share: the {_plural(len(names), 'weight')} of {listed} counted as {record.weight_cap:.6g}."
 
 
 def _in_buffer(row: CarriedRecord) -> str:

@@ -14,6 +14,7 @@ from atoll.parallel.local_training.lone_row import lone_row_refused
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.local_training.same_form import SameForm
+from atoll.parallel.local_training.trees import map_tensors
 from atoll.parallel.local_training.unit_check import check_of
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.arrays import Arrays
@@ -133,7 +134,8 @@ class Loop:
                 units.append(self.units(targets))
             if metrics:
                 with torch.no_grad():
-                    statistics = add(statistics, of_batch(metrics, outputs, targets))
+                    seen = map_tensors(torch.Tensor.detach, outputs)
+                    statistics = add(statistics, of_batch(metrics, seen, targets))
         return statistics if "loss" in metrics else with_loss(statistics, losses), units
 
     def _order(self, examples: Examples, sizes: list[int]) -> Iterator[tuple[int, torch.Tensor]]:

@@ -5,6 +5,7 @@ client. The answer is the sums of the loss and the metrics, or the reason that t
 deployed client.
 """
 
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from atoll.aggregation.printable import conclusion
 from atoll.parallel.local_training.parameters import build_model
 from atoll.parallel.local_training.training import Evaluation
 from atoll.parallel.task.arrays import Arrays
@@ -124,6 +126,8 @@ def _batch(examples: Examples, epoch: int, rows: torch.Tensor) -> Any:
     """Return a batch of a client's examples; what they draw is the same in every evaluation."""
     if examples.tensors is None:
         return examples.fetch(0, epoch, rows)
+    if examples.chosen is None and len(rows) == examples.count:  # all, in their order: a task may change its copy
+        return [tensor.clone() for tensor in examples.tensors]
     places = examples.rows(rows)
     return [tensor[places] for tensor in examples.tensors]
 
@@ -140,10 +144,17 @@ class OfBenches:
         self._bench: ModelBench | None = None
         self._version: Arrays = {}
         self._number = 0
+        self._said: set[str] = set()
 
     def begin(self, version: Arrays, number: int = 0) -> None:
         """Take the version that is measured next."""
         self._version, self._number = version, number
+
+    def _say(self, line: str) -> None:
+        """Say once, on stderr, what an app has raised: its answer is in no metric."""
+        if line not in self._said:
+            self._said.add(line)
+            sys.stderr.write(f"{line}\n")
 
     def measure(self, jobs: Sequence[Job]) -> list[Statistics | str]:
         """Evaluate one client after another; see `Measurer`."""
@@ -157,6 +168,7 @@ class OfBenches:
                     if not isinstance(self._training.task, FlowerTask):
                         raise
                     found.append(f"{kind_of(error, 'evaluate')}: {detail_of(error)}")  # as at an agent: it runs on
+                    self._say(f"note: the evaluation of {job.client_id} failed: {conclusion(detail_of(error))}")
         return found
 
     def _bench_at(self, job: Job) -> Bench:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atoll.parallel.task.metrics import is_loss
+from atoll.simulations.federation.seal import faults_of_seal
 
 Axis = Literal["round", "updates", "virtual_s", "real_s", "bytes", "bytes_up"]
 """Horizontal axis of a curve: rounds, updates counted so far, seconds of virtual or real time, bytes moved so far (both
@@ -187,9 +188,11 @@ def read_run(folder: Path, name: str | None = None) -> RunReport:
         name: the name in tables and legends; None: that of the folder.
 
     Raises:
-        NoReport: there is no log of rounds, or a line of it is damaged; the message names the place.
+        NoReport: there is no log of rounds, or a file is damaged; the message names the place.
     """
     path = folder / ROUNDS
+    if faults := faults_of_seal(folder):
+        raise NoReport("; ".join(faults))
     try:
         lines = path.read_text("utf-8").splitlines(keepends=True)
     except FileNotFoundError as error:

@@ -23,6 +23,7 @@ from atoll.simulations.experiments.grid import Cell, Grid
 from atoll.simulations.experiments.lifeline import VARIABLE, lifeline
 from atoll.simulations.experiments.report import RESULT, ROUNDS
 from atoll.simulations.federation.report import REASONS
+from atoll.simulations.federation.seal import faults_of_seal, unseal
 from atoll.simulations.populations.opened_files import SHARED
 
 State = Literal["waiting", "running", "finished", "failed"]
@@ -142,12 +143,12 @@ def run_cells(
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the run in a folder has finished."""
+    """Return whether the run in a folder has finished, and its files are as they were then."""
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(result, Mapping) and result.get("state") == "finished"
+    return isinstance(result, Mapping) and result.get("state") == "finished" and not faults_of_seal(folder)
 
 
 def last_words(folder: Path) -> str:
@@ -173,6 +174,7 @@ def _last_line(log: Path) -> str:
 def _start(command: Sequence[str], folder: Path, working: Path, jobs: int, life: int) -> "subprocess.Popen[bytes]":
     """Start a cell in a session of its own, so that Ctrl-C reaches it through the sweep alone."""
     folder.mkdir(parents=True, exist_ok=True)
+    unseal(folder)
     (folder / RESULT).unlink(missing_ok=True)  # an earlier result would hide a failure of this run
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {

@@ -4,7 +4,7 @@
     <client>.residual.<round>    residual of the codec for that round's update; current once the update is accepted
 
 The states are files, because the product of clients and model size exceeds memory. An interrupted run resumes from a
-snapshot and repeats later trainings: the files that the snapshot names must exist, and later ones must not.
+snapshot, which has compared their digests, and repeats later trainings: later files must not exist.
 """
 
 import re
@@ -15,7 +15,6 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.client.disk.client_state import KEEP
 from atoll.parallel.task.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.errors import StoreCorrupted
 
 _NAME = re.compile(r"(\d+)\.(own|residual)\.(\d+)\.safetensors")
 
@@ -26,10 +25,7 @@ class ClientStates:
     Args:
         folder: the folder of the files.
         clients: the number of each client.
-        named: the files of the snapshot from which the run resumes; all others are deleted.
-
-    Raises:
-        StoreCorrupted: one of these files is missing.
+        named: the files of the snapshot from which the run resumes, which exist; all others are deleted.
     """
 
     def __init__(self, folder: Path, clients: Mapping[ClientId, int], named: Collection[str] = ()) -> None:
@@ -37,6 +33,7 @@ class ClientStates:
         self._rounds: dict[tuple[int, str], list[RoundId]] = {}
         self._named = frozenset[str](), frozenset(named)
         """The files of the last snapshot but one, and of the last."""
+        self._written: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.iterdir():
             if path.name not in self._named[1]:
@@ -46,8 +43,7 @@ class ClientStates:
 
     def _restore(self, name: str) -> None:
         parts = _NAME.fullmatch(name)
-        if parts is None or not (self._folder / name).exists():
-            raise StoreCorrupted(f"{self._folder / name}: the state of a client, which the run needs, is missing")
+        assert parts is not None
         rounds = self._rounds.setdefault((int(parts[1]), parts[2]), [])
         rounds.append(RoundId(int(parts[3])))
         rounds.sort()
@@ -62,6 +58,11 @@ class ClientStates:
         self._named = self._named[1], names
         return sorted(names)
 
+    def written(self) -> set[str]:
+        """Return the files that were written since the last call."""
+        written, self._written = self._written, set()
+        return written
+
     @property
     def is_used(self) -> bool:
         """Return whether any client has a state."""
@@ -74,7 +75,9 @@ class ClientStates:
 
     def store(self, client: ClientId, round_id: RoundId, counted_round: RoundId, state: Arrays) -> None:
         """Store the state after a training, and drop the states of rounds before the one that counted."""
-        safetensors_file.write(self._path(client, "own", round_id), state, durable=False)
+        path = self._path(client, "own", round_id)
+        safetensors_file.write(path, state, durable=False)
+        self._written.add(path.name)
         rounds = {*self._rounds.get((self._numbers[client], "own"), ()), round_id}
         waiting = sorted(number for number in rounds if number > counted_round)[-KEEP:]
         self._keep_only(client, "own", rounds, {counted_round, *waiting})
@@ -94,7 +97,9 @@ class ClientStates:
         if not (accepted and staged.exists()):
             staged.unlink(missing_ok=True)
             return
-        staged.replace(self._path(client, "residual", round_id))
+        path = self._path(client, "residual", round_id)
+        staged.replace(path)
+        self._written.add(path.name)
         rounds = {*self._rounds.get((self._numbers[client], "residual"), ()), round_id}
         self._keep_only(client, "residual", rounds, {max(rounds)})
 

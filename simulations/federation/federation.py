@@ -42,6 +42,7 @@ from atoll.simulations.engines.engine import Engine
 from atoll.simulations.engines.engine import Training as TrainingOfAll
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
+from atoll.simulations.federation.data_read import data_read, other_data
 from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.garbage import few_collections
@@ -112,11 +113,10 @@ class Federation:
         self.setting, self._on_round, self._clock, self._tell = setting, on_round, clock, tell
         config = setting.config
         self._snapshot_file = SnapshotFile(folder, clock)
-        saved = self._snapshot_file.load()
-        if missing := sorted((saved.sites if saved else {}).keys() - setting.num_examples.keys()):
-            what = f"the run there has clients that the task lacks: {', '.join(missing[:5])}"
-            raise ConfigError([f"{folder}: {what}; choose another --out"])
+        saved = self._snapshot_file.load_whole()
+        self._data = data_read(setting.task, setting.num_examples, setting.num_test_examples, config.seed)
         if saved:
+            self._check_data(saved, folder)
             reopen(saved.ledger, config.rounds)
         self.machine = RunMachine(config.rules, saved.ledger if saved else None)
         next_round = self.machine.ledger.next_round
@@ -143,7 +143,7 @@ class Federation:
         )
         self.work = self._client_work(saved.train if saved else {})
         self.sites = sites_of(self.setting, self.timeline, self.service, self.work)
-        self._report = RunFolder(folder, next_round - 1)
+        self._report = RunFolder(folder, next_round - 1, saved.rounds if saved else None)
         self._measured: dict[Version, Measured] = {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
         self._is_over = self._is_interrupted = self._has_stopped = False
@@ -152,6 +152,15 @@ class Federation:
         self._began, self._before = clock(), saved.totals if saved else {}
         if saved:
             self._restore_sites(saved)
+
+    def _check_data(self, saved: Snapshot, folder: Path) -> None:
+        """Check that the clients of a resumed run are there, with the data on which it began."""
+        if missing := sorted(saved.sites.keys() - self.setting.num_examples.keys()):
+            what = f"the run there has clients that the task lacks: {', '.join(missing[:5])}"
+            raise ConfigError([f"{folder}: {what}; choose another --out"])
+        if found := other_data(saved.data, self._data):
+            way_out = f"give the task that data again, or choose another --out, with model.start from {folder}/models"
+            raise ConfigError([f"{folder}: the run there has trained on {found}; {way_out}"])
 
     def _engine(self, before: str | None) -> Engine:
         """Return the engine; `before` is the kind of a resumed run's."""
@@ -302,9 +311,9 @@ class Federation:
 
     def clients_evaluated(self, effect: CloseEvaluation) -> None:
         """Record the clients' measurements of a version."""
-        self._measured.setdefault(effect.version, Measured()).clients = {
-            str(name): dict(sums) for name, sums in effect.answers.items()
-        }
+        measured = self._measured.setdefault(effect.version, Measured())
+        measured.clients = {str(name): dict(sums) for name, sums in effect.answers.items()}
+        measured.max_share = effect.max_share
 
     def run_ended(self) -> None:
         """Let `run` return, because the run has ended."""
@@ -331,6 +340,8 @@ class Federation:
             line |= measured.values(self.metrics, with_clients=line.get("fates") is not None, malicious=self._malicious)
             if left_out := line.get("not_finite", {}) | measured.refusals():
                 line["not_finite"] = left_out
+            if capped := measured.capped():
+                line["capped"] = line.get("capped", {}) | {"metrics": capped}
         self._report.add(line)
         self._on_round(line)
         self._save()
@@ -402,8 +413,15 @@ class Federation:
         }
         updates = self.updates.write(sorted(keep.updates))
         states = self.client_states.named()
+        names = [
+            *self.versions.files(),
+            *(f"updates/{update.digest}" for update in updates),
+            *(f"clients/{name}" for name in states),
+        ]
+        files = self._snapshot_file.digests.of(names, {f"clients/{name}" for name in self.client_states.written()})
         totals = self._totals() | {"tally": self._tally.saved}
-        return Snapshot(ledger, totals, sites, kind_of(self.engine), due, updates, train, states)
+        of_files = states, files, self._report.digest, self._data
+        return Snapshot(ledger, totals, sites, kind_of(self.engine), due, updates, train, *of_files)
 
     def _restore_sites(self, saved: Snapshot) -> None:
         for name, (upload_seconds, model_digest, num_sessions) in saved.sites.items():

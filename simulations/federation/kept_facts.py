@@ -24,7 +24,7 @@ from atoll.simulations.engines.processes.user_files import sources
 from atoll.simulations.populations.facts import READ_TWICE, Facts, SiteFacts, facts_of_sites, read_sites
 from atoll.simulations.populations.opened_files import OPENED, SHARED, Mark, mark_of
 
-FORMAT = 1
+FORMAT = 2
 
 NAME = "sites-{}.npz"
 """The name of the file, with the beginning of the key."""
@@ -104,7 +104,7 @@ def key_of(task: Task) -> str:
 def _hold(kept: Facts, task: Task) -> bool:
     """Return whether some of the sites are as they were."""
     places = range(0, len(task.sites), max(1, len(task.sites) // READ_TWICE))
-    known = [SiteFacts(int(kept.train[k]), int(kept.test[k]), kept.labels[k]) for k in places]
+    known = [SiteFacts(int(kept.train[k]), int(kept.test[k]), kept.labels[k], kept.rows[k]) for k in places]
     return read_sites(task, [task.sites[k] for k in places]) == known
 
 
@@ -120,13 +120,16 @@ def _is_below(path: str, folders: set[str]) -> bool:
 def _packed(key: str, facts: Facts, marks: list[tuple[str, Mark]]) -> bytes:
     kinds = [LATER if own is None else TEXT if isinstance(own, str) else COUNTED for own in facts.labels]
     counted = [own for own in facts.labels if own is not None and not isinstance(own, str)]
-    header = json.dumps({"key": key, "texts": [own for own in facts.labels if isinstance(own, str)], "files": marks})
+    texts, forms = [own for own in facts.labels if isinstance(own, str)], sorted(set(facts.rows))
+    header = json.dumps({"key": key, "texts": texts, "forms": forms, "files": marks})
+    number = {form: place for place, form in enumerate(forms)}
     memory = io.BytesIO()
     np.savez(
         memory,
         header=np.frombuffer(header.encode(), np.uint8),
         train=facts.train,
         test=facts.test,
+        rows=np.array([number[form] for form in facts.rows], np.int32),
         kinds=np.array(kinds, np.int8),
         lengths=np.array([len(labels) for labels, _ in counted], np.int64),
         labels=_joined(labels for labels, _ in counted),
@@ -154,4 +157,5 @@ def _unpacked(path: Path) -> tuple[str, Facts, list[tuple[str, Mark]]]:
         else:
             every.append(next(texts) if kind == TEXT else None)
     marks = [(name, None if mark is None else tuple(mark)) for name, mark in header["files"]]
-    return header["key"], Facts(stored["train"], stored["test"], tuple(every), are_kept=True), marks
+    rows = tuple(header["forms"][number] for number in stored["rows"].tolist())
+    return header["key"], Facts(stored["train"], stored["test"], tuple(every), rows, are_kept=True), marks

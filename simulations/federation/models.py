@@ -31,7 +31,6 @@ from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import PARTIAL_ACCEPTS
 from atoll.server.config.model import run_and_version
 from atoll.server.config.run import RunConfig
-from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.folding.method import Method
@@ -74,12 +73,11 @@ class Models(Versions):
 
     Raises:
         ConfigError: the model, or an update of it, does not fit into a manifest.
-        StoreCorrupted: a version that the resumed run needs is missing or damaged.
     """
 
     def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int, keep: Keep | None = None) -> None:
         super().__init__(RunStore(folder, is_durable=False))
-        self._config, self._threads = config, threads
+        self._folder, self._config, self._threads = folder, config, threads
         faults: list[str] = []
         or_faults(config.aggregation.open_codec, faults)
         method = or_faults(lambda: Method.of(config.aggregation, config.optimizer), faults)
@@ -96,8 +94,6 @@ class Models(Versions):
         if keep is None:
             pieces, self.note = self._first(bench)
             self.store.write_manifest(Version(0), _manifest(pieces, config).encode())
-        else:
-            self._verify(Version(0), keep.version)
 
     def _first(self, bench: Bench) -> tuple[tuple[Piece, ...], str]:
         """Write version 0; return its pieces, and a note on tensors that have not started from the given file."""
@@ -110,21 +106,14 @@ class Models(Versions):
             raise ConfigError([f"model.start: {fault}" for fault in error.faults]) from error
         return pieces, note and f"version 0 is from {model.start}: {note}"
 
-    def _verify(self, *versions: Version) -> None:
-        """Verify the bytes of versions by their manifests, and the presence of the last one's slots."""
-        for version in versions:
-            path = self.store.version_path(version)
-            try:
-                manifest = self.version(version).manifest
-                if (
-                    safetensors_file.pieces_of(manifest.layout, safetensors_file.read(path), manifest.piece_bytes)
-                    != manifest.pieces
-                ):
-                    raise StoreCorrupted("its bytes are not those of its manifest")
-                if version == versions[-1]:
-                    self._slots_of(version)
-            except (OSError, ValueError, KeyError) as error:
-                raise StoreCorrupted(f"{path}: a version that the run needs is damaged: {error}") from error
+    def files(self) -> list[str]:
+        """Return the files of the versions that a resumed run needs, by their names in the folder of the run."""
+        newest, found = max(self._saved), []
+        for version in sorted({Version(0), *self._saved}):
+            slots = ("", *self.method.slots) if version == newest and version else ("",)
+            for slot in slots:
+                found += [self.store.version_path(version, slot), self.store.manifest_path(version, slot)]
+        return [f"{self._folder.name}/{path.relative_to(self._folder)}" for path in found if path.exists()]
 
     @cached_property
     def buffers(self) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
     rounds.jsonl   see `line_of`
     result.json    the state, the cause, the totals
+    SHA256SUMS     the digests of these and of the settings, once the run has ended (`seal`)
 
 A metric is the task's value of the sums over all examples, never a mean of values.
 """
@@ -11,20 +12,23 @@ import math
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.printable import count_of
+from atoll.aggregation.printable import conclusion, count_of
 from atoll.parallel.task.json_text import to_json
-from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, names_refused, values
+from atoll.parallel.task.metrics import NOT_FINITE, Metrics, Statistics, merge, merge_alike, names_refused, values
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId
 from atoll.server.errors import StoreCorrupted
-from atoll.server.rounds.client_evaluation import merged
+from atoll.server.rounds.client_evaluation import Merged, merged
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from atoll.server.rounds.run_rules import MeasuredVersion, WatchedMetric
+from atoll.simulations.federation.seal import seal
+from atoll.simulations.federation.snapshots import WAY_OUT
 
 FATES_MAX = 1000
 """Maximum number of invitations of a round whose fates are listed, and maximum number of listed failures."""
@@ -39,6 +43,7 @@ REASONS = {"failures": Fate.FAILED, "refusals": Fate.REFUSED, "losses": Fate.LOS
 """The keys of a line under which it has the reasons of clients with these fates, by client."""
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
+SETTINGS, POPULATION = "run.toml", "population.json"
 
 Json = dict[str, Any]
 
@@ -49,6 +54,8 @@ class Measured:
 
     server: Statistics | None = None
     clients: Mapping[str, Statistics] = field(default_factory=dict)
+    max_share: float = 1.0
+    """The largest share of a client in a metric of the clients."""
 
     def values(self, metrics: Metrics, *, with_clients: bool, malicious: Container[str] = ()) -> Json:
         """Return the part of a round's line about its version, with the values of each client if asked.
@@ -59,19 +66,29 @@ class Measured:
         if self.server is not None:
             line["server"] = values(metrics, self.server)
         if self.clients:
-            line["clients"] = values(metrics, merge(self.clients.values()))
+            line["clients"] = values(metrics, self._together(self.clients).sums or {})
             if malicious:
-                honest = [sums for name, sums in self.clients.items() if name not in malicious]
-                line["honest_clients"] = values(metrics, merge(honest))
+                honest = {name: sums for name, sums in self.clients.items() if name not in malicious}
+                line["honest_clients"] = values(metrics, self._together(honest).sums or {})
             if with_clients:
                 line["client_values"] = {name: values(metrics, sums) for name, sums in sorted(self.clients.items())}
         return line
 
+    def _together(self, clients: Mapping[str, Statistics]) -> Merged:
+        named = {ClientId(name): sums for name, sums in clients.items()}
+        return merged(named, max_share=self.max_share)
+
+    def capped(self) -> dict[str, str]:
+        """Return the clients of which a metric counts with less than its weight, with the reason."""
+        capped = self._together(self.clients).capped if self.max_share < 1 else {}
+        return {str(name): why for name, why in sorted(capped.items())}
+
     def refusals(self) -> dict[str, str]:
         """Return the measurements that are left out, by `server` or `clients` and the metric, each with the reason."""
-        found = refusals_of("clients", sorted(self.clients.items()))
-        left_out = merged({ClientId(name): sums for name, sums in self.clients.items()}).left_out
-        found |= {f"clients.{name}": why for name, why in left_out.items()}
+        found: dict[str, str] = {}
+        if merge_alike(self.clients.values()) is None:
+            found |= refusals_of("clients", sorted(self.clients.items()))
+            found |= {f"clients.{name}": why for name, why in self._together(self.clients).left_out.items()}
         return found | {name: NOT_FINITE for name in refusals_of("server", [("server", self.server or {})])}
 
 
@@ -157,6 +174,8 @@ def line_of(
         line["steps"] = {name: client.steps for name, client in of_all if client.steps}
         of_clients = sorted(train, key=itemgetter(0))  # a client may be twice in a buffer: its last training counts
         line["train_values"] = {name: values(metrics, sums) for name, sums in of_clients}
+    if record.capped:
+        line["capped"] = {"weight": record.weight_cap, "clients": dict(sorted(record.capped.items())[:FATES_MAX])}
     if left_out := refusals_of("train", train):
         line["not_finite"] = left_out
     for key, fate in REASONS.items():
@@ -214,7 +233,10 @@ def _stale(row: CarriedRecord, record: RoundRecord, *, is_uniform: bool) -> Json
 
 def _reason_of(client: ClientRecord) -> str:
     """Return the reason of a failure, a refusal or a loss with its detail."""
-    return f"{client.reason}: {client.detail}"[:REASON_MAX] if client.detail else client.reason
+    detail = client.detail
+    if any(line.startswith(" ") for line in detail.splitlines()):  # a traceback: its end says what it was
+        detail = conclusion(detail)
+    return f"{client.reason}: {detail}"[:REASON_MAX] if detail else client.reason
 
 
 class Tally:
@@ -251,29 +273,40 @@ class RunFolder:
     Args:
         folder: the folder of the run.
         num_rounds: the number of rounds whose lines are valid; later lines are of rounds that are repeated.
+        digest: the SHA-256 of these lines; None: the run begins.
 
     Raises:
-        StoreCorrupted: some of these lines are missing or unreadable.
+        StoreCorrupted: some of these lines are missing or damaged.
     """
 
-    def __init__(self, folder: Path, num_rounds: RoundId | int = 0) -> None:
+    def __init__(self, folder: Path, num_rounds: RoundId | int = 0, digest: str | None = None) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ROUNDS
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         valid = [line for line in lines if _is_round_up_to(line, num_rounds)]
+        self._sha256 = sha256(b"".join(valid))
         if len(valid) < num_rounds:
             raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of {count_of(num_rounds, 'round')} that ended")
+        if digest is not None and self.digest != digest:
+            raise StoreCorrupted(f"{path}: the lines of rounds that ended are others than were written; {WAY_OUT}")
         if valid != lines:
-            write_atomically(path, "".join(f"{line}\n" for line in valid).encode())
-        self._rounds, self._tally = path.open("a", encoding="utf-8"), Tally()
+            write_atomically(path, b"".join(valid))
+        self._rounds, self._tally = path.open("ab"), Tally()
         for line in valid:
             self._tally.add(json.loads(line))
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the lines so far."""
+        return self._sha256.hexdigest()
+
     def add(self, line: Json) -> None:
         """Append the line of a round."""
-        self._rounds.write(to_json(line) + "\n")
+        text = (to_json(line) + "\n").encode()
+        self._rounds.write(text)
         self._rounds.flush()
+        self._sha256.update(text)
         self._tally.add(line)
 
     def finish(self, result: Json) -> None:
@@ -281,13 +314,14 @@ class RunFolder:
         result |= self._tally.result
         text = to_json(result, indent=2) + "\n"
         (self._folder / RESULT).write_text(text, encoding="utf-8")
+        seal(self._folder, (ROUNDS, RESULT, SETTINGS, POPULATION))
 
     def close(self) -> None:
         """Close the file of the rounds."""
         self._rounds.close()
 
 
-def _is_round_up_to(line: str, num_rounds: int) -> bool:
+def _is_round_up_to(line: bytes, num_rounds: int) -> bool:
     try:
         return int(json.loads(line)["round"]) <= num_rounds
     except (ValueError, KeyError, TypeError):

@@ -16,17 +16,17 @@ from atoll.parallel.trainer.results_folder import SIMULATION, faults_of_place
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.json_values import flat
 from atoll.protocol.settings import ConfigError, effective, load_text
+from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.app import conclude, with_folder
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.kept_facts import KeptFacts
-from atoll.simulations.federation.report import Json
+from atoll.simulations.federation.report import POPULATION, SETTINGS, Json
 from atoll.simulations.federation.round_count import Differences, faults_of_rounds
+from atoll.simulations.federation.seal import faults_of_seal, unseal
 from atoll.simulations.federation.setting import setting_of
-from atoll.simulations.federation.snapshots import STATE, SnapshotFile
-
-SETTINGS, POPULATION = "run.toml", "population.json"
+from atoll.simulations.federation.snapshots import STATE, WAY_OUT, SnapshotFile
 
 MAY_DIFFER = ("simulation",)
 """Tables that may differ in a resumed run, because no decision depends on them."""
@@ -69,11 +69,12 @@ def opened(
     lock = lock_directory(folder)
     try:
         is_reported = (folder / STATE).exists() and (folder / POPULATION).exists()
-        write_atomically(folder / SETTINGS, effective(file).encode())
-        facts.save()
-        if setting.population_report is not None and not is_reported:
-            write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
         with chdir(os.curdir), Federation(setting, folder, on_round=on_round, tell=tell) as federation:
+            unseal(folder)  # a run that was refused has changed nothing
+            write_atomically(folder / SETTINGS, effective(file).encode())
+            facts.save()
+            if setting.population_report is not None and not is_reported:
+                write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
             yield federation
             conclude(federation, folder)
     finally:
@@ -85,11 +86,13 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
 
     Raises:
         ConfigError: the folder has another run, or one with unreadable settings.
-        StoreCorrupted: the state of the run is damaged.
+        StoreCorrupted: the state of the run, or a file of one that has ended, is damaged.
     """
     check_place(folder)
     if not (folder / STATE).exists():
         return
+    if faults := faults_of_seal(folder):
+        raise StoreCorrupted("; ".join([*faults[:5], WAY_OUT]))
     if is_fresh:
         raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or pass --resume"])
     wrong = differing(file, folder)

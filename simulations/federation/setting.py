@@ -15,6 +15,7 @@ from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.build import adversary_of
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
+from atoll.simulations.federation.row_trial import try_rows
 from atoll.simulations.federation.training_engine import training_of
 from atoll.simulations.populations.empty_clients import dropping, faults_of_sizes
 from atoll.simulations.populations.facts import ReadFacts
@@ -35,6 +36,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     Raises:
         ConfigError: all faults, such as an impossible population, an incomplete trace, an attack with more malicious
             clients than there are, a rule or a sampler that does not load; or a run of messages.
+        TaskBroken: the model, the loss or a metric cannot take the rows of a client, or of the server.
     """
     if file.run.is_of_messages:
         what = f"program.main: got {file.program.main!r}, and a run of messages has no rounds"
@@ -54,6 +56,8 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask, read: ReadFacts | N
     if faults or sampler is None or training is None or attacked is None or fleet is None:
         raise ConfigError(list(dict.fromkeys(faults)))  # two parts may have met the same fault
     adversary, poisoned = attacked
+    if population is not None:
+        try_rows(population, file.run, file.simulation.device)
     return Setting(
         config=file.run,
         task=poisoned,

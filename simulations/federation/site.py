@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from atoll.client.session.events import (
     Answered,
+    Asked,
     Connect,
     Connected,
     Discard,
@@ -45,6 +46,9 @@ from atoll.simulations.devices.fleet import Device, Fleet
 from atoll.simulations.federation.host import Coordinator, Work
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Training
+
+EARLY_S = 1e-3
+"""Least time before its deadline at which an evaluation beside the session ends [virtual s]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +187,8 @@ class Site:
 
     def hear(self, event: Event) -> None:
         """Receive a message of the coordinator after the latency."""
-        self._after(self.device.latency_s, self._receive, event)
+        is_evaluation = type(event) is Asked and type(event.request) is EvaluationRequest
+        self._after(self.device.latency_s, self._evaluate_alone if is_evaluation else self._receive, event)
 
     def _receive(self, event: Event) -> None:
         if self.session is None:
@@ -270,6 +275,33 @@ class Site:
         found = fault or self.env.work.evaluate(self.client_id, request)
         sums, detail = (None, found) if isinstance(found, str) else (found, "")
         self._receive(Evaluated(request.key, sums, detail))
+
+    def _evaluate_alone(self, event: Asked) -> None:
+        """Evaluate a version beside the session, if that is idle and the evaluation ends in time.
+
+        The next round opens after the end of an evaluation, so nothing else comes meanwhile, and the session would be
+        the same after it: of thousands of clients that evaluate each version, few train.
+        """
+        request, session, now = event.request, self.session, self.env.timeline.now
+        assert isinstance(request, EvaluationRequest)
+        is_cached = self.model_digest == request.model_digest
+        num_bytes = 0 if is_cached else self.env.service.bytes_of(request.model_digest)
+        download_s = self.device.download_seconds(num_bytes) if num_bytes else 0.0
+        ends = now + download_s + self.env.work.num_evaluated(self.client_id) / self.device.examples_per_s
+        is_busy = session is not None and (session.job is not None or session.waiting or session.outgoing)
+        if self._may_sleep or is_busy or ends > now + request.time_left - EARLY_S:
+            self._receive(event)
+            return
+        self.env.service.bytes_down += num_bytes
+        self._download_s = download_s
+        self.env.timeline.at(ends, self._evaluated_alone, request)
+
+    def _evaluated_alone(self, request: EvaluationRequest) -> None:
+        self.model_digest = request.model_digest
+        found = self.env.work.evaluate(self.client_id, request)
+        sums, detail = (None, found) if isinstance(found, str) else (found, "")
+        report = ReportEvaluation(request.run_id, request.version, sums, detail)
+        self.env.timeline.after(self.device.latency_s, self.env.service.heard, self, report)
 
     def _train(self, invitation: Invitation, budget: float) -> None:
         now = self.env.timeline.now

@@ -1,19 +1,28 @@
-"""Snapshots of a simulated run between two rounds, from which an interrupted run resumes."""
+"""Snapshots of a simulated run between two rounds, from which an interrupted run resumes.
+
+state.json    {"sha256": DIGEST, "state": {...}}, the digest of the state, which has those of all files that a resumed
+              run reads: versions, slots of the server optimizer, updates, states of clients, the rounds' lines
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.file_digest import Digests, faults_of_files
 from atoll.parallel.task.metrics import Statistics, as_statistics
 from atoll.protocol.durable import write_atomically
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode, decode_ledger, encode, encode_ledger
 from atoll.server.rounds.ledger import Ledger
+from atoll.simulations.federation.data_read import Read
 from atoll.simulations.federation.updates import SavedUpdate
 
 STATE = "state.json"
+
+WAY_OUT = "restore it from a backup, or let the run begin anew in another --out"
 
 SHARE = 0.01
 """Maximum share of the real time spent on saving; a round that was not saved is repeated with the same outcome."""
@@ -38,6 +47,12 @@ class Snapshot:
     """Sums measured in the training of these updates, by digest."""
     client_states: Sequence[str] = ()
     """Names of the files of client states."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file that a resumed run reads, by its name in the folder of the run."""
+    rounds: str = ""
+    """The SHA-256 of the lines of the rounds."""
+    data: Read = field(default_factory=dict)
+    """The data of the clients in short."""
 
 
 class SnapshotFile:
@@ -51,6 +66,8 @@ class SnapshotFile:
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self._path, self._clock = folder / STATE, clock
         self._due = 0.0
+        self.digests = Digests(folder)
+        """The digests of the run's files, for the next snapshot."""
 
     def load(self) -> Snapshot | None:
         """Return the snapshot of an earlier process; None: there is none.
@@ -61,15 +78,31 @@ class SnapshotFile:
         if not self._path.exists():
             return None
         try:
-            stored = json.loads(self._path.read_text(encoding="utf-8"))
+            sealed = json.loads(self._path.read_text(encoding="utf-8"))
+            stored = sealed["state"]
+            if sealed["sha256"] != _digest_of(json.dumps(stored)):
+                raise ValueError("its SHA-256 is another one than when it was written")
             ledger = decode_ledger(stored["ledger"], where=str(self._path))
             sites = {name: tuple(site) for name, site in stored["sites"].items()}
-            updates = tuple(decode(SavedUpdate, text, str(self._path)) for text in stored.get("updates", ()))
-            train = {digest: as_statistics(sums) for digest, sums in stored.get("train", {}).items()}
-            due = stored.get("round_due")
-            return Snapshot(ledger, stored["totals"], sites, stored["engine"], due, updates, train, stored["own"])
+            updates = tuple(decode(SavedUpdate, text, str(self._path)) for text in stored["updates"])
+            train = {digest: as_statistics(sums) for digest, sums in stored["train"].items()}
+            of_files = stored["own"], stored["files"], stored["rounds"], stored["data"]
+            due = stored["round_due"]
+            return Snapshot(ledger, stored["totals"], sites, stored["engine"], due, updates, train, *of_files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}") from error
+            raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}; {WAY_OUT}") from error
+
+    def load_whole(self) -> Snapshot | None:
+        """Return what `load` does, after a comparison of all files that a resumed run reads with their digests.
+
+        Raises:
+            StoreCorrupted: some of them are damaged or missing.
+        """
+        snapshot = self.load()
+        if snapshot and (faults := [*faults_of_files(self._path.parent, snapshot.files)]):
+            more = f", and {len(faults) - 1} more of the run" if len(faults) > 1 else ""
+            raise StoreCorrupted(f"{faults[0]}{more}; {WAY_OUT}")
+        return snapshot
 
     def save_if_due(self, snapshot: Callable[[], Snapshot], *, always: bool) -> bool:
         """Save the snapshot if `SHARE` permits it, or always; return whether it was saved."""
@@ -83,7 +116,7 @@ class SnapshotFile:
 
     def save(self, snapshot: Snapshot) -> None:
         """Replace the file atomically."""
-        text = json.dumps(
+        state = json.dumps(
             {
                 "ledger": encode_ledger(snapshot.ledger),
                 "totals": snapshot.totals,
@@ -93,7 +126,15 @@ class SnapshotFile:
                 "updates": [encode(update) for update in snapshot.updates],
                 "train": snapshot.train,
                 "own": snapshot.client_states,
+                "files": snapshot.files,
+                "rounds": snapshot.rounds,
+                "data": snapshot.data,
             }
         )
+        text = f'{{"sha256": "{_digest_of(state)}", "state": {state}}}'
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, text.encode(), is_durable=False)
+
+
+def _digest_of(state: str) -> str:
+    return sha256(state.encode()).hexdigest()

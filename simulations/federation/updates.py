@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.fold.means import Weighted
-from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.pieces import layout_of_pieces
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
@@ -82,10 +81,10 @@ class Updates:
     Args:
         folder: the folder for updates that do not fit into memory.
         layout: the layout of the model, in canonical order; None: no updates are stored as rows.
-        saved: the updates of a snapshot.
+        saved: the updates of a snapshot, whose files are whole.
 
     Raises:
-        StoreCorrupted: the file of one of these is missing or incomplete.
+        StoreCorrupted: one of these cannot be decoded.
     """
 
     def __init__(self, folder: Path, layout: Layout | None, saved: Sequence[SavedUpdate] = ()) -> None:
@@ -195,13 +194,6 @@ class Updates:
 
     def _restore(self, saved: SavedUpdate) -> None:
         path = self.folder / saved.digest
-        wanted = sum(piece.num_bytes for piece in saved.pieces or self._layout or ())
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise StoreCorrupted(f"{path}: an update that the run needs is missing: {error}") from error
-        if size != wanted:
-            raise StoreCorrupted(f"{path}: an update that the run needs has {count_of(size, 'byte')}, not {wanted}")
         try:
             for codec in {piece.codec for piece in saved.pieces if piece.codec}:
                 open_codec(codec)
@@ -211,6 +203,7 @@ class Updates:
             of_row = None if saved.of_row is None else np.array(saved.of_row, np.float32)
             self._rows[saved.digest] = Row(np.fromfile(path, np.float32), of_row, saved.steps)
             return
+        size = sum(piece.num_bytes for piece in saved.pieces)
         data = path.read_bytes() if self._in_memory + size <= IN_MEMORY_MAX else None
         self._in_memory += size if data is not None else 0
         stored = StoredUpdate(path, saved.pieces, saved.magnitudes, data=data)

@@ -46,7 +46,8 @@ from atoll.server.views.message_lines import sentence
 from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
-from atoll.simulations.federation.report import RESULT, Json
+from atoll.simulations.federation.report import RESULT, SETTINGS, Json
+from atoll.simulations.federation.seal import seal
 from atoll.simulations.federation.site import sites_of
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.messages.answering import Benches, Pool, Sequential
@@ -144,6 +145,7 @@ class MessageFederation:
             self._step()
         result = self._result()
         (self._folder / RESULT).write_text(to_json(result, indent=2) + "\n", encoding="utf-8")
+        seal(self._folder, (RESULT, SETTINGS))
         return result
 
     def interrupt(self) -> None:

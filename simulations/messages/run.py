@@ -14,8 +14,9 @@ from atoll.protocol.durable import write_atomically
 from atoll.protocol.settings import ConfigError, effective, or_faults
 from atoll.server.journal.holder import lock_directory
 from atoll.simulations.federation.config import SimulationFile
-from atoll.simulations.federation.report import RESULT, ROUNDS, Json
-from atoll.simulations.federation.run import SETTINGS, check_place, differing
+from atoll.simulations.federation.report import RESULT, ROUNDS, SETTINGS, Json
+from atoll.simulations.federation.run import check_place, differing
+from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.setting import as_given, populated
 from atoll.simulations.messages.federation import EXCHANGES, REPLIES, TEMPORARY, MessageFederation, MessageSetting
 
@@ -59,6 +60,7 @@ def opened(
         for name in (*TEMPORARY, OF_THE_PROGRAM, *_answers_of_another(file, folder, tell)):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / f"{OF_THE_PROGRAM}.log").unlink(missing_ok=True)
+        unseal(folder)
         write_atomically(folder / SETTINGS, effective(file).encode())
         with chdir(os.curdir), MessageFederation(setting, folder, on_exchange=on_exchange, tell=tell) as federation:
             yield federation

@@ -33,7 +33,7 @@ def faults_of_sizes(config: PopulationConfig, sizes: Mapping[str, int]) -> Itera
 def dropping(dropped: Sequence[str], num_all: int) -> str:
     """Return the note on the clients that are left out, of `num_all`."""
     what = "has no training examples and is" if len(dropped) == 1 else "have no training examples and are"
-    return f"{len(dropped)} of {count_of(num_all, 'client')} {what} left out: {_listed(dropped)}"
+    return f"{len(dropped)} of {count_of(num_all, 'client')} {what} left out, of evaluations too: {_listed(dropped)}"
 
 
 def _have(sites: Sequence[str], what: str) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll.parallel.engine.orphans import end_with_the_parent
 from atoll.parallel.forking import leaving_garbage
+from atoll.parallel.local_training.row_forms import kind_of
+from atoll.parallel.local_training.trial import SITES_READ
 from atoll.parallel.task.collated import form_fault
 from atoll.parallel.task.randomness import generators_kept, seeded_data_of
 from atoll.parallel.task.task import Task
@@ -53,6 +56,8 @@ class SiteFacts(NamedTuple):
     labels: tuple[list[int], list[int]] | str | None
     """The labels of the training data with their numbers; a text: why it has none; None: they are not counted yet,
     because each example would have to be read."""
+    rows: str = ""
+    """The kinds of the rows of both splits (`row_forms.kind_of`), as far as they are known."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class Facts:
     """The number of test examples of each (K,)."""
     labels: tuple[tuple[list[int], list[int]] | str | None, ...]
     """The labels of each, as in `SiteFacts`."""
+    rows: tuple[str, ...]
+    """The kinds of the rows of each, as in `SiteFacts`."""
     are_kept: bool = False
     """Origin of the facts: True if an earlier process has read them."""
 
@@ -72,12 +79,17 @@ class Facts:
     def of_all(cls, facts: Sequence[SiteFacts]) -> "Facts":
         """Return those of all sites together."""
         sizes = np.array([each[:2] for each in facts], np.int64).reshape(-1, 2)
-        return cls(sizes[:, 0], sizes[:, 1], tuple(each.labels for each in facts))
+        return cls(sizes[:, 0], sizes[:, 1], tuple(each.labels for each in facts), tuple(each.rows for each in facts))
 
     def of(self, chosen: np.ndarray[Any, Any]) -> "Facts":
         """Return those of some sites, by a mask (K,)."""
-        labels = tuple(own for own, is_in in zip(self.labels, chosen.tolist(), strict=True) if is_in)
-        return Facts(self.train[chosen], self.test[chosen], labels, self.are_kept)
+        return Facts(
+            self.train[chosen],
+            self.test[chosen],
+            tuple(compress(self.labels, chosen.tolist())),
+            tuple(compress(self.rows, chosen.tolist())),
+            self.are_kept,
+        )
 
 
 ReadFacts = Callable[[Task], Facts]
@@ -158,15 +170,22 @@ def _processes() -> int:
 
 def read_sites(task: Task, sites: Sequence[str]) -> list[SiteFacts]:
     """Read the data of some sites in this process, and return their facts."""
+    reads = len(task.sites) <= SITES_READ
     with generators_kept():
-        return [_of_site(task, site) for site in sites]
+        return [_of_site(task, site, reads=reads) for site in sites]
 
 
-def _of_site(task: Task, site: str) -> SiteFacts:
+def _of_site(task: Task, site: str, *, reads: bool) -> SiteFacts:
     train, test = (_dataset(task, site, split) for split in ("train", "test"))
     is_empty = train is None or not len(train)
     labels = ([], []) if is_empty else _counted(train, site) if _shows_labels(train) else None
-    return SiteFacts(0 if is_empty else len(train), 0 if test is None else len(test), labels)
+    kinds = " | ".join(_kind(data, site, split, reads) for data, split in ((train, "train"), (test, "test")))
+    return SiteFacts(0 if is_empty else len(train), 0 if test is None else len(test), labels, kinds)
+
+
+def _kind(dataset: Any, site: str, split: str, reads: bool) -> str:
+    with reading(name_of(site, split)):
+        return "" if dataset is None or not len(dataset) else kind_of(dataset, reads=reads)
 
 
 def _dataset(task: Task, site: str, split: str) -> Any:

@@ -26,7 +26,7 @@ class Pool:
     """
 
     def __init__(self, datasets: Sequence[Any], names: Sequence[str] = ()) -> None:
-        self.datasets, self._names = tuple(datasets), tuple(names) or ("",) * len(datasets)
+        self.datasets, self.names = tuple(datasets), tuple(names) or ("",) * len(datasets)
         self.sizes = np.array([len(dataset) for dataset in self.datasets], np.int64)
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class Pool:
             NoLabels: a target is not one whole number.
         """
         found = []
-        for dataset, name in zip(self.datasets, self._names, strict=True):
+        for dataset, name in zip(self.datasets, self.names, strict=True):
             with reading(name):
                 found += [labels_of(dataset)] if len(dataset) else []
         return np.concatenate(found) if found else np.empty(0, np.int64)

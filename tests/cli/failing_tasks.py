@@ -107,11 +107,6 @@ def _grows(outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
 _GROWN: list[float] = []
 metric_number = replace(task, metrics={"half": lambda outputs, targets: 0.5})
 metric_grows = replace(task, metrics={"grows": _grows})
-METRICS = (
-    ("metric_number", "half", "expected a tuple of numbers, got 0.5"),
-    ("metric_grows", "grows", "sums; return the same number for each"),
-)
-"""Names of tasks whose metric is no sum, the metric's name, and a part of the sentence about it."""
 
 
 class _InfiniteMask(torch.nn.Sequential):

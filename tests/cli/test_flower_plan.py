@@ -43,3 +43,30 @@ def test_the_run_config_of_the_coordinators_copy_travels(tmp_path: Path, capsys:
 def test_the_result_of_a_long_run_has_the_metrics_of_the_training_of_each_round() -> None:
     file = load_run(str(APP), ["rounds=100000"])
     assert file.evaluation.keep_sites >= file.rounds
+
+
+STARTS = """
+import os
+from flwr.serverapp import ServerApp
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    with open(os.environ["STARTS"], "a") as file:
+        file.write("main\\n")
+    list(grid.get_node_ids())
+"""
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_main_that_is_said_to_run_hosted_is_not_called_to_find_out(
+    is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = shutil.copytree(APP, tmp_path / "app")
+    (app / "starts.py").write_text(STARTS)
+    project = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(project.replace("every_strategy_app:server", "starts:app"))
+    monkeypatch.setenv("STARTS", str(tmp_path / "starts"))
+    file = load_run(str(app), [f"program.main={with_app(str(app))}"] if is_named else [])
+    assert file.program.main == with_app(str(app))
+    assert (tmp_path / "starts").exists() != is_named

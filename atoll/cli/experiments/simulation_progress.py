@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from atoll.aggregation.printable import conclusion, count_of
+from atoll.aggregation.printable import count_of
 from atoll.cli.printing import seconds
 
 EVERY_S = 1.0
@@ -46,20 +46,13 @@ class Failures:
         for reason in reasons:
             word = reason.partition(":")[0]
             self._counts[word] += 1
-            self._first.setdefault(word, _in_one_line(reason))
+            self._first.setdefault(word, " ".join(reason.split()))
 
     @property
     def most_frequent(self) -> tuple[int, int, str]:
         """The number of failures, the number with the most frequent reason, and that reason."""
         word, most = next(iter(self._counts.most_common(1)), ("", 0))
         return self._counts.total(), most, self._first.get(word, "")
-
-
-def _in_one_line(reason: str) -> str:
-    """Return a reason; of a traceback in it the exception alone."""
-    word, _, detail = reason.partition(": ")
-    is_traceback = any(line.startswith(" ") for line in detail.splitlines())
-    return f"{word}: {conclusion(detail)}" if is_traceback else " ".join(reason.split())
 
 
 class NotFinite:

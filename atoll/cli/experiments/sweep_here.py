@@ -12,6 +12,7 @@ from atoll.simulations.experiments.grid import Cell, Grid
 from atoll.simulations.experiments.report import RESULT
 from atoll.simulations.experiments.sweep import LOG, Progress, State, Watch, is_finished, overrides
 from atoll.simulations.federation.report import Json
+from atoll.simulations.federation.seal import unseal
 
 
 def run_cells_here(grid: Grid, out: Path, task: Task | ArrayTask, *, watch: Watch) -> Progress:
@@ -51,6 +52,7 @@ def run_cells_here(grid: Grid, out: Path, task: Task | ArrayTask, *, watch: Watc
 
 def _run(cell: Cell, folder: Path, task: Task | ArrayTask, on_round: Callable[[Json], None]) -> State:
     folder.mkdir(parents=True, exist_ok=True)
+    unseal(folder)
     (folder / RESULT).unlink(missing_ok=True)  # an earlier result would hide a failure of this run
     try:
         file = load_simulation(cell.task, overrides(cell), rounds=None, clients=None)

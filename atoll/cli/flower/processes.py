@@ -48,6 +48,8 @@ def run_app(
         raise CommandError(
             f"--nodes: got {number}; allowed: at least {needed}, the clients without which no round begins"
         )
+    if not file.program.main and "first_available" not in file.round.model_fields_set:  # all of them start now
+        file = file.model_copy(update={"round": file.round.model_copy(update={"first_available": number})})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.toml").write_text(effective(file), encoding="utf-8")
     if_stopped("before the run had ended; the same command goes on")

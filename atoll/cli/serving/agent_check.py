@@ -1,6 +1,6 @@
 """The check of what an agent would use at its site: its state directory, join code, tasks and their settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.printing import note
@@ -32,15 +32,36 @@ def faults_at_the_site(settings: "AgentConfig", references: Sequence[str]) -> li
     for reference in references:
         try:
             if settings.python is not None or is_app(reference):
-                check_in_worker(reference, site=settings.site, settings=settings.task, python=settings.python)
+                given: dict[str, Any] = {"settings": settings.task, "python": settings.python}
+                check_in_worker(reference, site=settings.site, is_tried=not is_app(reference), **given)
             else:
                 tasks[reference] = load_user_task(reference)
         except CommandError as error:
             faults += error.args
     if len(tasks) == len(references):
-        faults += _faults_of_settings(settings.task, tasks)
+        of_settings = _faults_of_settings(settings.task, tasks)
         _note_unknown_site(settings.site, tasks)
+        faults += of_settings or [*_faults_of_batches(settings, tasks)]
     return faults
+
+
+def _faults_of_batches(settings: "AgentConfig", tasks: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why tasks cannot be used with this site's data, as the agent finds it when it starts."""
+    from atoll.aggregation.printable import conclusion
+    from atoll.client.work.data_away import said_of_data
+    from atoll.parallel.worker.benches import bench_of
+    from atoll.parallel.worker.operations import detail_of
+
+    request = {"site": settings.site, "settings": settings.task, "device": settings.device}
+    for reference, task in tasks.items():
+        try:
+            bench = bench_of(task, request)
+            if bench.num_examples() is not None:
+                bench.try_out()
+        except Exception as error:  # any: of the task's own code
+            fault = conclusion(detail_of(error))
+            away = said_of_data(fault, reference)
+            yield f"{reference}: {fault}" + (f": {away}" if away else "")
 
 
 def _faults_of_join_code(text: str) -> list[str]:

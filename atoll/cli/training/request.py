@@ -15,11 +15,12 @@ from atoll.cli.printing import note
 from atoll.cli.task_failures import failure_of_the_task
 from atoll.cli.training.folder import LOCK
 from atoll.parallel.engine.plan import AUTO, Plan, given_plan, possible_plans
+from atoll.parallel.local_training.parameters import model_on_meta
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.local import Local
 from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.trainer.config import TrainConfig
-from atoll.parallel.trainer.job import Job, JobRefused, check_job, model_on_meta
+from atoll.parallel.trainer.job import Job, JobRefused, check_job
 from atoll.parallel.world import ranks_here, read_world
 
 SECTIONS = ("local", "train", "plan", "task", "sites")

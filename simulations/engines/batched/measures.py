@@ -5,7 +5,9 @@ A function of one batch is mapped over the clients with torch.func, or called fo
 entropy needs none of this: each example has a weight.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from atoll.parallel.local_training.trees import map_tensors, tensors
 from atoll.parallel.local_training.units import IGNORED, Units, are_numbered, as_units
-from atoll.parallel.task.metrics import Metric, Metrics, Statistics
+from atoll.parallel.task.metrics import Metric, Metrics, Statistics, of_batch
 from atoll.simulations.engines.batched.outputs import by_client, filled
 from atoll.simulations.engines.batched.stack import CannotBatch
 
@@ -89,6 +91,24 @@ class Each:
         parts = list(map(of, members, lengths.tolist()))
         back = torch.argsort(torch.cat(members))
         return [torch.cat(column)[back] for column in zip(*parts, strict=True)]
+
+    def alone(self, name: str, outputs: Any, targets: torch.Tensor, sizes: Sizes) -> list[torch.Tensor]:
+        """Return the sums of a metric of each client, as in a call, and NaN for a client at which it fails.
+
+        Args:
+            name: of the metric, for the log.
+            outputs: as in a call.
+            targets: as in a call.
+            sizes: as in a call.
+        """
+        many, goals = by_client(outputs, len(sizes)), by_client(targets, len(sizes))
+        found = []
+        for client, size in enumerate(sizes.tolist()):
+            own = map_tensors(itemgetter((client, slice(size))), many)
+            found.append(of_batch({name: self._function}, own, goals[client, :size])[name])
+        width = max(map(len, found)) or 2
+        rows = [row if len(row) == width else (math.nan,) * width for row in found]
+        return list(torch.tensor(rows, dtype=torch.float64).T)
 
     def _same(self, many: Any, goals: torch.Tensor) -> list[torch.Tensor]:
         parts = (goals, *tensors(many))
@@ -163,12 +183,20 @@ class Measured:
         self._factors.append(factors)
         self._counts.append(counts)
         for name, metric in self._metrics.items():
-            self._found[name].append(metric(map_tensors(torch.Tensor.detach, outputs), targets, sizes))
+            seen = map_tensors(torch.Tensor.detach, outputs)
+            try:
+                found = metric(seen, targets, sizes)
+            except Exception:  # any: of the task's code, which may fail at one client and not at another
+                found = metric.alone(name, seen, targets, sizes)
+            self._found[name].append(found)
 
     def statistics(self) -> list[Statistics]:
         """Return the statistics of each client, summed in the order of the sequential engine."""
         columns: dict[str, list[np.ndarray[Any, Any]]] = {}
         for name, steps in self._found.items():
+            if len(set(map(len, steps))) > 1:  # its steps have different numbers of sums: it has none
+                columns[name] = [np.full(self._clients, np.nan)]
+                continue
             columns[name] = [self._table(numbers).sum(axis=0) for numbers in zip(*steps, strict=True)]
         if "loss" not in columns:
             counts = self.units()
@@ -187,7 +215,10 @@ class Measured:
     def _table(self, steps: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:
         """Return the values of S steps as (S, k) float64; 0 for clients that a step does not have."""
         table = np.zeros((len(steps), self._clients))
-        padded = pad_sequence(list(steps), batch_first=True).cpu().numpy()
+        is_mixed = len({step.dtype for step in steps}) > 1
+        padded = (
+            pad_sequence([step.double() for step in steps] if is_mixed else list(steps), batch_first=True).cpu().numpy()
+        )
         table[:, : padded.shape[1]] = padded
         return table
 

@@ -15,7 +15,9 @@ from atoll.aggregation.fold.weights import (
     integer_weights,
     is_integer_weight,
     normalized,
+    num_sites_for,
     staleness_discount,
+    weight_cap,
 )
 from atoll.aggregation.weight import WEIGHT_MAX, WEIGHT_MIN, as_weight
 
@@ -100,6 +102,35 @@ def test_share_refuses_scales_outside_zero_to_one(scale):
 def test_weights_refuse_an_empty_round():
     with pytest.raises(ValueError, match="no shares"):
         integer_weights([])
+
+
+@given(
+    st.lists(st.one_of(st.integers(1, 10**15).map(float), st.floats(1e-9, 1e9)), min_size=1, max_size=12),
+    st.floats(0.05, 1.0),
+    st.randoms(use_true_random=False),
+)
+def test_a_cap_on_shares_holds_for_each_and_changes_no_other_in_any_order(weights, share, rng):
+    cap = weight_cap(weights, share)
+    shuffled = list(weights)
+    rng.shuffle(shuffled)
+    assert weight_cap(shuffled, share) == cap
+    capped = [Fraction(weight if cap is None else min(weight, cap)) for weight in weights]
+    if len(weights) * Fraction(repr(share)) < 1:
+        assert len(set(capped)) == 1, "fewer sites than 1 / share: all count alike"
+        return
+    assert max(capped) <= Fraction(repr(share)) * sum(capped)
+    if cap is not None:  # the largest cap: one that is larger by rounding alone lets a site exceed its share
+        above = [min(Fraction(weight), Fraction(cap) * (1 + Fraction(1, 2**40))) for weight in weights]
+        assert max(above) > Fraction(repr(share)) * sum(above)
+
+
+def test_a_cap_on_shares_by_hand():
+    """1000 of 1060 examples: with at most half of the total it counts as the 60 others."""
+    assert weight_cap([1000, 40, 20], 0.5) == 60
+    assert weight_cap([1000, 1000, 10], 0.4) == 20  # two at c: c = 0.4 * 10 / (1 - 0.8)
+    assert weight_cap([30, 40, 30], 0.4) is None
+    assert weight_cap([5, 3], 0.25) == 3, "two cannot have a quarter each"
+    assert [num_sites_for(share) for share in (1.0, 0.5, 0.4, 1 / 3, 0.2)] == [1, 2, 3, 3, 5]
 
 
 def test_staleness_discount_is_the_polynomial_of_xie_2019():

@@ -14,7 +14,7 @@ FILLED = f"{owners.__name__}:filled"
 SHORT = ["--rounds", 2, "--set", "simulation.engine=sequential", "--set", "round.cohort_size=3"]
 WAY_OUT = "--drop-empty (population.drop_empty = true) leaves them out"
 REFUSED = f"population: 2 sites ('empty', 'absent') have no example to train on: {WAY_OUT}"
-DROPPED = "2 of 5 clients have no training examples and are left out: empty, absent"
+DROPPED = "2 of 5 clients have no training examples and are left out, of evaluations too: empty, absent"
 DEALT = (
     "the data of 3 sites are pooled and dealt anew to 4 clients "
     '(population.kind = "iid"): the task\'s own sites are not simulated'
@@ -99,7 +99,9 @@ def test_clients_without_pytorch_are_left_out_as_well(folder: Path) -> None:
     assert refused(*asked) == [f"population: site 'empty' has no example to train on: {WAY_OUT}"]
     result = invoke(*asked, "--drop-empty", "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["notes"] == ["1 of 3 clients has no training examples and is left out: empty"]
+    assert json.loads(result.stdout)["notes"] == [
+        "1 of 3 clients has no training examples and is left out, of evaluations too: empty"
+    ]
 
 
 def test_owners_whose_data_are_dealt_anew_are_mentioned_once(folder: Path) -> None:

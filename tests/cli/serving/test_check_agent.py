@@ -11,8 +11,11 @@ from tests.cli.invoking import invoke, refused
 OWN = """
 from dataclasses import replace
 from tests.simulations.federation import line_task
-task = replace(line_task.task, settings={"file": "rows.csv", "rows": 3})
-other = replace(line_task.task, settings={"unit": 1.5})
+common = replace(line_task.task, data=lambda site, split: line_task.data("a", split))
+task = replace(common, settings={"file": "rows.csv", "rows": 3})
+other = replace(common, settings={"unit": 1.5})
+three = replace(common, metrics={"top": lambda outputs, targets: (1, 2, 3)})
+doubled = replace(common, data=lambda site, split: [(x.double(), y) for x, y in line_task.data("a", split)])
 """
 
 
@@ -39,6 +42,18 @@ def test_the_settings_of_all_tasks_are_known_and_a_site_of_another_name_is_noted
     assert f"site z is none of the sites of {task_file}:task (a, b, c, d)" in " ".join(result.stderr.split())
     quiet = invoke("agent", f"{task_file}:task", "--site", "a", "--check", *given[:2], *given[4:])
     assert "none of the sites" not in quiet.stderr
+
+
+def test_a_metric_or_rows_that_the_agent_could_not_use_are_known(task_file: Path) -> None:
+    given = ("--site", "b", "--check", "--state", task_file.parent / "state")
+    faults = refused("agent", f"{task_file}:three", f"{task_file}:doubled", *given)
+    for fault, name, words in zip(faults, ("three", "doubled"), (THREE, DOUBLED), strict=True):
+        assert fault.startswith(f"{task_file}:{name}: ")
+        assert words in fault
+
+
+THREE = "of the train data of site 'b', it returns 3 numbers, and a plain metric returns two, (total, count): make"
+DOUBLED = "the model takes these inputs as float32: let task.data return them so"
 
 
 @pytest.mark.real

@@ -301,29 +301,29 @@ def test_a_fault_of_the_task_s_own_code_is_one_line_and_2(what: str, tmp_path: P
         for line in refused("train", tmp_path / "own.py:task", "--out", tmp_path / "out", "--set", "train.batch_size=8")
         if "TensorBoard" not in line
     )
-    assert line.startswith("the task failed: ")
+    assert line.startswith(("the task failed: ", "the train data of sites "))
     assert words in line
 
 
-@pytest.mark.parametrize(("name", "metric", "words"), failing_tasks.METRICS)
-def test_a_metric_that_is_no_sum_is_left_out_alone_and_named(
-    name: str,
-    metric: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_metric_that_is_no_sum_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    (line,) = refused("train", f"{failing_tasks.__name__}:metric_number", "--out", tmp_path / "out")
+    assert line.startswith("metric 'half': of 4 rows of the train data of sites 'a', 'b', 'c', 'd', ")
+    assert "expected a tuple of numbers, got 0.5: a metric returns finite numbers of every batch" in line
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_metric_that_grows_later_is_left_out_alone_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The training that it measures ends as without it, with the loss of all data."""
     monkeypatch.setattr(metrics, "_named", set[str]())
     given = ("--out", tmp_path / "out", "--set", "train.batch_size=8")
-    found = shown("train", f"{failing_tasks.__name__}:{name}", *given)["metrics"]
-    assert sorted(found) == [f"{group}/{part}" for group in ("sites", "test") for part in sorted((metric, "loss"))]
-    assert [found[f"{group}/{metric}"] for group in ("sites", "test")] == [None, None]
+    found = shown("train", f"{failing_tasks.__name__}:metric_grows", *given)["metrics"]
+    assert sorted(found) == [f"{group}/{part}" for group in ("sites", "test") for part in ("grows", "loss")]
+    assert [found[f"{group}/grows"] for group in ("sites", "test")] == [None, None]
     assert min(found["sites/loss"], found["test/loss"]) > 0
-    (said, *_) = (record.getMessage() for record in caplog.records if metric in record.getMessage())
-    assert said.startswith(f"metric {metric!r} is left out: ")
-    assert words in said
+    said = [record.getMessage() for record in caplog.records if "grows" in record.getMessage()]
+    assert any("metric 'grows' is left out: " in line and "sums; return the same number" in line for line in said)
     assert model(tmp_path / "out")
 
 
@@ -357,7 +357,7 @@ def test_a_batch_norm_with_one_row_is_one_line_and_2(tmp_path: Path) -> None:
         "task = replace(one, sites=('d',), test_data=None)\n"
     )
     (line,) = refused("train", f"{tmp_path / 'own.py'}:task", "--out", tmp_path / "out")
-    assert line.startswith(failing_tasks.NOTHING_TO_TRAIN["lone_row"])
+    assert line.startswith(f"the train data of site 'd': {failing_tasks.NOTHING_TO_TRAIN['lone_row']}")
 
 
 def test_a_folder_in_which_another_training_runs_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from atoll.client.disk.client_state import KEEP, PersonalState, StateDamaged
+from atoll.client.disk.client_state import KEEP, PersonalState
+from atoll.client.disk.named_digest import StateDamaged
 from atoll.protocol.vocabulary import RoundId, RunId
 
 RUN = RunId("digits-1")

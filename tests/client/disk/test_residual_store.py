@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from atoll.aggregation.tensors.safetensors_file import read, write
 from atoll.aggregation.updates.encoded_writer import REPLACES
 from atoll.client.disk import residual_store
+from atoll.client.disk.named_digest import StateDamaged
 from atoll.client.disk.residual_store import Owner, ResidualStore
 from atoll.protocol.vocabulary import Digest, RunId
 
@@ -48,6 +49,42 @@ def values(it, owner=OWNER):
 def folder(tmp_path):
     (tmp_path / "kept").mkdir()
     return tmp_path / "kept"
+
+
+def damaged(data):
+    """Yield a content with each of its bits flipped in turn at one place of each byte, and cut at ten places."""
+    for place in range(len(data)):
+        yield data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :]
+    yield from (data[: len(data) * tenth // 10] for tenth in range(10))
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_damaged_residual_is_named_and_counts_in_no_update(tmp_path, folder, is_answered):
+    """Also one whose update has no answer: it says which residuals are in it."""
+    it = ResidualStore(folder)
+    stage(it, tmp_path, 1)
+    it.settle(digest(1), accepted=True)
+    if not is_answered:
+        stage(it, tmp_path, 2)
+    path = next(folder.glob("*.safetensors" if is_answered else "*.staged"))
+    whole = path.read_bytes()
+    for content in damaged(whole):
+        path.write_bytes(content)
+        with pytest.raises(StateDamaged, match=f"{path.name} is damaged"):
+            it.current(OWNER)
+    path.write_bytes(whole)
+    assert values(it) == ([1.0] if is_answered else [])
+
+
+def test_files_of_an_earlier_program_stay_current(tmp_path, folder):
+    made(folder / f"{OWNER.stem}.{digest(1)}.safetensors", 1.0)
+    it = ResidualStore(folder)
+    assert values(it) == [1.0]
+    replaced = folder / f"{OWNER.stem}.{digest(1)}.safetensors"
+    it.stage(OWNER, digest(2), made(tmp_path / "made", 2.0, [replaced]))
+    assert values(it) == []
+    it.settle(digest(2), accepted=True)
+    assert values(ResidualStore(folder)) == [2.0]
 
 
 def test_staged_is_current_when_its_update_is_accepted(tmp_path, folder):

@@ -73,6 +73,27 @@ def test_entry_that_is_cut_anywhere_is_removed_with_a_warning(tmp_path, caplog, 
     assert "is not a whole update" in caplog.text
 
 
+def test_no_flipped_byte_changes_what_is_sent(tmp_path):
+    """All but the bytes of the pieces, which the coordinator compares, is as it was written, or the entry is gone."""
+    data, manifest = finished(tmp_path, size=4)
+    entry = Spool(folder(tmp_path), 2**30).add(data, manifest, statistics={"loss": (1.5, 3.0)}, costs=COSTS)
+    whole, removed = entry.path.read_bytes(), 0
+    for place in range(len(whole)):
+        entry.path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        again = Spool(folder(tmp_path), 2**30)
+        removed += not again.entries()
+        assert not again.entries() or again["round", "run-1", 3] == entry
+    assert removed == len(whole) - entry.data_start - entry.num_bytes
+
+
+def test_an_entry_of_an_earlier_program_is_sent(tmp_path):
+    data, manifest = finished(tmp_path)
+    entry = Spool(folder(tmp_path), 2**30).add(data, manifest, statistics={}, costs=COSTS)
+    whole = entry.path.read_bytes()
+    entry.path.write_bytes(whole[:-48] + whole[-16:-8] + b"atoll/1\n")
+    assert Spool(folder(tmp_path), 2**30)["round", "run-1", 3] == entry
+
+
 def test_files_that_are_no_entries_are_removed(tmp_path):
     (folder(tmp_path) / "run-1.3.update").write_bytes(b"x" * 100)
     (folder(tmp_path) / "other").write_bytes(b"")

@@ -214,8 +214,7 @@ def test_a_check_tells_what_becomes_of_an_app(tmp_path):
         "quorum": 1,
         "deadline": 3600.0,
         "failure_rest": 0.0,
-        "min_available": 2,
-        "first_available": 7,
+        "min_available": 7,
         "selection_timeout": 366 * 86400.0,
     }
     refused = subprocess.run([*map(str, command), "--set", "task.strategy=QFedAvg"], capture_output=True, text=True)

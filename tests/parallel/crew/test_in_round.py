@@ -9,8 +9,11 @@ import pytest
 
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.store import damage
+from atoll.parallel.crew.bench import MeshBench
 from atoll.parallel.crew.in_round import _copies_are_one, _due
 from atoll.parallel.engine.forked import RankFailed, run_ranks
+from atoll.parallel.world import read_world
+from tests.parallel.crew import tasks
 from tests.parallel.crew.clients import (
     distance,
     in_one_process,
@@ -56,6 +59,43 @@ def test_a_killed_training_goes_on_with_the_same_bits(options: dict[str, Any], t
         np.testing.assert_array_equal(found[tensor], values)
     assert answer | others == expected | others
     assert damage(damaged) == []
+
+
+@pytest.mark.parametrize("examples", [tasks.EXAMPLES, 40])
+def test_a_round_begins_anew_where_the_rows_have_changed_since_its_checkpoint(
+    examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_version(tmp_path)
+    request = request_of(tmp_path, "mesh", local=ADAMW, checkpoint=str(tmp_path / "kept"), checkpoint_every=3)
+    with pytest.raises(KeyboardInterrupt):
+        counted_here(request, die_at=8)
+    monkeypatch.setattr(tasks, "EXAMPLES", examples)
+    answer, steps = counted_here(request)
+    begins_anew = examples == 40
+    assert steps == (answer["steps"] if begins_anew else 6)
+    assert (
+        "the round begins anew, without its checkpoint: it is of a training on 44 rows" in caplog.text
+    ) == begins_anew
+    expected, update = in_one_process(tmp_path, local=ADAMW)
+    assert answer["num_examples"] == expected["num_examples"]
+    found = update_in(tmp_path / "mesh", answer["parts"])
+    for tensor, values in update.items():
+        np.testing.assert_array_equal(found[tensor], values)
+
+
+def counted_here(request: dict[str, Any], die_at: int | None = None) -> tuple[dict[str, Any], int]:
+    """Train on a mesh of one rank, this process; return the answer and the steps of this attempt."""
+    asked = 0
+
+    def is_told() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == die_at:
+            raise KeyboardInterrupt
+        return False
+
+    bench = MeshBench(tasks.task, {"task": "task", "site": "here"}, plan_of({}), read_world())
+    return bench.train(request, is_told), asked
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,11 @@ def plan_of(app, **options):
     return native(app, ServerHost(app, app.run_config(options)).started(), NODES)
 
 
-def natively(app, folder, **options):
+def natively(app, folder, engine="sequential", **options):
     plan = plan_of(app, **options)
     assert plan.reasons == ()
-    settings = {**plan.settings, "task": REFERENCE, "options": options, "simulation": {"engine": "sequential"}}
+    simulation = {"engine": engine, "workers": 2 if engine == "processes" else 0}
+    settings = {**plan.settings, "task": REFERENCE, "options": options, "simulation": simulation}
     file, task = SimulationFile.model_validate(settings), FlowerTask(app, NODES)
     with opened(file, task, folder, on_round=print, is_fresh=True) as federation:
         assert federation.run()["state"] == "finished"
@@ -81,6 +82,13 @@ def test_an_app_gives_natively_and_hosted_what_it_gives_by_flowers_own_loop(app,
     expected = own(app, tmp_path, odd=odd)
     assert_like(natively(app, tmp_path / "native", odd=odd), expected, rtol=rtol)
     assert_like(hosted(app, tmp_path / "hosted", odd=odd), expected, rtol=rtol)
+
+
+@pytest.mark.parametrize("odd", ["dims", "state"])
+def test_nodes_train_and_evaluate_the_same_in_processes(app, tmp_path, odd):
+    one, several = (natively(app, tmp_path / name, engine=name, odd=odd) for name in ("sequential", "processes"))
+    assert one["evaluate"]
+    assert several == one
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,6 @@ def test_numbers_of_numpys_become_settings_and_no_evaluation_is_none(app):
         "deadline": 60.0,
         "failure_rest": 0.0,
         "min_available": 3,
-        "first_available": 5,
         "selection_timeout": WAITS_S,
     }
     assert plan.settings["rounds"] == 2

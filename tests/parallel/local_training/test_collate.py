@@ -9,7 +9,7 @@ from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.local_training.training import evaluate, train_locally
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.task import Task
-from atoll.parallel.trainer.data import pooled
+from atoll.parallel.trainer.data import data_of_sites, pooled
 
 ROWS = [{"x": [float(number)] * (1 + number % 3), "y": number % 2} for number in range(12)]
 
@@ -44,7 +44,7 @@ def test_dict_rows_of_different_lengths_are_padded_by_the_tasks_collate_in_any_w
 
 def test_a_copy_of_a_task_collates_once_and_pooled_data_keep_it() -> None:
     task = replace(a_task(), metrics={})
-    x, _ = fetcher(pooled(task, "train"))(torch.tensor([1, 12]))
+    x, _ = fetcher(pooled(data_of_sites(task, "train")))(torch.tensor([1, 12]))
     assert x.tolist() == [[1, 1], [0, 0]]
 
 

@@ -14,7 +14,7 @@ from atoll.parallel.task.collated import form_fault
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import data_of, server_data_of
 from atoll.parallel.task.task import Task
-from atoll.parallel.trainer.data import training_data
+from atoll.parallel.trainer.data import data_of_sites
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import populate
 
@@ -70,7 +70,7 @@ def test_what_has_no_rows_is_refused_by_its_kind(name: str, collate: Any) -> Non
     task = task_of(given, collate=collate, test_data=lambda: given)
     reads: list[Callable[[], object]] = [
         lambda: data_of(task, "a", "train"),
-        lambda: training_data(task),
+        lambda: data_of_sites(task, "train"),
         lambda: populate(PopulationConfig(), task, seed=0),
     ]
     for read in reads:

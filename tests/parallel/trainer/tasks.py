@@ -123,14 +123,14 @@ class Scaled(nn.Module):
 
     def __init__(self, largest: float) -> None:
         super().__init__()
-        self.register_buffer("scale", torch.tensor([largest, *[1.0] * 63], dtype=torch.float64))
+        self.register_buffer("scale", torch.tensor([largest, *[1.0] * 5], dtype=torch.float64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.scale.to(x.dtype)
 
 
 infinite, too_large = (
-    replace(task, model=lambda largest=largest: nn.Sequential(Scaled(largest), nn.Linear(64, 12), nn.Linear(12, 2)))
+    replace(task, model=lambda largest=largest: nn.Sequential(Scaled(largest), nn.Linear(6, 12), nn.Linear(12, 2)))
     for largest in (float("inf"), 1e300)
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from atoll import Local
 from atoll.aggregation.tensors.safetensors_file import BUFFERS, read_metadata
@@ -23,7 +24,7 @@ from atoll.parallel.task import metrics
 from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer import forward
 from atoll.parallel.trainer.config import TrainConfig
-from atoll.parallel.trainer.data import training_data
+from atoll.parallel.trainer.data import data_of_sites, pooled
 from atoll.parallel.trainer.flops import flops_per_example
 from atoll.parallel.trainer.forward import check_forward
 from atoll.parallel.trainer.job import Job, JobRefused
@@ -105,6 +106,41 @@ def test_a_folder_with_other_settings_is_refused_with_what_differs(tmp_path: Pat
         )
     with pytest.raises(CheckpointMismatch, match="another model"):
         run(tmp_path, task=replace(tasks.task, model=lambda: nn.Linear(6, 2)), config=replace(CONFIG, epochs=1))
+
+
+@pytest.mark.parametrize(
+    ("change", "are_tensors", "found"),
+    [
+        (lambda rows: rows[:-1], True, "a training on 52 rows, and now there are 50"),
+        (lambda rows: [*rows, rows[0]], False, "a training on 52 rows, and now there are 54"),
+        (lambda rows: [*rows[1:], rows[0]], False, "a training on other rows than the 52 of now"),
+        (
+            lambda rows: [*rows[:7], (rows[7][0], 1 - rows[7][1]), *rows[8:]],
+            True,
+            "a training on other rows than the 52",
+        ),
+    ],
+    ids=["fewer", "more", "in another order", "a label"],
+)
+def test_a_training_does_not_continue_on_other_rows(
+    change: Callable[[Any], Any], are_tensors: bool, found: str, tmp_path: Path
+) -> None:
+    def data(site: str, split: str, change: Callable[[Any], Any] = list) -> Any:
+        found = tasks.load_site(site, "train")
+        assert found is not None
+        rows = change([found[index] for index in range(len(found))])
+        return TensorDataset(*map(torch.stack, zip(*rows, strict=True))) if are_tensors else rows
+
+    begun = replace(tasks.task, data=data)
+    other = replace(begun, data=lambda site, split: data(site, split, change))
+    run(tmp_path, task=begun, stop_after=3)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunDiffers, match=f"{found}.*give the task the data of its beginning again"):
+        run(tmp_path, task=other)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert run(tmp_path, task=begun).why == "finished"
+    with pytest.raises(RunDiffers, match=f"--set train.start={tmp_path}/model.safetensors"):
+        run(tmp_path, task=other)
 
 
 def test_it_stops_early_when_the_metric_gets_no_better_and_keeps_the_best_model(tmp_path: Path) -> None:
@@ -210,7 +246,9 @@ def collated(rows: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
 def own_rows(make_model: Callable[[], nn.Module]) -> tuple[Job, Any]:
     """Return a training on rows that only the task can collate, and its data."""
     task = replace(tasks.task, model=make_model, data=lambda site, split: ROWS, collate=collated)
-    return Job(name="own", task=task, config=TrainConfig(), plan=Plan(mesh=Mesh(pp=2))), training_data(task)
+    return Job(name="own", task=task, config=TrainConfig(), plan=Plan(mesh=Mesh(pp=2))), pooled(
+        data_of_sites(task, "train")
+    )
 
 
 def look_at(make_model: Callable[[], nn.Module]) -> None:

@@ -1,5 +1,7 @@
 """The sums and the single answers of an evaluation that may be shown."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,10 +96,32 @@ def test_a_client_without_a_finite_sum_has_not_evaluated():
 def test_a_count_above_what_the_client_may_claim_is_left_out_and_named():
     evaluation = ClientEvaluation(Version(7), 60.0, [ClientId("a"), ClientId("b")])
     sums = {"loss": (0.0, 1e15), "accuracy": (3.0, 10.0), "bins": (1e16, 0.0, 1e16)}
-    evaluation.answered(ClientEvaluated(ClientId("a"), Version(7), sums), 100, ": as it joined")
+    evaluation.answered(ClientEvaluated(ClientId("a"), Version(7), sums), 100, lambda: ": as it joined")
     evaluation.answered(ClientEvaluated(ClientId("b"), Version(7), {"loss": (40.0, 1e15)}), 100)
     assert evaluation.answers == {"a": sums | {"loss": ()}, "b": {"loss": ()}}
     assert evaluation.refused == {
         "a": "metric 'loss': a count of 1e+15 is above 100: as it joined",
         "b": "metric 'loss': a count of 1e+15 is above 100",
     }
+
+
+def test_no_site_has_more_than_its_share_of_a_metric_and_the_reason_is_named():
+    """A count of 10^15 beside 60 and 40: with half of the total at most it counts as 100."""
+    it = answers(
+        a={"accuracy": (1e15, 1e15), "f": (1e15, 0.0, 0.0), "loss": (5.0, 10.0)},
+        b={"accuracy": (30.0, 60.0), "f": (10.0, 20.0, 30.0), "loss": (5.0, 10.0)},
+        c={"accuracy": (10.0, 40.0), "f": (5.0, 5.0, 30.0), "loss": (5.0, 10.0)},
+    )
+    assert shown_sum(it)[0].capped == {}
+    found, _ = shown_sum(replace(it, max_share=0.5))
+    assert found.sums == {"accuracy": (140.0, 200.0), "f": (115.0, 25.0, 60.0), "loss": (15.0, 30.0)}
+    assert found.capped == {
+        "a": "metric 'accuracy': its weight 1e+15 counts as 100 (max_share 0.5); "
+        "metric 'f': its weight 1e+15 counts as 100 (max_share 0.5)"
+    }
+    assert (found.num_clients, found.left_out) == (3, {})
+
+
+def test_where_fewer_sites_answer_than_a_share_needs_all_count_alike():
+    found, _ = shown_sum(replace(answers(a={"loss": (10.0, 10.0)}, b={"loss": (0.0, 90.0)}), max_share=0.25))
+    assert found.sums == {"loss": (10.0, 20.0)}

@@ -19,6 +19,7 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
+from atoll.server.journal.codec import decode_record, encode_record
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -54,6 +55,7 @@ from atoll.server.rounds.policy import FIRST_WAIT_S, StragglerPolicy
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.run_rules import RunRules
+from atoll.server.views.sentences import sentences
 
 
 class Drive:
@@ -471,6 +473,40 @@ def test_late_is_counted_from_the_end_of_an_abandoned_round() -> None:
     [reject] = drive.update("b", at=6, round_id=1)[:1]
     assert isinstance(reject, Reject)
     assert reject.detail == "2.0 s after round 1 had closed"
+
+
+def test_max_share_bounds_the_weight_of_each_update_and_the_record_says_whose() -> None:
+    """a claims 1000 of 1060: with half of the total at most it counts as b and c together."""
+    drive = Drive(cohort_size=3, quorum=2, max_share=0.5)
+    drive.begin("abc")
+    drive.update("a", at=1, num_examples=1000)
+    drive.update("b", at=2, num_examples=40)
+    (fold,) = [e for e in drive.update("c", at=3, num_examples=20) if isinstance(e, Aggregate)]
+    assert [(c.client_id, c.num_examples, c.scale) for c in fold.contributions] == [
+        ("a", 60, 1),
+        ("b", 40, 1),
+        ("c", 20, 1),
+    ]
+    record = drive.machine.record_of(RoundId(1))
+    assert (record.weight_cap, record.capped, record.clients["a"].num_examples) == (60, {"a": 1000}, 1000)
+    assert "Capped by max_share: the weight of a (1000) counted as 60." in sentences(record)
+    assert decode_record(encode_record(record), where="the journal") == record
+    assert repeated(drive) == fold, "after a restart, too"
+
+
+def repeated(drive: Drive) -> Effect:
+    """Return the fold that a restarted coordinator begins again."""
+    return next(e for e in drive.do(CoordinatorStarted(drive.now), at=9) if isinstance(e, Aggregate))
+
+
+def test_max_share_of_less_than_the_quorum_s_part_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"max_share 0\.3 needs at least 4 updates.*quorum is 3: set a quorum of 4, or"
+    ):
+        StragglerPolicy(cohort_size=5, quorum=3, max_share=0.3)
+    StragglerPolicy(cohort_size=3, quorum=3, max_share=1 / 3)
+    with pytest.raises(ValueError, match="max_share is of mode sync"):
+        StragglerPolicy(mode="fedbuff", max_share=0.5, buffer_size=4)
 
 
 def late_in_next_round(base: int = 0, **policy: Any) -> Drive:

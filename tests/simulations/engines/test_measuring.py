@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from atoll.parallel.task.array_task import Instructions
+from atoll.parallel.task.array_task import Trained as ArrayTrained
 from atoll.parallel.task.metrics import Statistics
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.model_bench import ModelBench
@@ -234,6 +236,36 @@ def closing(engine: Engine) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+
+
+class Measuring:
+    """An ArrayTask whose sums are of the version, the site and the split; site c has no test data."""
+
+    def initial(self, seed: int) -> dict[str, Any]:
+        return {"w": np.zeros(2, np.float32)}
+
+    def train(self, parameters: dict[str, Any], instructions: Instructions) -> ArrayTrained:
+        return ArrayTrained({"w": np.ones(2, np.float32)}, 1)
+
+    def evaluate(self, parameters: dict[str, Any], *, split: str, site: str | None) -> dict[str, Any] | None:
+        assert split == "test"
+        return None if site == "c" else {"loss": (float(parameters["w"].sum()) * ord(site or ""), 2.0)}
+
+
+def test_a_task_in_arrays_measures_itself_in_every_engine() -> None:
+    training, version = Training(task=Measuring()), {"w": np.array([0.5, 1.0], np.float32)}
+    none = "the task has no data for 'test' here"
+    expected = [none if site == "c" else {"loss": (1.5 * ord(site), 2.0)} for site in SIZES]
+    engines: list[Callable[[], Engine]] = [
+        lambda: Sequential(training),
+        lambda: Processes(training, workers=1),
+        lambda: Processes(training, workers=2),
+    ]
+    for make in engines:
+        with closing(make()) as engine:
+            for _ in range(2):
+                assert engine.evaluate(version, asked()) == expected
+                assert len(list(engine.train(version, asked()[:2]))) == 2
 
 
 @pytest.mark.parametrize("is_batched", [False, True])

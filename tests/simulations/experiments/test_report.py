@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.simulations.experiments.report import Fairness, NoReport, Reached, is_loss, read_run
+from atoll.simulations.experiments.sweep import is_finished
+from atoll.simulations.federation.seal import seal, unseal
 from tests.simulations.experiments.runs import line, write_run
 
 
@@ -66,6 +68,27 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     log.write_text("{}\n" + log.read_text())
     with pytest.raises(NoReport, match=r"rounds.jsonl, line 1: is not a round"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "result.json", "run.toml", "SHA256SUMS"])
+def test_a_run_whose_files_are_damaged_enters_no_table(tmp_path: Path, name: str) -> None:
+    write_run(tmp_path, [line(1), line(2)])
+    seal(tmp_path, ["rounds.jsonl", "result.json", "run.toml"])
+    assert len(read_run(tmp_path).rounds) == 2
+    assert is_finished(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    for place in range(0, len(whole), 7):
+        (tmp_path / name).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(NoReport, match=name):
+            read_run(tmp_path)
+        assert not is_finished(tmp_path)
+    for tenth in range(10):
+        (tmp_path / name).write_bytes(whole[: len(whole) * tenth // 10])
+        if name != "SHA256SUMS":
+            assert not is_finished(tmp_path)
+    (tmp_path / name).write_bytes(whole)
+    unseal(tmp_path)
+    assert is_finished(tmp_path)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """The states of clients: one counts, later ones wait, and a resumed run finds those of its snapshot."""
 
 import numpy as np
-import pytest
 
 from atoll.client.disk.client_state import KEEP
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation.client_states import ClientStates
 
 A = ClientId("a/../b")  # no name of a file
@@ -89,12 +87,3 @@ def test_files_stay_until_no_saved_state_names_them(tmp_path):
 
 def opened_residual(folder, named):
     return (folder / next(iter(named))).read_bytes()
-
-
-def test_a_named_file_that_is_gone_is_told(tmp_path):
-    own = opened(tmp_path)
-    own.store(A, RoundId(1), RoundId(0), state(1))
-    [name] = own.named()
-    (tmp_path / name).unlink()
-    with pytest.raises(StoreCorrupted, match=r"1\.own\.1\.safetensors: the state of a client"):
-        opened(tmp_path, [name])

@@ -15,7 +15,10 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import Versions
+from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.run import opened
+from atoll.simulations.federation.seal import unseal
+from atoll.simulations.federation.site import Site
 from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
 
@@ -26,6 +29,12 @@ TIGHT = (
     *("round.deadline=16.0", "round.partial_work=accept", "round.cohort_size=4", "round.quorum=2"),
 )
 """Settings under which a client with four steps does fewer, because of the duration of its uploads."""
+
+UNEQUAL = (
+    *("devices.examples_per_s={low=1,high=30}", "devices.latency_s={low=0.1,high=2.0}"),
+    *("devices.down_bytes_per_s={low=10,high=60}", "round.deadline=600.0"),
+)
+"""Settings under which clients fetch and evaluate a version in other times."""
 
 
 def test_full_participation_by_one_full_batch_is_gradient_descent_on_the_pooled_data(tmp_path):
@@ -44,6 +53,43 @@ def test_full_participation_by_one_full_batch_is_gradient_descent_on_the_pooled_
     for name, expected in central.state_dict().items():
         np.testing.assert_allclose(end[name], expected.numpy(), rtol=0, atol=1e-6)
         assert np.abs(end[name] - start[name]).max() > 1e-2  # they have moved
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("round.cohort_size=2", "rounds=4"),
+        ("round.cohort_size=2", "rounds=4", "devices.latency_s=0", "devices.examples_per_s=1e9"),
+        ("round.cohort_size=2", "rounds=5", *UNEQUAL),
+        ("round.cohort_size=2", "rounds=6", *UNEQUAL, "evaluation.deadline=12"),
+        ("round.mode=fedasync", "round.concurrency=3", "rounds=9", *UNEQUAL, "evaluation.deadline=6000"),
+        (
+            "round.mode=fedbuff",
+            "round.buffer_size=2",
+            "round.concurrency=3",
+            "rounds=9",
+            *UNEQUAL,
+            "evaluation.deadline=6000",
+        ),
+        ("round.cohort_size=2", "round.over_selection=2.0", "round.late=next_round", "rounds=6", *UNEQUAL),
+    ],
+    ids=["plain", "at once", "unequal", "too late", "fedasync", "fedbuff", "late"],
+)
+def test_an_evaluation_beside_the_session_is_as_one_within_it(tmp_path, monkeypatch, overrides):
+    """Same times, bytes, answers, cohorts and models, although the session of an idle agent hears nothing of it."""
+    factor, num_examples = (8 if "evaluation" in str(overrides) else 1), Evaluations.num_examples
+    monkeypatch.setattr(Evaluations, "num_examples", lambda self, client: factor * num_examples(self, client))
+    beside, evaluated = [], Site._evaluated_alone
+    monkeypatch.setattr(Site, "_evaluated_alone", lambda site, asked: (beside.append(site), evaluated(site, asked)))
+    result, found = simulate(tmp_path / "beside", *overrides, "evaluation.clients_every=1")
+    assert beside
+    monkeypatch.setattr(Site, "_evaluate_alone", Site._receive)
+    expected, lines_within = simulate(tmp_path / "within", *overrides, "evaluation.clients_every=1")
+    assert without_real_time(found) == without_real_time(lines_within)
+    assert result["model_digest"] == expected["model_digest"]
+    assert [result[name] for name in ("bytes_down", "bytes_up", "virtual_s")] == [
+        expected[name] for name in ("bytes_down", "bytes_up", "virtual_s")
+    ]
 
 
 @pytest.mark.parametrize(("inline_max", "committed"), [(None, 0), (0, 1)])
@@ -115,6 +161,7 @@ def test_a_run_is_not_gone_on_with_when_clients_or_its_settings_are_gone(tmp_pat
     task = load_user_task(file.task)
     with pytest.raises(ConfigError, match="the run there has clients that the task lacks: d; choose another --out"):
         go_on(tmp_path, file, replace(task, sites=("a", "b", "c")))
+    unseal(tmp_path)
     (tmp_path / "run.toml").write_text("task = ")
     with pytest.raises(ConfigError, match=r"run\.toml: is damaged: .*; restore it, or choose another --out"):
         go_on(tmp_path, file, task)
@@ -125,8 +172,10 @@ def test_a_run_that_is_older_than_a_setting_goes_on_with_its_default(tmp_path):
     simulate(tmp_path, *few)
     written = (tmp_path / "run.toml").read_text()
     assert "retry = 3\n" in written
+    unseal(tmp_path)
     (tmp_path / "run.toml").write_text(written.replace("retry = 3\n", ""))
     assert simulate(tmp_path, *few)[0]["state"] == "finished"
+    unseal(tmp_path)
     (tmp_path / "run.toml").write_text(written.replace("retry = 3\n", ""))
     with pytest.raises(ConfigError, match=r"round\.retry: '3' there, '5' here"):
         simulate(tmp_path, *few, "round.retry=5")

@@ -1,10 +1,14 @@
 """Simulated runs that end early: by a kill, by Ctrl-C at an awkward moment, with updates that wait for a fold."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.data import TensorDataset
 
+from atoll.aggregation.file_digest import read_sums
 from atoll.aggregation.tensors.layout import Tensor
 from atoll.cli.files import load_user_task
 from atoll.protocol.settings import ConfigError
@@ -12,6 +16,7 @@ from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation import models, report, snapshots
 from atoll.simulations.federation.report import RunFolder
 from atoll.simulations.federation.run import opened
+from atoll.simulations.federation.seal import unseal
 from atoll.simulations.federation.snapshots import SnapshotFile
 from atoll.simulations.federation.updates import Updates
 from tests.simulations.federation.simulating import TASK, lines, settings, simulate, without_real_time
@@ -86,20 +91,6 @@ def test_updates_accepted_between_two_rounds_survive_an_interruption(tmp_path, o
         assert [line["round"] for line in told] == list(range(1, 10))
         assert all(line["train"] is not None for line in told)
     assert num_waiting
-
-
-def test_an_update_that_is_gone_is_told(tmp_path):
-    overrides = (*BUFFERED, PAUSE)
-    after = 0
-    while not (found := list((tmp_path / str(after) / "updates").glob("*"))):
-        after += 1
-        interrupted(tmp_path / str(after), overrides, after)
-    found[0].write_bytes(b"short")
-    with pytest.raises(StoreCorrupted, match=f"{found[0].name}: an update that the run needs has 5 bytes, not"):
-        simulate(tmp_path / str(after), *overrides)
-    found[0].unlink()
-    with pytest.raises(StoreCorrupted, match="an update that the run needs is missing"):
-        simulate(tmp_path / str(after), *overrides)
 
 
 def test_an_interruption_while_a_version_is_measured_keeps_its_round(tmp_path):
@@ -218,37 +209,94 @@ def test_a_signal_while_a_round_is_not_saved_waits_for_one_that_is(tmp_path, mon
     assert result["rounds"] == 5
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-3])
+def flipped(data, place):
+    return data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :]
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+def damages(data):
+    """Return the content of a file with a flipped byte, and cut."""
+    return flipped(data, len(data) // 2), data[: len(data) // 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "kinds"),
+    [
+        (("optimizer.name=fedadam", *TOPK, "rounds=5"), {"models", "clients"}),
+        ((*BUFFERED, PAUSE), {"models", "updates"}),
+    ],
+    ids=["slots and residuals", "updates"],
+)
+def test_no_damage_of_any_file_changes_a_number_of_a_resumed_run(tmp_path, overrides, kinds):
+    """A file that is damaged is named before anything is trained, or the run does not need it."""
+    whole, told = simulate(tmp_path / "whole", *overrides)
+    kept, told_of = tmp_path / "kept", []
+    interrupted(kept, overrides, 4)
+    names = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file() and path.stat().st_size}
+    assert kinds <= {name.partition("/")[0] for name in names}
+    for name in sorted(names - {"lock"}):
+        for content in damages((kept / name).read_bytes()):
+            shutil.rmtree(folder := tmp_path / "damaged", ignore_errors=True)
+            shutil.copytree(kept, folder)
+            (folder / name).write_bytes(content)
+            try:
+                result, lines_now = simulate(folder, *overrides)
+            except (StoreCorrupted, ConfigError) as error:
+                told_of.append((Path(name).name, str(error)))
+                continue
+            assert name not in sealed_names(kept), f"{name} was used"
+            assert without_real_time(lines_now) == without_real_time(told)
+            assert result["model_digest"] == whole["model_digest"]
+    assert [error for name, error in told_of if name not in error] == []
+    assert len(told_of) >= 2 * len(sealed_names(kept))
+
+
+def sealed_names(folder):
+    return {*SnapshotFile(folder, lambda: 0.0).load().files, *read_sums(folder), "state.json"}
+
+
+def test_the_bytes_of_a_state_are_covered_by_its_digest(tmp_path):
+    interrupted(tmp_path, ("rounds=5",), 2)
+    path, state = tmp_path / "state.json", SnapshotFile(tmp_path, lambda: 0.0)
+    before, data = state.load(), path.read_bytes()
+    refused = 0
+    for place in range(0, len(data), 37):
+        path.write_bytes(flipped(data, place))
+        try:
+            assert state.load() == before  # a space that is another one
+        except StoreCorrupted:
+            refused += 1
+    assert refused > 0.9 * len(data) / 37
+    for tenth in range(10):
+        path.write_bytes(data[: len(data) * tenth // 10])
+        with pytest.raises(StoreCorrupted, match=r"state\.json: not the state of a simulated run"):
+            state.load()
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "told"),
+    ("change", "told"),
     [
-        ("models/versions/000003.manifest.json", cut, "000003.safetensors: a version that the run needs is damaged"),
-        ("models/versions/000003.safetensors", flip, "its bytes are not those of its manifest"),
-        ("models/versions/000003.first_moment.safetensors", cut, "a version that the run needs is damaged"),
-        ("models/versions/000003.first_moment.safetensors", lambda path: path.unlink(), "a version that the run needs"),
-        (
-            "rounds.jsonl",
-            lambda path: path.unlink(),
-            "rounds.jsonl: has the lines of 0 of 3 rounds that ended",
-        ),
-        ("rounds.jsonl", lambda path: path.write_bytes(b"\xff\xfe\n"), "rounds.jsonl: has the lines of 0 of 3"),
+        (lambda rows: rows[:-1], r"has trained on \d+ rows of 4 clients, and the task has \d+ rows of 4 clients now"),
+        (lambda rows: rows.flip(0), "has trained on other rows of client"),
     ],
+    ids=["fewer", "moved"],
 )
-def test_damage_is_told_before_anything_is_trained(tmp_path, name, damage, told):
-    overrides = ("optimizer.name=fedadam", "rounds=5")
-    interrupted(tmp_path, overrides, 3)
-    damage(tmp_path / name)
-    with pytest.raises(StoreCorrupted, match=told):
-        simulate(tmp_path, *overrides)
+@pytest.mark.parametrize("rounds", [3, 5], ids=["finished", "interrupted"])
+def test_a_run_does_not_go_on_with_other_data(tmp_path, change, told, rounds):
+    interrupted(tmp_path, (f"rounds={rounds}",), 3)
+    file = settings("rounds=5")
+    task = load_user_task(file.task)
+
+    def data(site, split):
+        found = task.data(site, split)
+        return TensorDataset(*map(change, found.tensors)) if split == "train" else found
+
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=f"{told}.*give the task that data again, or choose another --out"):
+        with opened(file, replace(task, data=data), tmp_path, on_round=print, is_fresh=False):
+            pass
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert simulate(tmp_path, "rounds=5")[0]["state"] == "finished"
 
 
 def test_another_model_and_missing_settings_are_the_operator_s_mistakes(tmp_path):
@@ -260,6 +308,7 @@ def test_another_model_and_missing_settings_are_the_operator_s_mistakes(tmp_path
     with pytest.raises(ConfigError, match="the task's model differs from that of the run"):
         with opened(file, load_user_task(f"{other}:task"), tmp_path, on_round=print, is_fresh=False):
             pass
+    unseal(tmp_path)
     (tmp_path / "run.toml").unlink()
     with pytest.raises(ConfigError, match=r"run\.toml: is damaged"):
         simulate(tmp_path, "rounds=5")

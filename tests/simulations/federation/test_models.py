@@ -96,7 +96,7 @@ def test_a_run_that_was_interrupted_goes_on_from_the_last_round_that_has_ended(t
             federation.trainings.outcome = outcome
         interrupted = federation.run()
     assert (interrupted["state"], interrupted["rounds"]) == ("interrupted", 6)
-    assert json.loads((folder / "state.json").read_text())["totals"]["trainings"] == interrupted["trainings"]
+    assert json.loads((folder / "state.json").read_text())["state"]["totals"]["trainings"] == interrupted["trainings"]
     rounds = []
     result, told = simulate(folder, *MANY, on_round=lambda line: rounds.append(line["round"]))
     assert rounds == [7, 8]

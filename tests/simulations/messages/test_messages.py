@@ -30,7 +30,7 @@ def test_a_run_sends_answers_and_ends_with_a_record(tmp_path):
     (exchange,) = exchanges(tmp_path)
     assert exchange["sentence"].endswith("(all_answered): 3 replied")
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"exchanges.jsonl", "lock", "program", "program.log", "result.json", "run.toml"}
+    assert left == {"SHA256SUMS", "exchanges.jsonl", "lock", "program", "program.log", "result.json", "run.toml"}
 
 
 def test_several_processes_answer_with_the_same_bits(tmp_path):

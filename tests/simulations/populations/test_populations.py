@@ -296,7 +296,11 @@ def test_sites_without_examples_are_left_out_with_their_test_data() -> None:
         assert one.num_clients == 2
     assert report(held).clients == report(only).clients
     assert held.dropped == ("b", "c")
-    assert held.notes == report(held).notes == ("2 of 4 clients have no training examples and are left out: b, c",)
+    assert (
+        held.notes
+        == report(held).notes
+        == ("2 of 4 clients have no training examples and are left out, of evaluations too: b, c",)
+    )
     assert only.notes == ()
 
 
@@ -316,7 +320,7 @@ def test_a_dirichlet_split_leaves_out_its_empty_clients(balanced: bool) -> None:
     tests = [part for site in kept if (part := held.task.data(site, "test")) is not None]
     assert sorted(place for part in tests for place in places(part)) == list(range(18))
     assert held.notes == (
-        f"{len(dropped)} of 40 clients have no training examples and are left out: "
+        f"{len(dropped)} of 40 clients have no training examples and are left out, of evaluations too: "
         f"{', '.join(dropped[:5])} and {len(dropped) - 5} more",
     )
 

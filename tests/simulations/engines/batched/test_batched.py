@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from atoll import Local, Task
 from atoll.aggregation.tensors.layout import Tensor
 from atoll.parallel.task.arrays import Arrays
-from atoll.parallel.task.metrics import Metric
+from atoll.parallel.task.metrics import Metric, sound
 from atoll.parallel.task.randomness import seed_everything
 from atoll.simulations.engines.batched.batched import Batched, BatchTrainer
 from atoll.simulations.engines.batched.chain import Chain
@@ -587,3 +587,38 @@ def test_small_steps_with_decay_lose_no_more_to_rounding_than_alone(small: dict[
         errors.append(math.sqrt(error))
     alone, together = errors
     assert together < 2 * alone
+
+
+def of_two_classes(outputs: Any, targets: Any) -> tuple[Any, int]:
+    """Fail as an AUC of one class does."""
+    if len(set(targets.tolist())) < 2:
+        raise ValueError("only one class is present")
+    return (outputs.argmax(1) == targets).sum(), len(targets)
+
+
+def test_a_metric_that_fails_at_one_client_is_left_out_there_alone() -> None:
+    """As in one process: the other metrics count, and so do the other clients."""
+
+    def data(site: str, split: str) -> TensorDataset:
+        classes = torch.zeros(6, dtype=torch.int64) if site == "b" else torch.arange(6) % 2
+        return TensorDataset(torch.linspace(-1, 1, 12).reshape(6, 2), classes)
+
+    metrics = {"accuracy": accuracy, "two": of_two_classes}
+    task = Task(
+        model=lambda: nn.Linear(2, 2),
+        data=data,
+        loss=nn.functional.cross_entropy,
+        metrics=metrics,
+        sites=["a", "b", "c"],
+        local=Local(epochs=2, batch_size=6, lr=0.1),
+    )
+    training, jobs = Training(task=task), [Job(site, 1) for site in "abc"]
+    version = first_version(training)
+    found, expected = (
+        [sound(metrics, each.statistics) for each in all_trained(engine(training).train(version, jobs))]
+        for engine in (Batched, Sequential)
+    )
+    assert [each["two"] for each in expected] == [expected[0]["two"], (), expected[2]["two"]]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours["two"] == theirs["two"]
+        assert ours["accuracy"] == theirs["accuracy"]

@@ -124,11 +124,13 @@ class Mortal:
         lives: the windows of each actor, in the order in which they are made; later ones live for ever.
         processors: of the cluster.
         poison: the client whose window no actor survives.
+        away: the windows after whose computing the node of a dead actor comes back; until then no new one starts.
     """
 
     exceptions = Errors
 
-    def __init__(self, lives: list[int], processors: int = 3, poison: str = "") -> None:
+    def __init__(self, lives: list[int], processors: int = 3, poison: str = "", away: int = 0) -> None:
+        self.computed, self.away = list[int](), away
         self.lives, self.poison, self.actors, self.processors = lives, poison, list[Any](), processors
         self.cloudpickle = self
 
@@ -150,7 +152,9 @@ class Mortal:
         return lambda kind: Making(self, kind)
 
     def wait(self, futures: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
-        return futures, []
+        is_away = len(self.computed) < self.away
+        late = [future for future in futures if is_away and getattr(future, "number", 0) >= self.processors]
+        return [future for future in futures if future not in late], late
 
     def get(self, future: Any) -> Any:
         return future()
@@ -172,7 +176,7 @@ class Making:
 
 class Actor:
     def __init__(self, ray: Mortal, inner: Any, number: int) -> None:
-        self.ray, self.inner = ray, inner
+        self.ray, self.inner, self.number = ray, inner, number
         self.left = ray.lives[number] if number < len(ray.lives) else 10**9
 
     def __getattr__(self, name: str) -> Any:
@@ -191,8 +195,11 @@ class Method:
                 if not self.actor.left:
                     raise Died("its node is gone")
                 self.actor.left -= 1
+                self.actor.ray.computed.append(self.actor.number)
             return getattr(self.actor.inner, self.name)(*arguments)
 
+        if self.name == "ready":
+            result.number = self.actor.number  # type: ignore[attr-defined]
         return result
 
 
@@ -221,6 +228,21 @@ def test_what_a_dead_actor_owes_is_computed_again_with_the_same_bits(monkeypatch
     assert [each.client_id for each in found] == [job.client_id for job in jobs]
     for one, other in zip(found, right, strict=True):
         assert one.statistics == other.statistics
+        for name in one.update:
+            np.testing.assert_array_equal(one.update[name], other.update[name])
+
+
+def test_a_node_that_comes_back_takes_part_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node of two actors of three dies in their second window; the third works alone until it is back."""
+    training, version = Case("mlp").training(), first_version(Case("mlp").training())
+    jobs = [Job(site, seed) for seed, site in enumerate(list(SIZES) * 12)]
+    right = all_trained(Sequential(training).train(version, jobs))
+    ray = Mortal([1, 1], away=12)
+    engine = mortal(monkeypatch, ray, training)
+    found = all_trained(engine.train(version, jobs))
+    assert ray.computed[:12] == [0, 1, *[2] * 10]
+    assert 3 in ray.computed[12:], "the first of the new actors, which this Ray always finds idle"
+    for one, other in zip(found, right, strict=True):
         for name in one.update:
             np.testing.assert_array_equal(one.update[name], other.update[name])
 

@@ -45,6 +45,7 @@ from tests.simulations.engines.cases import (
     picklable,
     two_rounds,
 )
+from tests.simulations.engines.processes import loading_task
 from tests.simulations.engines.test_sequential import Counting
 from tests.waiting import BOUND_S
 
@@ -202,6 +203,27 @@ def test_workers_of_several_threads_train_also_where_their_parent_has_had_severa
     with processes(training, workers=1, threads=2) as engine, killing_what_hangs():
         (found,) = trained(engine, version, jobs)
     np.testing.assert_array_equal(found.row, expected[0].row)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long)], ids=["fork", "fork server"])
+def test_a_loop_of_the_task_s_own_may_read_its_data_in_processes(threads: int) -> None:
+    """A daemon of multiprocessing may have no children; these end with the engine at the latest."""
+    training = Training(task=loading_task.task)
+    version, jobs = first_version(training), [Job("a", 1), Job("d", 2)]
+    expected = trained(Sequential(training, threads=threads), version, jobs)
+    with processes(training, workers=1, threads=threads) as engine, killing_what_hangs():
+        found = trained(engine, version, jobs)
+        (worker,) = (each.process.pid for each in engine._workers)
+        left = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+    until = time.monotonic() + BOUND_S  # a tracker of shared memory ends after its process
+    while alive := [pid for pid in left if is_running(int(pid))]:
+        assert time.monotonic() < until, f"{alive} still run"
+        time.sleep(0.02)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.update.keys() == theirs.update.keys()
+        for name, update in theirs.update.items():
+            np.testing.assert_array_equal(ours.update[name], update)
 
 
 TASK = """

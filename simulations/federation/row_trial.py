@@ -1,0 +1,67 @@
+"""The trial of a simulated run's task on a batch of the clients' rows and of the server's, before the first round.
+
+One client of each kind of rows is tried, not each of 100,000: sites may have rows of other dtypes or shapes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from atoll.parallel.local_training.row_forms import kind_of
+from atoll.parallel.local_training.trial import Rows, first_of_kinds, try_batches
+from atoll.parallel.task.context import context_of
+from atoll.parallel.task.given import Given
+from atoll.parallel.task.randomness import data_of, server_data_of
+from atoll.server.config.run import RunConfig
+from atoll.simulations.populations.facts import OwnSites
+from atoll.simulations.populations.population import Population
+
+
+def try_rows(population: Population, config: RunConfig, device: str) -> None:
+    """Try the model, the loss and the metrics of a task on rows of its clients and of the server.
+
+    Args:
+        population: with the task.
+        config: of the run.
+        device: of the trainings.
+
+    Raises:
+        TaskBroken: they cannot take them.
+    """
+    task, evaluation = population.task, config.evaluation
+    local = Given.read(config.given).local_of(task.local, 1)
+    like = Rows(data=None, where="", context=context_of(task, seed=config.seed), at_once=local.batch_size)
+    every = [*_of_clients(population, like, bool(evaluation.clients_every))]
+    own = server_data_of(task) if evaluation.server_every else None
+    if own is not None:
+        every.append(Rows(data=own, where="task.test_data()", context=like.context))
+    if every:
+        try_batches(task, every, seed=config.seed, device=device)
+
+
+def _of_clients(population: Population, like: Rows, are_measured: bool) -> Iterator[Rows]:
+    """Yield the training rows, if the built-in loop reads them, and the test rows, if clients evaluate."""
+    task = population.task
+    splits = [*(["train"] if task.fit is None else []), *(["test"] if are_measured else [])]
+    for site in _clients(population):
+        for split in splits:
+            data = data_of(task, site, split)
+            if data is not None and len(data):
+                where, context = f"the {split} data of client {site!r}", replace(like.context, site=site)
+                yield replace(like, data=data, where=where, context=context, is_trained=split == "train")
+    if isinstance(population.train, OwnSites) or population.skew is not None:
+        return
+    pool = population.train.pool
+    kinds = {kind_of(data, reads=False): place for place, data in enumerate(pool.datasets) if len(data)}
+    if len(kinds) > 1 and task.fit is None:  # the sites whose rows were dealt have different ones
+        for place in kinds.values():
+            yield replace(like, data=pool.datasets[place], where=f"the {pool.names[place]}", is_trained=True)
+
+
+def _clients(population: Population) -> list[str]:
+    """Return the first client of each kind of rows; of dealt ones the first."""
+    sites, facts = population.task.sites, population.train.facts if isinstance(population.train, OwnSites) else None
+    sizes = dict(zip(sites, population.train.sizes.tolist(), strict=True))
+    if facts is None:
+        return first_of_kinds(dict.fromkeys((site for site in sites if sizes[site]), ""), sizes)
+    kinds = {site: kind for site, kind in zip(sites, facts.rows, strict=True) if sizes[site]}
+    return first_of_kinds(kinds, sizes)

@@ -1,0 +1,230 @@
+"""The trial of a batch before a training: what it refuses, what it lets pass, and that it leaves nothing behind."""
+
+import logging
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from atoll import Metric, Task
+from atoll.parallel.local_training.row_forms import form_of, kind_of
+from atoll.parallel.local_training.trial import Rows, first_of_kinds, sites_by_kind, try_batches
+from atoll.parallel.task.context import Context
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.randomness import states_of_generators
+
+INPUTS = torch.linspace(-1, 1, 200).reshape(40, 5)
+CLASSES = torch.arange(40) % 3
+
+
+def tried(data: Any = None, *, is_trained: bool = True, at_once: int | None = None, **fields: Any) -> None:
+    """Try a linear classifier, or a task with other fields, on 40 rows of three classes, or on other ones."""
+    rows = TensorDataset(INPUTS, CLASSES) if data is None else data
+    given = {"model": lambda: nn.Linear(5, 3), "loss": nn.functional.cross_entropy, "data": lambda site, split: rows}
+    task = Task(**(given | fields))  # type: ignore[arg-type]
+    where = "the train data of site 'a'"
+    try_batches(task, [Rows(data=rows, where=where, context=Context(), is_trained=is_trained, at_once=at_once)])
+
+
+def accuracy(outputs: Any, targets: Any) -> tuple[int, int]:
+    return int((outputs.argmax(1) == targets).sum()), len(targets)
+
+
+def one_class_has_none(outputs: Any, targets: Any) -> tuple[float, int]:
+    """Fail as an AUC of one class does."""
+    if len(set(targets.tolist())) < 2:
+        raise ValueError("only one class is present")
+    return 0.5, 1
+
+
+BROKEN = {
+    "three": (lambda o, t: (1, 2, 3), r"it returns 3 numbers, .* make it a Metric, whose `value` says"),
+    "one": (lambda o, t: (3,), "it returns 1 number, and a plain metric returns two"),
+    "number": (lambda o, t: 0.5, r"expected a tuple of numbers, got 0\.5: a metric returns finite numbers of every"),
+    "text": (lambda o, t: "12", "expected a tuple of numbers, got '12'"),
+    "texts": (lambda o, t: ("1", "2"), "expected a tuple of numbers"),
+    "dict": (lambda o, t: {1: 2, 3: 4}, "expected a tuple of numbers"),
+    "set": (lambda o, t: {3, 5}, "expected a tuple of numbers"),
+    "nested": (lambda o, t: ({"a": 1}, 2), "expected a tuple of numbers"),
+    "none": (lambda o, t: None, "expected a tuple of numbers, got None"),
+    "raises": (lambda o, t: (o.no_such, 1), "it raises AttributeError: .*no_such"),
+    "arguments": (lambda o: (1, 2), "it raises TypeError: .*positional argument"),
+    "nan": (lambda o, t: (float("nan"), 1), r"it gives \(nan, 1\.0\), which are not all finite"),
+    "value": (Metric(statistics=accuracy, value=lambda sums: sums[5]), "value raises IndexError"),
+    "value text": (Metric(statistics=accuracy, value=lambda sums: "x"), "value must return a number or None, got 'x'"),
+    "no sums": (Metric(statistics=lambda o, t: (), value=lambda sums: 1.0), "it returns no numbers"),
+    "many": (Metric(statistics=lambda o, t: range(20_000), value=lambda sums: 1.0), "may have 10000: send fewer"),
+    "by batch": (
+        Metric(statistics=lambda o, t: o.flatten(), value=lambda sums: 1.0),
+        "its batches have 12 and 24 sums",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_metric_that_breaks_the_contract_on_every_batch_is_refused_by_name(name: str) -> None:
+    metric, words = BROKEN[name]
+    with pytest.raises(TaskBroken, match=f"(?s)metric 'odd': .*{words}"):
+        tried(metrics={"sound": accuracy, "odd": metric})
+
+
+SOUND = {
+    "numbers of numpy": lambda o, t: (np.float32(1.5), np.int64(2)),
+    "tensors": lambda o, t: torch.stack([o.sum(), torch.tensor(2.0)]),
+    "a generator": lambda o, t: (number for number in (1, 2)),
+    "bool": lambda o, t: (True, len(t)),
+    "numpy of outputs": lambda o, t: (o.numpy().sum(), 1),  # outputs of a training have gradients
+    "two examples": lambda o, t: (torch.corrcoef(o.T)[0, 1], 1),
+    "undefined": lambda o, t: (0, 0),
+    "value of none": Metric(statistics=accuracy, value=lambda sums: None),
+    "value divides": Metric(statistics=lambda o, t: (0, 0), value=lambda sums: sums[0] / sums[1]),
+    "classes": Metric(statistics=lambda o, t: t.bincount(minlength=3), value=lambda sums: sums[0]),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_metric_that_keeps_the_contract_passes(name: str) -> None:
+    tried(metrics={"odd": SOUND[name]})
+
+
+def precision(outputs: Any, targets: Any) -> tuple[float, int]:
+    positive = outputs.argmax(1) == 2
+    return (positive & (targets == 2)).sum().item() / positive.sum().item(), 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "fields"),
+    [
+        (one_class_has_none, {"data": TensorDataset(INPUTS, torch.zeros(40, dtype=torch.int64))}),
+        (one_class_has_none, {"data": TensorDataset(INPUTS, torch.ones(40)), "loss": nn.functional.mse_loss}),
+        (precision, {"model": lambda: nn.Sequential(nn.Linear(5, 3), Biased())}),
+        (lambda o, t: (float(o.exp().sum()), 1), {"model": lambda: nn.Sequential(nn.Linear(5, 3), Biased())}),
+    ],
+    ids=["one class", "one value", "no positives", "exponentials of an untrained model"],
+)
+def test_a_metric_that_fails_by_the_values_of_a_batch_is_named_and_not_refused(
+    metric: Any, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    if fields.get("loss") is nn.functional.mse_loss:
+        fields = fields | {"model": lambda: nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))}
+    with caplog.at_level(logging.WARNING):
+        tried(metrics={"odd": metric}, **fields)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("metric 'odd': of 8 rows of the train data of site 'a', it ")
+    assert said.endswith(": it is left out wherever it does so")
+
+
+class Biased(nn.Module):
+    """A layer that makes every row predict the first class, by far."""
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs + torch.tensor([1000.0, 0.0, 0.0])
+
+
+class Failing(Dataset[Any]):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError("column")
+
+
+ROWS = {
+    "float64": (TensorDataset(INPUTS.double(), CLASSES), "inputs float64 .*: the model takes these inputs as float32"),
+    "whole": (TensorDataset(INPUTS.long(), CLASSES), "inputs int64 .*: the model takes these inputs as float32"),
+    "arrays": ([(np.ones(5), 1)] * 9, r"inputs float64 \[8, 5\]"),
+    "shape": (TensorDataset(torch.ones(9, 6), torch.ones(9)), r"inputs float32 \[8, 6\] .* let task\.data return what"),
+    "text": ([("a b", 1), ("c", 0)] * 4, r"inputs a tuple of 8 str .*: make tensors of the rows in task\.data"),
+    "targets": (TensorDataset(INPUTS, CLASSES.float()), "the loss takes these targets as int64"),
+    "no pairs": ([(torch.ones(5), 1, 2)] * 4, r"a row must be a pair \(inputs, targets\), got list of 3"),
+    "unread": (Failing(), r"its rows cannot be read: KeyError: 'column' \(.*test_trial\.py, line \d+\)"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_the_model_or_the_loss_cannot_take_are_refused_with_site_form_and_way_out(name: str) -> None:
+    data, words = ROWS[name]
+    with pytest.raises(TaskBroken, match=f"(?s)the train data of site 'a': .*{words}"):
+        tried(data)
+
+
+def test_what_a_training_can_take_passes() -> None:
+    tried(TensorDataset(INPUTS.half(), CLASSES), model=lambda: nn.Linear(5, 3).half())
+    tried([(torch.ones(length), 1) for length in (2, 3, 4)], at_once=1, model=Pooled)  # batches of one ragged row
+    sort = torch.sort(CLASSES).values
+    tried(TensorDataset(INPUTS, sort), loss=needs_two_classes)
+    tried(TensorDataset(INPUTS[:0], CLASSES[:0]))
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(rows.mean(1, keepdim=True))
+        return found
+
+
+def needs_two_classes(outputs: Any, targets: Any) -> torch.Tensor:
+    assert len(set(targets.tolist())) > 1
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def test_a_large_model_is_tried_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.parallel.local_training.trial.SMALL", 10)
+    tried(metrics={"odd": lambda o, t: (1 / 0, 1)})  # its outputs are none of the model's
+    with pytest.raises(TaskBroken, match=r"metric .odd.: .* it returns 3 numbers"):
+        tried(metrics={"odd": lambda o, t: (1, 2, 3)})
+
+
+SEEN: list[float] = []
+SHARED = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+class Counting(Dataset[Any]):
+    """Rows from a generator of the data set's own, which a trial must not move."""
+
+    def __init__(self) -> None:
+        self.drawn, self.reads = random.Random(3), 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return torch.full((5,), self.drawn.random()), index % 3
+
+
+def test_a_trial_leaves_generators_model_loss_metrics_and_data_as_they_were() -> None:
+    def loss(outputs: Any, targets: Any) -> torch.Tensor:
+        SEEN.append(float(outputs.sum()))
+        return nn.functional.cross_entropy(outputs, targets + 0 * int(torch.rand(()) > 2))
+
+    data, before = Counting(), {name: value.clone() for name, value in SHARED.state_dict().items()}
+    states = states_of_generators()
+    tried(data, model=lambda: SHARED, loss=loss, metrics={"accuracy": accuracy})
+    assert states_of_generators() == states
+    assert SEEN == []
+    assert (data.reads, data.drawn.getstate()) == (0, random.Random(3).getstate())
+    assert all(torch.equal(value, SHARED.state_dict()[name]) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in SHARED.parameters())
+    assert SHARED.training
+
+
+def test_one_site_of_each_kind_of_rows_is_found() -> None:
+    data = {
+        "a": TensorDataset(INPUTS[:2], CLASSES[:2]),
+        "b": TensorDataset(INPUTS, CLASSES),
+        "c": TensorDataset(INPUTS.double(), CLASSES),
+        "d": [(torch.ones(5), 1)],
+    }
+    assert sites_by_kind(data) == [["a", "b"], ["c"], ["d"]]
+    kinds = {site: kind_of(rows, reads=False) for site, rows in data.items()}
+    assert kinds == {"a": "float32 [5], int64 []", "b": "float32 [5], int64 []", "c": "float64 [5], int64 []", "d": ""}
+    assert first_of_kinds(kinds, {site: len(rows) for site, rows in data.items()}) == ["b", "c", "d"]
+    assert form_of({"x": [torch.ones(2), "a"], "y": None}) == "{x: (float32 [2], str), y: NoneType}"
