@@ -163,7 +163,9 @@ def cut() -> nn.Module:
 
 
 def scripted() -> nn.Module:
-    return torch.jit.script(layers())  # type: ignore[no-untyped-call,no-any-return]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(layers())  # type: ignore[no-untyped-call,no-any-return]
 
 
 pruned = of_model(lambda: of(lambda model: prune.random_unstructured(model[0], "weight", 0.3)), local=IN_ORDER)
