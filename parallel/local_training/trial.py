@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.printable import count_of
 from atoll.parallel.local_training.as_built import AsBuilt
@@ -162,13 +163,15 @@ class _Trial:
     ) -> None:
         self._task, self._seed, self._casting, self._reading = task, seed, casting, reading
         self._model, self._device = model_on_meta(task), torch.device("meta")
-        of_module = self._model.parameters() if isinstance(self._model, nn.Module) else ()
-        self._is_real = sum(parameter.numel() for parameter in of_module) < SMALL
+        of_module = [*self._model.parameters()] if isinstance(self._model, nn.Module) else []
+        self._is_real = sum(parameter.numel() for parameter in of_module if not is_lazy(parameter)) < SMALL
         if self._is_real:
             self._model, self._device = bare_model(task, seed).to(device), torch.device(device)
 
     def run(self, every: Sequence[Rows]) -> None:
         """Try all data sets; errors as in `try_batches`."""
+        if any(map(is_lazy, self._model.parameters())):
+            return  # a model without shapes is refused by the name of its layer, where it is built
         as_built = AsBuilt({"model": self._model})  # `task.model` may return one object again and again
         refused, seen = dict[str, list[str]](), list[_Seen]()
         cause: BaseException | None = None
