@@ -5,6 +5,7 @@ from itertools import combinations
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from atoll.parallel.engine.plan import Plan
@@ -39,13 +40,7 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
     if not plan.is_sharded and plan.mesh.size == 1:
         return
     where = f"{plan.mesh}" + (f" with zero={plan.zero_stage}" if plan.is_sharded else "")
-    for name, module in model.named_modules():
-        if isinstance(module, EMBEDDINGS) and module.max_norm is not None:
-            yield (
-                f"{name or type(module).__name__}: max_norm={module.max_norm:g} changes the weight in every forward "
-                f"pass, on each rank by its own examples, so {where} would train another model than one process; "
-                "train it on one process, or without max_norm"
-            )
+    yield from _module_faults(model, where)
     if plan.is_sharded or plan.mesh.tp > 1:
         yield from _of_other_classes(model, where)
     if not plan.is_ddp:
@@ -58,6 +53,22 @@ def tensor_faults(model: nn.Module, plan: Plan, groups: dict[str, str]) -> Itera
         if empty := [name for name, tensor in model.named_parameters() if tensor.numel() == 0]:
             yield f"{_listed(empty)}: no elements, which {where} cannot shard; leave it out, or use dp_replicate"
         yield from _mixed(model, groups)
+
+
+def _module_faults(model: nn.Module, where: str) -> Iterator[str]:
+    scripted = [name or "the model" for name, module in model.named_modules() if isinstance(module, ScriptModule)]
+    if scripted:
+        yield (
+            f"{scripted[0]}: compiled by torch.jit, whose modules take no hooks, so {where} cannot train it; return "
+            "the module without torch.jit from task.model(), or train on one process"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, EMBEDDINGS) and module.max_norm is not None:
+            yield (
+                f"{name or type(module).__name__}: max_norm={module.max_norm:g} changes the weight in every forward "
+                f"pass, on each rank by its own examples, so {where} would train another model than one process; "
+                "train it on one process, or without max_norm"
+            )
 
 
 def _of_other_classes(model: nn.Module, where: str) -> Iterator[str]:

@@ -171,10 +171,10 @@ def _of_module(path: str, module: nn.Module, *, is_saved: bool) -> Iterator[tupl
     for key in list(vars(module)):
         if key not in OF_TORCH and key not in ("_buffers", "training", "forward", "real"):
             yield f"{path}.{key}", vars(module), key
-    for key in list(module._buffers):
+    for key, _ in [*module._buffers.items()]:  # torch.jit gives a mapping that is not iterable
         if not is_saved or key in module._non_persistent_buffers_set:
             yield f"{path}.{key}", module._buffers, key
-    for key in () if is_saved else list(module._parameters):
+    for key, _ in () if is_saved else [*module._parameters.items()]:
         yield f"{path}.{key}", module._parameters, key
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from atoll import Task
 from tests.odd_tasks.cells import CENTRAL, WAYS, Verdict, has_chain
-from tests.odd_tasks.tasks import data, hugging_face, losses, made, models, outside, tensors
+from tests.odd_tasks.tasks import data, hugging_face, losses, made, models, outside, tensors, utilities
 
 EVERYWHERE = (*WAYS, "agents")
 SHARED = ("zero=3", "pp=2")
@@ -28,6 +28,7 @@ TASKS: dict[str, tuple[str, Any]] = {
     **_tasks(data),
     **_tasks(hugging_face),
     **_tasks(outside),
+    **_tasks(utilities),
 }
 """Reference and task by name."""
 
@@ -44,6 +45,8 @@ REFUSED: dict[str, dict[tuple[str, ...], str]] = {
     "frozen_layer": {("pp=2",): "1 layer (2) cannot fill 2 stages"},
     "weight_norm": {("pp=2",): "1 layer (0) cannot fill 2 stages"},
     "spectral_norm": {("pp=2",): "1 layer (0) cannot fill 2 stages"},
+    "jit_scripted": {("dp=2", *SHARED): "compiled by torch.jit"},
+    "checkpointed_reentrant": {("dp=2",): "set use_reentrant=False"},
     "tied_by_views": {SHARED: "are views of one memory"},
     "held_weights": {("zero=3",): "layers.0.weight, layers.2.weight: the model, the loss or a hook reads a parameter"},
     "odd_parameters": {("zero=3",): "nothing: no elements"},
