@@ -43,7 +43,6 @@ ALLOWED = {
     "parallel/crew/supervisor/interval.py: text": "what an operator has written, with the unit that it lacks",
     "parallel/engine/admissible.py: where": "a mesh in words",
     "parallel/engine/plan.py: plan.microbatches": "more than one, by the condition above",
-    "parallel/flower/strategies.py: cohort": "more than one, by the condition above",
     "parallel/task/metrics.py: lengths": "several numbers in words",
     "server/config/run_changes.py: new.rounds": "another number than before, as of a schedule, which has several",
     "parallel/planner/choice.py: narrowest": "more than one, as every rank by itself is a mesh of tp = 1",
