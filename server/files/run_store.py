@@ -23,6 +23,7 @@ from pathlib import Path
 from atoll.aggregation.codecs.names import open_codec
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.printable import count_of
+from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.updates.inspection import Inspection, inspect
 from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol.durable import DiskFull, move_into, naming_full_disk, write_atomically
@@ -78,6 +79,7 @@ class RunStore(VersionFolder):
         is_durable: bool = True,
     ) -> None:
         self.is_durable = is_durable
+        self._since_ns = time.time_ns()
         super().__init__(folder)
         self._updates, self._incoming = folder / "updates", folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
@@ -253,6 +255,8 @@ class RunStore(VersionFolder):
     ) -> StoredUpdate:
         """Return an accepted update for the fold, or what this rank has of it; `data` as in `KeptUpdate`.
 
+        What an earlier process has accepted is compared with its manifest: it may have been damaged since.
+
         Raises:
             StoreCorrupted: its file is missing, damaged, or of another size.
             ValueError: its codec, which was admitted, is no longer installed here as it was.
@@ -264,18 +268,25 @@ class RunStore(VersionFolder):
             manifest = parse_update(meta.manifest)
             if manifest.parts:
                 here = meta.parts_at(rank)
-                parts = ((file, part.pieces) for file, part in self.parts_of(manifest, digest).pieces(here))
+                parts = [(file, part.pieces) for file, part in self.parts_of(manifest, digest).pieces(here)]
+                for file, pieces in parts:
+                    self._check(file, pieces)
                 return StoredUpdate.of_parts(path, parts, meta.magnitudes, is_partial=here is not None)
             num_bytes = path.stat(follow_symlinks=False).st_size if data is None else len(data)
         except (FileNotFoundError, ManifestError) as error:
             raise StoreCorrupted(f"{path}: {error}") from error
         if num_bytes != manifest.num_bytes:
             raise StoreCorrupted(f"{path}: has {count_of(num_bytes, 'byte')}, its manifest {manifest.num_bytes}")
-        if data is not None and inspect(path, manifest.pieces, data=data).wrong_digests:
-            raise StoreCorrupted(f"{path}: its bytes are not those of its manifest")
+        self._check(path, manifest.pieces, data)
         for codec in manifest.codecs:
             open_codec(codec)
         return StoredUpdate(path, manifest.pieces, meta.magnitudes, data=data)
+
+    def _check(self, path: Path, pieces: tuple[Piece, ...], data: bytes | None = None) -> None:
+        if data is None and path.stat().st_mtime_ns >= self._since_ns:
+            return
+        if inspect(path, pieces, data=data).wrong_digests:
+            raise StoreCorrupted(f"{path}: its bytes are not those of its manifest; put it back from a backup")
 
     # ------------------------------------------------------------ disk space
 

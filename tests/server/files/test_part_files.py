@@ -276,3 +276,12 @@ def test_the_coordinators_notes_merge_what_was_found_and_name_the_ranks(store):
     notes.discard()
     with pytest.raises(StoreCorrupted):
         list(notes.manifests())
+
+
+def test_a_part_that_was_damaged_while_no_process_ran_is_named(store, tmp_path):
+    root, kept = whole(store)
+    file = next(path for path in tmp_path.rglob("*.bin"))
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    again = RunStore(tmp_path / "run")
+    with pytest.raises(StoreCorrupted, match="its bytes are not those of its manifest"):
+        again.stored_update(root.digest, decode_meta(kept.meta, where="here"), None)

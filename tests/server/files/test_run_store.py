@@ -320,6 +320,17 @@ def test_an_update_of_another_size_is_named(store):
         stored_update(store, digest, update)
 
 
+@pytest.mark.parametrize("byte", range(12))
+def test_bytes_that_were_damaged_while_no_process_ran_are_named(store, tmp_path, byte):
+    update, digest = kept(store), update_manifest().digest
+    path = store.update_path(digest)
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreCorrupted, match=f"{path.name}: its bytes are not those of its manifest"):
+        stored_update(RunStore(tmp_path / "run"), digest, update)
+
+
 class Crash(BaseException):
     """The simulated death of the process."""
 
