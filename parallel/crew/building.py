@@ -110,6 +110,7 @@ class MeshModel:
         """These have the values with which the model was built."""
         self._passing = [PassingState(part) for part in engine.parts]
         self._as_built = AsBuilt.of_parts(engine.parts)
+        self._flags = [(each, each.requires_grad) for part in engine.parts for each in part.parameters()]
         self.form = tally.form = SameForm(*engine.parts)
         """The form of the parts here, which no forward pass may change."""
 
@@ -148,6 +149,8 @@ class MeshModel:
             OSError: one cannot be read.
         """
         restored(self._as_built)
+        for parameter, is_trained in self._flags:
+            parameter.requires_grad_(is_trained)
         for passing in self._passing:
             passing.restore()
         self.stays, shares = stays, self.shares()
