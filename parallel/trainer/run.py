@@ -123,7 +123,8 @@ def _train(job: Job, here: Surroundings) -> Result:
 
 
 def _data(job: Job, here: Surroundings) -> Data:
-    at_once = job.config.batch_size or job.task.local.batch_size
+    batch, passes = job.config.batch_size or job.task.local.batch_size, job.plan.mesh.dp * job.plan.microbatches
+    at_once = None if batch is None else max(min(batch, 2), batch // passes)  # one row has no statistics
     device = here.world.device(here.device)
     return data_for(job.task, job.plan, seed=job.config.seed, device=device, at_once=at_once)
 

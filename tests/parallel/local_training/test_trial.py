@@ -158,6 +158,17 @@ def test_what_a_training_can_take_passes() -> None:
     sort = torch.sort(CLASSES).values
     tried(TensorDataset(INPUTS, sort), loss=needs_two_classes)
     tried(TensorDataset(INPUTS[:0], CLASSES[:0]))
+    tried(model=OfSixteen, at_once=16)
+
+
+class OfSixteen(nn.Linear):
+    """A model that takes batches of one size alone."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return super().forward(rows.view(16, 5))
 
 
 class Pooled(nn.Module):
