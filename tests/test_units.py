@@ -23,10 +23,15 @@ HARDENED = {
 }
 
 
+OF_NORTH = """
+from dataclasses import replace
+of_a = task.data
+task = replace(task, sites=("north",), data=lambda site, split: of_a("a", split))
+"""
 FILES = {
     "atoll-coordinator": {},
     "atoll-agent": {
-        "task.py": TINY.read_text(),
+        "task.py": TINY.read_text() + OF_NORTH,
         "agent.toml": "threads = 3",
         "policy.toml": 'tasks = ["*"]\nruns = ["*"]',
     },

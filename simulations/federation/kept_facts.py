@@ -67,7 +67,8 @@ class KeptFacts:
             return
         key, facts = self._to_save
         mine = {str(self._kept_in.resolve()), str(self._folder.resolve())}
-        files = [path for path in OPENED.paths if not _is_installed(path) and not _is_below(path, mine)]
+        installed = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)} | {"/proc", "/sys", "/dev"}
+        files = [path for path in OPENED.paths if not _is_code(path) and not _is_below(path, mine | installed)]
         if len(files) <= FILES_MAX:
             marks = [(path, mark_of(path)) for path in files]
             write_atomically(self._path(key), _packed(key, facts, marks))
@@ -108,9 +109,8 @@ def _hold(kept: Facts, task: Task) -> bool:
     return read_sites(task, [task.sites[k] for k in places]) == known
 
 
-def _is_installed(path: str) -> bool:
-    prefixes = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)} | {"/proc", "/sys", "/dev"}
-    return path.endswith(".pyc") or "site-packages" in path.split(os.sep) or _is_below(path, prefixes)
+def _is_code(path: str) -> bool:
+    return path.endswith(".pyc") or "site-packages" in path.split(os.sep)
 
 
 def _is_below(path: str, folders: set[str]) -> bool:

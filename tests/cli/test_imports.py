@@ -47,7 +47,7 @@ DATABASE = ("sqlalchemy.dialects.postgresql",)
     ("arguments", "code", "unused", "most"),
     [
         (["--help"], 0, ("torch", "numpy", "pydantic", "asyncio", *SERVICE, *PLOTS), 430),
-        (["agent", TASK, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", *PLOTS), 2600),
+        (["agent", TASK, "--site", "a", "--insecure", "--check"], 0, ("flwr", *PLOTS), 2600),
         (["agent", APP, "--site", "site-0", "--insecure", "--check"], 0, ("flwr", "torch", *PLOTS), 1100),
         (["settings"], 0, (*NUMBERS, *SERVICE, *PLOTS), 470),
         (["plugins"], 0, (*NUMBERS, *SERVICE, *PLOTS), 410),

@@ -37,7 +37,8 @@ class Spread(Ranked):
         """Stop agent c when both ranks have kept parts of its update, and others are missing; return its digest."""
         root = self.folder / "c" / "spool" / f"trouble-1.{round_id}.parts" / "root.json"
         self.wait_for(root.exists, every=0.02)
-        digest = hashlib.sha256(json.loads(root.read_bytes())["manifest"].encode()).hexdigest()
+        written, _ = json.JSONDecoder().raw_decode(root.read_bytes().decode("latin-1"))
+        digest = hashlib.sha256(written["manifest"].encode()).hexdigest()
         self.wait_for(lambda: bool(self.kept(0, digest) and self.kept(1, digest)), every=0.01)
         self.running["c"].send_signal(signal.SIGSTOP)
         assert len(self.kept(0, digest) | self.kept(1, digest)) < PARTS

@@ -13,6 +13,7 @@ import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import ModuleType
@@ -51,8 +52,13 @@ def sources() -> dict[str, Source]:
 
 def _file_of(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
-    path = Path(file).resolve() if isinstance(file, str) and file.endswith(".py") else None
+    path = _resolved(file) if isinstance(file, str) and file.endswith(".py") else None
     return path if path is not None and path.is_file() else None
+
+
+@cache
+def _resolved(file: str) -> Path:
+    return Path(file).resolve()
 
 
 def let_import(files: Mapping[str, Source], *, first: bool = False) -> None:

@@ -39,7 +39,7 @@ def statistics(data: Patients, split: str, context: Context) -> dict:
 
 
 task = Task(
-    model=lambda: nn.Linear(3, 4),
+    model=lambda: nn.Linear(3, 4).double(),
     data=load,
     loss=nn.functional.cross_entropy,
     sites=("north", "south", "east"),

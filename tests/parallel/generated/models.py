@@ -218,11 +218,11 @@ class Counting(nn.Module):
         self.passes += self.training
         return x + 0.9**self.passes * torch.tanh(self.linear(x))
 
-    def held(self) -> Any:
+    def of_rank(self) -> Any:
         """Return what a rank holds beside tensors."""
         return self.passes
 
-    def hold(self, held: Any) -> None:
+    def take(self, held: Any) -> None:
         """Take what another rank holds."""
         self.passes = held
 
@@ -240,11 +240,11 @@ class Drawing(nn.Module):
         drawn = np.random.rand() + random.random() + torch.rand((), generator=self.generator).item()
         return x + drawn * torch.tanh(self.linear(x))
 
-    def held(self) -> Any:
+    def of_rank(self) -> Any:
         """Return what a rank holds beside tensors."""
         return self.generator.get_state()
 
-    def hold(self, held: Any) -> None:
+    def take(self, held: Any) -> None:
         """Take what another rank holds."""
         self.generator.set_state(held)
 

@@ -78,8 +78,8 @@ def train(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = optimizer_of(training, trained)
     buffers = [[each.clone() for each in model.buffers()] for _ in range(ranks)]
-    holding: Any = [each for each in model.modules() if hasattr(each, "held")]
-    held = [[each.held() for each in holding] for _ in range(ranks)]
+    holding: Any = [each for each in model.modules() if hasattr(each, "of_rank")]
+    held = [[each.of_rank() for each in holding] for _ in range(ranks)]
     generators = [_generators_of(rank) for rank in range(ranks)]
     losses = []
     model.train()
@@ -100,7 +100,7 @@ def train(
                 part.backward()
                 value += part.item()
             generators[rank] = _generators()
-            held[rank] = [each.held() for each in holding]
+            held[rank] = [each.of_rank() for each in holding]
             _exchange(model, buffers[rank])
         losses.append(value)
         for parameter in trained:
@@ -134,7 +134,7 @@ def _exchange(model: nn.Module, values: list[torch.Tensor]) -> None:
 
 def _hold(holding: Any, held: list[Any]) -> None:
     for each, value in zip(holding, held, strict=True):
-        each.hold(value)
+        each.take(value)
 
 
 def _generators_of(rank: int) -> tuple[Any, ...]:

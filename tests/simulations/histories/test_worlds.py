@@ -123,7 +123,7 @@ def test_the_worlds_draw_every_field_of_the_policy() -> None:
     for seed in range(300):
         for field, value in random_scenario(seed).rules.policy.model_dump().items():
             values.setdefault(field, set()).add(value)
-    assert [field for field, drawn in values.items() if len(drawn) < 2] == ["max_examples", "max_units"]
+    assert [field for field, drawn in values.items() if len(drawn) < 2] == ["max_examples", "max_units", "max_share"]
     assert None in values["linger"]
     assert "adaptive" in values["deadline"]
 
