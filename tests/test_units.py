@@ -23,15 +23,10 @@ HARDENED = {
 }
 
 
-OF_NORTH = """
-from dataclasses import replace
-of_a = task.data
-task = replace(task, sites=("north",), data=lambda site, split: of_a("a", split))
-"""
 FILES = {
     "atoll-coordinator": {},
     "atoll-agent": {
-        "task.py": TINY.read_text() + OF_NORTH,
+        "task.py": TINY.read_text().replace('"a", "b"', '"north", "b"'),
         "agent.toml": "threads = 3",
         "policy.toml": 'tasks = ["*"]\nruns = ["*"]',
     },
