@@ -125,7 +125,7 @@ def cases(draw: st.DrawFn) -> Case:
         travels="all" if model.frozen == "none" else draw(st.sampled_from(["all", "trained"])),
         loss=draw(st.sampled_from(["mean", "ignored"])),
         rows=16 if has_batch_norm else draw(st.sampled_from([16, 20, 22])),  # its last batch may not be too small
-        stop=draw(st.sampled_from([None, None, None, 1])),
+        stop=draw(st.sampled_from([*[None] * 9, 1])),  # it costs a second training
     )
     return Case(model, training, plan)
 
