@@ -29,6 +29,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from atoll.parallel.engine.axes import Axes
 from atoll.parallel.engine.blueprint import blueprint_of
 from atoll.parallel.engine.plan import SPLIT, Plan
+from atoll.parallel.engine.records import records_of
 from atoll.parallel.optimizers.norms import local
 
 TRIAL_PASSES = 16
@@ -227,13 +228,7 @@ class Agreement:
 
     def _sharded(self) -> list[Any]:
         """Return torch's records of the trained parameters, in the same order on all ranks."""
-        return [
-            parameter
-            for block in (self._part, *self._blocks)
-            for group in fully_shard.state(block)._fsdp_param_groups  # type: ignore[attr-defined]
-            for parameter in group.fsdp_params
-            if parameter.sharded_param.requires_grad
-        ]
+        return [each for each in records_of((self._part, *self._blocks)) if each.sharded_param.requires_grad]
 
     def _is_used(self, parameter: nn.Parameter) -> bool:
         """Return whether this rank has used a parameter.

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.records import records_of
 from atoll.parallel.optimizers.norms import local
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import states_of_generators
@@ -204,11 +205,6 @@ def _write(divided: torch.Tensor, whole: torch.Tensor) -> None:
 
 def _pass_on(module: nn.Module, _inputs: Any) -> None:
     """Give gathered parameters the attributes of their shards."""
-    for parameter in _sharded(module):
-        attributes = vars(parameter.unsharded_param)
-        attributes.update({name: v for name, v in vars(parameter.sharded_param).items() if name not in attributes})
-
-
-def _sharded(module: nn.Module) -> Iterator[Any]:
-    for group in fully_shard.state(module)._fsdp_param_groups:  # type: ignore[attr-defined]
-        yield from group.fsdp_params
+    for record in records_of([module]):
+        attributes = vars(record.unsharded_param)
+        attributes.update({name: v for name, v in vars(record.sharded_param).items() if name not in attributes})

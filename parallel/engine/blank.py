@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
+
+from atoll.parallel.engine.records import groups_of
 
 
 def blank(build: Callable[[], nn.Module]) -> nn.Module:
@@ -88,10 +89,8 @@ def _pad(part: nn.Module) -> None:
     """Let `fully_shard` pad the smaller shards now: before the first pass it would replace the memory of a parameter,
     and what holds the parameter's tensor from before, such as a hook with a `state_dict`, would no longer follow it.
     """
-    for module in part.modules():
-        if isinstance(module, FSDPModule):
-            for group in fully_shard.state(module)._fsdp_param_groups:  # type: ignore[attr-defined]
-                group.lazy_init()
+    for group in groups_of(part.modules()):
+        group.lazy_init()
 
 
 def _give(module: nn.Module, device: torch.device | str) -> None:

@@ -3,12 +3,11 @@
 `fully_shard` gives a parameter the flag of its shard at each gather, so a layer that forward freezes would train on.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from atoll.parallel.engine.records import records_of
 from atoll.parallel.task.errors import TaskBroken
 
 
@@ -22,7 +21,7 @@ def keep_flags(part: nn.Module) -> None:
 
     def compare(_module: nn.Module, _inputs: Any, _outputs: Any) -> None:
         if not known:
-            known.extend(_sharded(part))
+            known.extend(records_of(part.modules()))
         for each in known:
             gathered = getattr(each, "_unsharded_param", each.sharded_param)  # it has been gathered, or not yet
             if gathered.requires_grad != each.sharded_param.requires_grad:
@@ -33,11 +32,3 @@ def keep_flags(part: nn.Module) -> None:
                 )
 
     part.register_forward_hook(compare)
-
-
-def _sharded(part: nn.Module) -> Iterator[Any]:
-    """Yield torch's records of the parameters of a part."""
-    for module in part.modules():
-        if isinstance(module, FSDPModule):
-            for group in fully_shard.state(module)._fsdp_param_groups:  # type: ignore[attr-defined]
-                yield from group.fsdp_params

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.rnn import RNNBase, RNNCellBase
+
+from atoll.parallel.engine.records import records_of
 
 NOT_CAST = (
     *(nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Bilinear),
@@ -29,11 +31,8 @@ def gather_as_autocast(module: nn.Module) -> None:
 
     Matrices and larger ones are cast before they are gathered, half the bytes, but for those of `NOT_CAST`.
     """
-    for block in module.modules():
-        if isinstance(block, FSDPModule):
-            for group in fully_shard.state(block)._fsdp_param_groups:  # type: ignore[attr-defined]
-                for parameter in group.fsdp_params:
-                    parameter.__class__ = _Gathered
+    for record in records_of(module.modules()):
+        record.__class__ = _Gathered
 
 
 class _Gathered(FSDPParam):

@@ -77,13 +77,18 @@ def data_for(task: Task, plan: Plan, *, seed: int, device: torch.device, at_once
     if own is not None and not len(own):
         raise TaskBroken("the task's test_data has no examples: give it some, or leave test_data out")
     context = context_of(task, seed=seed)
-    every = _of_kinds(train, Rows(data=None, where="train", context=context, is_trained=True, at_once=at_once))
-    every += _of_kinds(test, Rows(data=None, where="test", context=context))
-    every += [] if own is None else [Rows(data=own, where="task.test_data()", context=context)]
+    trained = _of_kinds(train, Rows(data=None, where="train", context=context, is_trained=True, at_once=at_once))
+    tested = _of_kinds(test, Rows(data=None, where="test", context=context))
+    every = trained + tested + ([] if own is None else [Rows(data=own, where="task.test_data()", context=context)])
     cast = partial(casting, plan, device)
     try_batches(task, every, seed=seed, device=device, casting=cast, reading=readable)
-    found = {"sites": pooled(test), "test": own}
-    return Data(pooled(train), {name: data for name, data in found.items() if data is not None})
+    found = {"sites": _whole(test, tested), "test": own}
+    return Data(_whole(train, trained), {name: data for name, data in found.items() if data is not None})
+
+
+def _whole(of_sites: SiteData, kinds: list[Rows]) -> Any | None:
+    """Return the data of all sites: those of the only kind, whose tensors are not copied again."""
+    return kinds[0].data if len(kinds) == 1 else pooled(of_sites)
 
 
 def _of_kinds(data: SiteData, like: Rows) -> list[Rows]:
