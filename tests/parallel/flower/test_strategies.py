@@ -31,6 +31,7 @@ TOLERANCE = 1e-6
 
 @pytest.fixture
 def app():
+    sys.modules.pop("every_strategy_app", None)  # it holds the results of another test
     app = read_app(with_app(str(APPS / "every_strategy")))
     yield app
     sys.path.remove(str(app.folder))

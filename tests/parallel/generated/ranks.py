@@ -17,7 +17,7 @@ from tests.parallel.generated.strategies import Case
 
 RANKS = 4
 PATIENCE_S = 120.0
-"""Longest wait for a case; GRACE_S for the other ranks once one has failed."""
+"""Longest wait for a case; GRACE_S for the other ranks once one has failed or refused: a stage waits for its peers."""
 GRACE_S = 3.0
 
 
@@ -31,7 +31,7 @@ class Pool:
         self._number = 0
 
     def train(self, case: Case) -> list[Answer]:
-        """Train a case; the answer of each rank. One that hangs because another has failed says so."""
+        """Train a case; the answer of each rank. One that waits for a rank that has ended says so."""
         if not self._processes:
             self._start()
         self._number += 1
@@ -65,7 +65,7 @@ class Pool:
                     answers[rank] = pickle.loads(self._pipes[rank].recv_bytes())
                 except EOFError:
                     answers[rank] = Answer("failed", "the process died")
-                if answers[rank].word == "failed":
+                if answers[rank].word != "done":
                     until = min(until, time.monotonic() + GRACE_S)
         if any(answer.word == "failed" for answer in answers.values()) or len(answers) < ranks:
             self.close()
