@@ -97,8 +97,7 @@ def configure(process: str, site: str = "", form: str = "text") -> None:
     handler.setFormatter(_Json(process, site) if form == "json" else _Text(site))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(logging.INFO)
-    if form == "json":
-        take_notes(logging.getLogger("atoll").info)
+    take_notes(logging.getLogger("atoll").info if form == "json" else None)
     os.environ[VARIABLE] = form
 
 

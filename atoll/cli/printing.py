@@ -40,8 +40,8 @@ def notes_to(take: Callable[[str], None]) -> Iterator[None]:
         _taker.reset(token)
 
 
-def take_notes(take: Callable[[str], None]) -> None:
-    """Give the notes of this thread to a function until the process ends."""
+def take_notes(take: Callable[[str], None] | None) -> None:
+    """Give the notes of this thread to a function from now on; None: to standard error."""
     _taker.set(take)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import log
+from atoll.cli.printing import take_notes
 from atoll.protocol.identity.join_code import JoinCode
 from tests.cli.federation import ATOLL
 from tests.cli.invoking import TINY
@@ -26,6 +27,7 @@ def _logging_as_before() -> Iterator[None]:
     before = (root.level, root.handlers[:], ours.level)
     yield
     os.environ.pop(log.VARIABLE, None)
+    take_notes(None)
     root.setLevel(before[0])
     root.handlers[:] = before[1]
     ours.setLevel(before[2])
