@@ -182,11 +182,11 @@ class RunMachine(Evaluations):
     @property
     def _are_enough_back(self) -> bool:
         """Return whether the run is paused for want of clients that are here now."""
-        ledger, policy = self.ledger, self.rules.policy
+        ledger = self.ledger
         if ledger.state is not RunState.PAUSED or not ledger.resumes_itself:
             return False
         accepted = {*ledger.carried, *(update.client_id for update in ledger.waiting)}
-        return len(accepted.union(ledger.membership.available())) >= policy.quorum_count
+        return len(accepted.union(ledger.membership.available())) >= self.rules.policy.quorum_count
 
     def _client_disconnected(self, event: ClientDisconnected, now: float) -> Effects:
         client_id = event.client_id

@@ -134,8 +134,9 @@ def with_random_waits(policy: StragglerPolicy, rng: random.Random) -> StragglerP
 def with_random_wait(rules: RunRules, num_clients: int, rng: random.Random) -> RunRules:
     """Draw the wait for clients, in half of the worlds; one without end needs clients that can make the quorum."""
     endless = [None, None] if num_clients >= rules.policy.quorum_count else []
-    most, then = rng.choice([30.0, 600.0, 7200.0, *endless]), rng.choice(["pause", "fail"])
-    return rules if rng.random() < 0.5 else replace(rules, wait=WaitRules(most, then))
+    pauses = WaitRules(rng.choice([30.0, 600.0, 7200.0, *endless]))
+    wait = rng.choice([pauses, replace(pauses, then="fail")])
+    return rules if rng.random() < 0.5 else replace(rules, wait=wait)
 
 
 def with_random_measures(rules: RunRules, rng: random.Random) -> RunRules:

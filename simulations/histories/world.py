@@ -31,6 +31,8 @@ MOMENT = 1e-6
 """Shortest wait [s]; a shorter one could vanish when it is added to a time."""
 PAUSES_MAX = 3
 """Number of times that the operator resumes a run that its own policy has paused; then the operator stops it."""
+ABSENCES_MAX = 2
+"""Number of times that a client is away for hours: a quorum must be there at the same time in the end."""
 DRAIN = 3000.0
 """Seconds after the end of the run within which every agent must be idle."""
 
@@ -285,8 +287,8 @@ class World:
         """Let an agent be away for hours, by chances of its own: those of the world stay."""
         rng, faults = random.Random(f"absence {self.seed} {agent.client_id}"), self.scenario.faults
 
-        def leave() -> None:
-            if not self._is_troubled:
+        def leave(left: int) -> None:
+            if not self._is_troubled or not left:
                 return
             seconds = rng.expovariate(1 / faults.absence)
             self.remark(agent.client_id, f"is away for {seconds / 3600:.1f} h")
@@ -294,10 +296,10 @@ class World:
             agent.offline_until = max(agent.offline_until, self.now + seconds)
             if agent.connection is not None:
                 agent.connection.cut(half_open=False)
-            self.after(seconds + rng.expovariate(1 / faults.absence_gap), leave)
+            self.after(seconds + rng.expovariate(1 / faults.absence_gap), partial(leave, left - 1))
 
         if faults.absence_gap:
-            self.after(rng.expovariate(1 / faults.absence_gap), leave)
+            self.after(rng.expovariate(1 / faults.absence_gap), partial(leave, ABSENCES_MAX))
 
     def run_ended(self) -> None:
         """Take note of the end of the run, which the operator may reopen."""

@@ -211,9 +211,9 @@ class Referee:
         if self.asked is not None and self.asked.get(client_id) is False:
             self._decide("ask", client_id, run.version, round(self.ask_by, 6))
         accepted = {*run.carried, *(update.client_id for update in run.waiting)}
-        if run.state is RunState.PAUSED and run.resumes_itself:
-            if len(accepted.union(run.available)) >= self.policy.quorum_count:
-                self._decide("resume")
+        are_enough = len(accepted.union(run.available)) >= self.policy.quorum_count
+        if run.state is RunState.PAUSED and run.resumes_itself and are_enough:
+            self._decide("resume")
 
     def _update(self, update: e.Update) -> None:
         verdict, reason = verdict_on(update, self.run, self.rules)
@@ -284,9 +284,7 @@ class Referee:
         has_failed = self.failures > self.policy.retry and not run.is_stop_wanted
         if is_stop:
             self._end(RunState.STOPPED)
-        elif has_failed and self.policy.on_failure == "fail":
-            self._end(RunState.FAILED)
-        elif in_vain and self.rules.wait is not None and self.rules.wait.then == "fail" and not run.is_stop_wanted:
+        elif (has_failed and self.policy.on_failure == "fail") or (in_vain and self._fails_after_a_wait):
             self._end(RunState.FAILED)
         else:
             if in_vain:
@@ -294,6 +292,11 @@ class Referee:
             if has_failed or in_vain:
                 self.failures, run.is_pause_wanted = 0, True
             self._go_on()
+
+    @property
+    def _fails_after_a_wait(self) -> bool:
+        wait = self.rules.wait
+        return wait is not None and wait.then == "fail" and not self.run.is_stop_wanted
 
     def _hand_over_buffer(self, round_: BufferFacts, *, is_lost: bool) -> None:
         if is_lost:
