@@ -1,4 +1,4 @@
-"""The bytes that fit a line: so many at once that they arrive within seconds, whatever the line carries. Pure.
+"""The bytes that fit a line: as many at once as arrive within seconds, whatever the line carries. Pure.
 
     queued = time to a confirmation - the shortest answer so far
     queued < 1 s: twice as many bytes    queued > 3 s: half as many    else unchanged
