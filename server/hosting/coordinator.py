@@ -61,6 +61,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import what_a_pause_waits_for
+from atoll.server.transfers.arrivals import Arrivals
 from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused
 
@@ -101,12 +102,17 @@ class Coordinator:
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._tasks: set[asyncio.Task[Any]] = set()
         places, spawn = Places(state.path, self.clock.now), self.spawn
-        ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places)
+        self.arrivals = Arrivals(lambda client_id: self.attendance.bytes_came(client_id))
+        ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places, self.arrivals)
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
         self.uploads = Uploads(
-            self.judge, lambda run_id: self.runs[run_id].versions.store, self.compute.of, floor=config.upload_floor
+            self.judge,
+            lambda run_id: self.runs[run_id].versions.store,
+            self.compute.of,
+            floor=config.upload_floor,
+            arrivals=self.arrivals,
         )
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None

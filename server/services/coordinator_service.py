@@ -186,6 +186,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if caller.role in TAKERS:
             what = f"{first.open.run_id} version {version.version}"
             self._coordinator.audit.record(Action.MODEL_EXPORT, what, digests={"model": version.digest}, caller=caller)
+        else:
+            requests = self._coordinator.arrivals.signs_of(requests, ClientId(caller.name))
         try:
             async for reply in send_version(version, first.open, requests):
                 yield reply
