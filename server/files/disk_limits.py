@@ -20,6 +20,10 @@ class DiskLimits:
     incoming_max: int = 0
     """Most space for a run's uploads that are not accepted yet, reserved space included; 0: no limit."""
 
+    def has_room(self, folder: Path, num_bytes: int) -> bool:
+        """Return whether `num_bytes` more bytes leave free what must stay free."""
+        return shutil.disk_usage(folder).free >= num_bytes + self.free_min
+
 
 def check_free_min(state: Path, free_min: int) -> None:
     """Check that the disk of a state directory, which may not exist yet, could ever have the space that stays free.

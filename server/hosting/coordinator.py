@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
@@ -113,6 +114,7 @@ class Coordinator:
             self.compute.of,
             floor=config.upload_floor,
             arrivals=self.arrivals,
+            on_full=self._no_room,
         )
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
@@ -428,6 +430,11 @@ class Coordinator:
         """Start queued runs when a run has ended or is paused."""
         if any(isinstance(effect, PauseRun | EndRun) for effect in effects):
             self._start_next()
+
+    def _no_room(self, run_id: RunId, num_bytes: int, error: DiskFull) -> None:
+        """Let a run wait for room on the disk; a run of messages asks again until its own deadline."""
+        if isinstance(run := self.runs.get(run_id), RunDriver):
+            run.no_room(num_bytes, error)
 
     def _resume_by_itself(self, run: RunDriver, effects: Effects) -> None:
         """Resume a run whose wait for clients has ended in a pause, when they are back."""
