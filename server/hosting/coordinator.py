@@ -54,6 +54,7 @@ from atoll.server.rounds.events import (
     PauseRequested,
     PauseRun,
     ResumeRequested,
+    ResumeRun,
     RunStarted,
     StopRequested,
 )
@@ -412,6 +413,7 @@ class Coordinator:
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         run = self._factory.driver(row, machine, seq, evaluator, reducer)
         run.listeners.append(partial(self._audit_effects, row.run_id))
+        run.listeners.append(partial(self._resume_by_itself, run))
         self._listen(run)
         return run
 
@@ -426,6 +428,17 @@ class Coordinator:
         """Start queued runs when a run has ended or is paused."""
         if any(isinstance(effect, PauseRun | EndRun) for effect in effects):
             self._start_next()
+
+    def _resume_by_itself(self, run: RunDriver, effects: Effects) -> None:
+        """Resume a run whose wait for clients has ended in a pause, when they are back."""
+        ledger = run.machine.ledger
+        if not any(isinstance(effect, ResumeRun) for effect in effects) or not ledger.resumes_itself:
+            return
+        self.audit.record(Action.RUN_RESUME, run.run_id, caller=COORDINATOR)
+        wait = not self.has_room
+        run.post(ResumeRequested(wait))
+        if wait:
+            self.queue.append(run.run_id)
 
     def _audit_effects(self, run_id: RunId, effects: Effects) -> None:
         for entry in entries_of(run_id, effects):
