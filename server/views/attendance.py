@@ -48,6 +48,7 @@ def attended(
         is_connected = here is not None if presence is not None else bool(row and row["connected"])
         has_certificate = member is not None and member.standing is not Standing.INVITED
         until = member.expires_at if member is not None and has_certificate else None
+        shown_until = here.certificate_until if here is not None else None
         says = {**UNKNOWN, **(row or {})}
         why = over or (says["why_not"] if row is None or not says["available"] else "")
         if is_connected and not over and why == "not connected":
@@ -63,7 +64,7 @@ def attended(
                 "why_not": why or ("" if is_connected else "not connected"),
                 "software": (here.software if here is not None else "") or says["software"],
                 "clock_offset": here.clock_offset if here is not None else None,
-                "certificate_until": max(filter(None, (until, here and here.certificate_until)), default=None),
+                "certificate_until": max(until or 0.0, shown_until or 0.0) or None,
                 "standing": str(member.standing) if member is not None else "",
             }
         )
