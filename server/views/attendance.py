@@ -36,7 +36,7 @@ def attended(
         rows: the clients that the run knows, with what it says of each.
         presence: who is connected; None: not known here, and what the run says stands.
         members: the members of the coordinator.
-        over: why the run invites nobody, such as "the run is finished"; empty: it may.
+        over: why the run invites no client, such as "the run is finished"; empty: it may.
     """
     known, standings = {row["client"]: row for row in rows}, {member.identity.name: member for member in members}
     connected = {each.client: each for each in (presence.clients if presence is not None else ())}

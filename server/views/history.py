@@ -72,7 +72,7 @@ class History:
         return [] if self.coordinator() is None else conflicts_shown(self.path, time.time())
 
     def presence(self) -> Presence | None:
-        """Return who is connected at this moment; without a coordinator nobody, None: that is not known here."""
+        """Return who is connected at this moment; without a coordinator no client is, None: that is not known here."""
         return Presence() if self.coordinator() is None else presence_shown(self.path)
 
     def members(self) -> list[Member]:
