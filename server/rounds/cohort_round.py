@@ -8,7 +8,8 @@ a test) delivers events together with the time, and carries out the effects.
                  approvals that can make it, or by `RunRules.wait` until there are enough
     COLLECTING --enough updates, all clients have answered, linger over,
                  deadline (+ grace) with the quorum----------------------> AGGREGATING
-    COLLECTING --quorum out of reach, deadline below the quorum----------> ABANDONED
+    COLLECTING --quorum out of reach, deadline below the quorum----------> ABANDONED; but a quorum that silent clients
+                 can still make, and no other cohort, waits for the deadline
     AGGREGATING --Aggregated---------------------------------------------> COMMITTED
     AGGREGATING --AggregationFailed--------------------------------------> ABANDONED
     SELECTING, COLLECTING --stop-----------------------------------------> ABANDONED
@@ -28,6 +29,7 @@ from atoll.protocol.vocabulary import (
     CloseReason,
     Digest,
     Fate,
+    LossReason,
     Phase,
     ReleaseReason,
     RoundId,
@@ -70,7 +72,7 @@ class Round(OpenRound):
             self._first_by, self.record.num_needed_to_draw = now + FIRST_WAIT_S, policy.first_available
         self._waiting: set[ClientId] = set()
         self._reported: dict[ClientId, Update] = {}
-        self._in_grace = False
+        self._in_grace = self._is_held = False
 
     # ------------------------------------------------------------ time
 
@@ -128,7 +130,9 @@ class Round(OpenRound):
     # ------------------------------------------------------------ selecting
 
     def look_for_clients(self, now: float) -> Effects:
-        """Draw a cohort as soon as enough clients are available."""
+        """Draw a cohort as soon as enough clients are available, or end the wait for silent ones when it is over."""
+        if self._is_held:
+            return self._settle(now) if self.record.phase is Phase.COLLECTING else ()
         if self.record.phase is not Phase.SELECTING or self._is_drawing:
             return ()
         if self.record.waiting_since is not None and self._can_make_quorum():
@@ -307,10 +311,13 @@ class Round(OpenRound):
 
     def _settle(self, now: float) -> Effects:
         """Close or abandon the round if no further answer can change that; begin the linger time at the quorum."""
-        record, policy = self.record, self.policy
+        record, policy, self._is_held = self.record, self.policy, False
         if len(self._reported) >= policy.cohort_size:
             return self._close(CloseReason.ENOUGH, now)
         expected = self._uploading() if self._in_grace else self._waiting
+        if self._reachable(expected) < record.quorum and self._may_return(expected):
+            self._is_held = True
+            return ()
         if not expected:
             reason = CloseReason.DEADLINE if self._in_grace and self._waiting else CloseReason.ALL_ANSWERED
             return self._close_or_abandon(reason, now)
@@ -321,6 +328,18 @@ class Round(OpenRound):
             if policy.linger == 0:
                 return self._close(CloseReason.LINGER_OVER, now)
         return ()
+
+    def _may_return(self, expected: Iterable[ClientId]) -> bool:
+        """Return whether silent clients of this cohort can still make the quorum by the deadline, and no new draw can.
+
+        Their work continues while their lease is over: an update that is finished by the deadline counts.
+        """
+        record, membership = self.record, self.membership
+        if self._in_grace or len({*self.late, *membership.available()}) >= record.quorum:
+            return False
+        lost = (client_id for client_id, _ in record.with_fate(Fate.LOST))
+        silent = [c for c in lost if membership.lost_because(c) == LossReason.LEASE_EXPIRED]
+        return bool(silent) and self._reachable((*expected, *silent)) >= record.quorum
 
     # ------------------------------------------------------------ the end
 

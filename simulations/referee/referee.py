@@ -11,6 +11,7 @@ from atoll.protocol.vocabulary import (
     ClientId,
     FailureReason,
     Fate,
+    LossReason,
     RoundId,
     RunState,
     Version,
@@ -141,9 +142,10 @@ class Referee:
             case e.ClientDisconnected(client_id, session):
                 if run.connected.get(client_id) == session:
                     run.left(client_id)
-            case e.ClientLost(client_id):  # no client of a history leaves for a reason of its own
+            case e.ClientLost(client_id, reason):  # no client of a history leaves for a reason of its own
                 run.left(client_id)
                 run.lost.add(client_id)
+                run.silent = {*run.silent - {client_id}, *([client_id] if reason == LossReason.LEASE_EXPIRED else ())}
                 self._rounds.gave_up(client_id, None, Fate.LOST)
                 self._evaluation_over_of(client_id)
             case e.ClientFailed(client_id, round_id):

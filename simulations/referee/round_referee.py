@@ -196,6 +196,8 @@ class RoundReferee:
             return
         if len(round_.reported) >= policy.cohort_size:
             self._close(round_, CloseReason.ENOUGH)
+        elif self._waits_for_silent(round_):
+            pass
         elif not round_.awaited and round_.with_fate(Fate.WAITING):
             self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM, now)
         elif not round_.awaited:
@@ -206,6 +208,15 @@ class RoundReferee:
             round_.linger_by = now + policy.linger
             if policy.linger == 0:
                 self._close(round_, CloseReason.LINGER_OVER)
+
+    def _waits_for_silent(self, round_: RoundFacts) -> bool:
+        """Return whether only the clients that are lost by silence can make the quorum before the deadline."""
+        quorum = self.policy.quorum_count
+        silent = {c for c in round_.with_fate(Fate.LOST) if c in self.run.silent}
+        if round_.is_in_grace or not silent or _within_reach(round_, round_.awaited) >= quorum:
+            return False
+        is_elsewhere = len({*round_.late, *self.run.available}) >= quorum
+        return not is_elsewhere and _within_reach(round_, (*round_.awaited, *silent)) >= quorum
 
     # ------------------------------------------------------------ the end
 

@@ -147,6 +147,7 @@ class RunFacts:
     resumes_itself: bool = False  # it is paused, or about to be, for want of clients
     approval_by: float | None = None  # the end of the wait for approvals
     lost: set[ClientId] = field(default_factory=set)
+    silent: set[ClientId] = field(default_factory=set)  # whose last loss was the end of their lease
     round: RoundFacts | None = None
     rounds: dict[RoundId, RoundFacts] = field(default_factory=dict)
     accepted: dict[tuple[ClientId, RoundId], Accepted] = field(default_factory=dict)
