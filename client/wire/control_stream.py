@@ -6,6 +6,7 @@ Each session is new in every part: connection, stream and session name. Every wa
 
 import asyncio
 import logging
+import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 import grpc
@@ -53,7 +54,7 @@ class Link:
         Raises:
             StreamBroken: there is no connection or no answer in time, or the coordinator refuses.
         """
-        stub = await self._stream_channel.enter_async_context(self.calls())
+        stub = await self._stream_channel.enter_async_context(self.connection.control_calls())
         stream = self._stream = Stream(stub.Session)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -128,13 +129,12 @@ class Link:
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send the queued messages, and a heartbeat after each heartbeat interval without one."""
-        heartbeat = pb.ClientMessage(heartbeat=pb.Heartbeat())
         while True:
             try:
                 async with asyncio.timeout(self._heartbeat_s):
                     message = await self._outbox.get()
             except TimeoutError:
-                message = heartbeat
+                message = pb.ClientMessage(heartbeat=pb.Heartbeat(clock=time.time()))
             if message is None:
                 return await stream.half_close()
             try:

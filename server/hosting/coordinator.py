@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import begin_on_thread, on_thread
-from atoll.protocol.vocabulary import TERMINAL, Digest, RejectReason, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import entries_of
@@ -47,6 +48,7 @@ from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.names.places import Places
+from atoll.server.names.presence import Arriving, PresenceFile
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import (
     CoordinatorStarted,
@@ -54,18 +56,23 @@ from atoll.server.rounds.events import (
     PauseRequested,
     PauseRun,
     ResumeRequested,
+    ResumeRun,
     RunStarted,
     StopRequested,
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import what_a_pause_waits_for
+from atoll.server.transfers.arrivals import Arrivals
 from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+SHOWN_S = 0.5
+"""The interval between two looks at who is connected, for commands [s]."""
+
 ALIVE_S = 0.5
 """The interval at which the process notes that it is alive [s]."""
 
@@ -100,12 +107,18 @@ class Coordinator:
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._tasks: set[asyncio.Task[Any]] = set()
         places, spawn = Places(state.path, self.clock.now), self.spawn
-        ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places)
+        self.arrivals = Arrivals(lambda client_id: self.attendance.bytes_came(client_id))
+        ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places, self.arrivals)
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
         self.uploads = Uploads(
-            self.judge, lambda run_id: self.runs[run_id].versions.store, self.compute.of, floor=config.upload_floor
+            self.judge,
+            lambda run_id: self.runs[run_id].versions.store,
+            self.compute.of,
+            floor=config.upload_floor,
+            arrivals=self.arrivals,
+            on_full=self._no_room,
         )
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
@@ -142,6 +155,7 @@ class Coordinator:
             await self._recover(row, min(down_since, self.clock.now()))
         self._start_next()
         self._rely_on(self.attendance.watch_leases())
+        self._rely_on(self._show_presence())
         self._rely_on(self._stay_alive())
 
     async def stop(self) -> None:
@@ -184,6 +198,19 @@ class Coordinator:
         """End the process after a mistake of ours; the next process replays the journal."""
         if not self.crashed.done():
             self.crashed.set_result(error)
+
+    async def _show_presence(self) -> None:
+        """Show to commands who is connected and what arrives, whenever it changes."""
+        shown = PresenceFile(self.state.path)
+        while True:
+            arriving = [Arriving(*key, *found) for key, found in self.arrivals.all().items() if self._awaits(key)]
+            shown.show(self.attendance.present(), arriving)
+            await asyncio.sleep(SHOWN_S)
+
+    def _awaits(self, key: tuple[RunId, RoundId, ClientId]) -> bool:
+        """Return whether an update that is on its way in can still change its run."""
+        run_id, round_id, client_id = key
+        return (run := self.runs.get(run_id)) is not None and run.is_news(client_id, round_id)
 
     async def _stay_alive(self) -> None:
         """Note every `ALIVE_S` that the process is alive: the downtime after a crash counts from the last note."""
@@ -406,6 +433,7 @@ class Coordinator:
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         run = self._factory.driver(row, machine, seq, evaluator, reducer)
         run.listeners.append(partial(self._audit_effects, row.run_id))
+        run.listeners.append(partial(self._resume_by_itself, run))
         self._listen(run)
         return run
 
@@ -420,6 +448,22 @@ class Coordinator:
         """Start queued runs when a run has ended or is paused."""
         if any(isinstance(effect, PauseRun | EndRun) for effect in effects):
             self._start_next()
+
+    def _no_room(self, run_id: RunId, num_bytes: int, error: DiskFull) -> None:
+        """Let a run wait for room on the disk; a run of messages asks again until its own deadline."""
+        if isinstance(run := self.runs.get(run_id), RunDriver):
+            run.no_room(num_bytes, error)
+
+    def _resume_by_itself(self, run: RunDriver, effects: Effects) -> None:
+        """Resume a run whose wait for clients has ended in a pause, when they are back."""
+        ledger = run.machine.ledger
+        if not any(isinstance(effect, ResumeRun) for effect in effects) or not ledger.resumes_itself:
+            return
+        self.audit.record(Action.RUN_RESUME, run.run_id, caller=COORDINATOR)
+        wait = not self.has_room
+        run.post(ResumeRequested(wait))
+        if wait:
+            self.queue.append(run.run_id)
 
     def _audit_effects(self, run_id: RunId, effects: Effects) -> None:
         for entry in entries_of(run_id, effects):

@@ -6,6 +6,7 @@ lock                                  locked while a coordinator runs; its proce
 coordinator.json                      the addresses of the coordinator
 alive                                 the last time at which it was alive
 conflicts.json                        the names that two processes use at this moment, see `names/places`
+presence.json                         who is connected at this moment, and what arrives, see `names/presence`
 statistics/<number>.json              statistics of the sites' data, see `server/statistics/results`
 runs/<run_id>/versions|updates|incoming   see `run_store`
 """

@@ -210,6 +210,18 @@ class MetricsComputed:
 
 
 @value
+class DiskShort:
+    """A lack of room for an update or a version on the coordinator's disk: until DiskFree no deadline passes."""
+
+    detail: str
+
+
+@value
+class DiskFree:
+    """The return of room on the coordinator's disk."""
+
+
+@value
 class TimePassed:
     """The arrival of the machine's deadline."""
 
@@ -254,6 +266,8 @@ Event = (
     | ModelEvaluated
     | ClientEvaluated
     | MetricsComputed
+    | DiskShort
+    | DiskFree
     | TimePassed
     | StopRequested
     | PauseRequested
@@ -431,6 +445,11 @@ class PauseRun:
 
 
 @value
+class ResumeRun:
+    """Deliver ResumeRequested: the clients for which a paused run has waited in vain are back."""
+
+
+@value
 class EndRun:
     """End the run, with this state and cause. Delivered once for each end."""
 
@@ -454,5 +473,6 @@ Effect = (
     | ComputeMetrics
     | OpenNextRound
     | PauseRun
+    | ResumeRun
     | EndRun
 )

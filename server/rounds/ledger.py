@@ -29,6 +29,7 @@ class Ledger:
     failures: int = 0  # rounds abandoned in a row
     stop_reason: str | None = None  # the operator's, while a round still aggregates
     pause_reason: str | None = None  # the operator's, while a round is still open
+    resumes_itself: bool = False  # paused, or about to be, after a wait in vain: it resumes with the quorum's return
     is_round_due: bool = False  # OpenNextRound was given out and not yet answered
     retry_at: float = 0.0  # the time before which a round is not repeated; 0: there is none
     membership: Membership = field(default_factory=Membership)
@@ -43,6 +44,9 @@ class Ledger:
     computing: list[ComputeMetrics] = field(default_factory=list)  # given out and not yet answered
     best: MeasuredVersion | None = None  # of `RunRules.best`
     progress: Progress | None = None  # of `RunRules.stop`
+    short_since: float | None = None  # the beginning of a lack of room on the disk; None: there is room
+    short_of: str = ""  # what does not fit
+    short_look: float = 0.0  # the next line of the log about it
     early_stop: str = ""  # the cause of an early stop, until a resume
 
     @property

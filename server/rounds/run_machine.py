@@ -43,6 +43,8 @@ from atoll.server.rounds.events import (
     CohortDrawn,
     Commit,
     CoordinatorStarted,
+    DiskFree,
+    DiskShort,
     Effect,
     EndRun,
     EvaluateModel,
@@ -53,6 +55,7 @@ from atoll.server.rounds.events import (
     PauseRequested,
     PauseRun,
     ResumeRequested,
+    ResumeRun,
     RoundDue,
     RunStarted,
     SamplerFailed,
@@ -63,7 +66,7 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.oort_utility import utility_of
-from atoll.server.rounds.open_round import Effects, OpenRound
+from atoll.server.rounds.open_round import NEWS_S, Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord, cause_of_misfits
 from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
 
@@ -79,6 +82,8 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         if not ledger.is_open:
             return None
+        if ledger.short_since is not None:
+            return ledger.short_look
         earliest = self._round_deadline
         others = []
         if ledger.training:
@@ -134,6 +139,9 @@ class RunMachine(Evaluations):
 
     def _time_passed(self, now: float) -> Effects:
         """Apply the earliest deadline: of a rest, of an invitation, of the round or of the evaluation."""
+        if self.ledger.short_since is not None:
+            self.ledger.short_look = now + NEWS_S
+            return ()
         if (wake := self._next_wake) is not None and now >= wake:
             self.ledger.membership.wake(now)
             return ()
@@ -151,6 +159,7 @@ class RunMachine(Evaluations):
         ledger.membership.everyone_disconnected()
         if not ledger.is_open:
             return ()
+        self._stood_still_until(min(now, event.down_since))
         self.invitations.coordinator_started(event.down_since, now)
         effects: list[Effect] = [*(EvaluateModel(version) for version in ledger.unevaluated), *ledger.computing]
         if self.round is not None:
@@ -161,6 +170,28 @@ class RunMachine(Evaluations):
         if ledger.is_round_due:
             effects.append(OpenNextRound(ledger.retry_at))
         return tuple(effects)
+
+    def _disk_short(self, event: DiskShort, now: float) -> Effects:
+        ledger = self.ledger
+        if ledger.is_open and ledger.short_since is None:
+            ledger.short_since, ledger.short_of, ledger.short_look = now, event.detail, now + NEWS_S
+        return ()
+
+    def _disk_free(self, event: DiskFree, now: float) -> Effects:
+        return self._stood_still_until(now)
+
+    def _stood_still_until(self, now: float) -> Effects:
+        """Let time pass again, and move each deadline by the time that the disk was short of room."""
+        ledger = self.ledger
+        if ledger.short_since is None:
+            return ()
+        seconds, ledger.short_since, ledger.short_of = max(0.0, now - ledger.short_since), None, ""
+        effects = self.invitations.stood_still(seconds)
+        if self.round is not None:
+            effects += self.round.stood_still(seconds)
+        if ledger.evaluation is not None:
+            ledger.evaluation.deadline += seconds
+        return effects
 
     # ------------------------------------------------------------ clients
 
@@ -174,7 +205,18 @@ class RunMachine(Evaluations):
         evaluation = self.ledger.evaluation
         if evaluation and evaluation.is_waiting_for(client_id):
             effects.append(evaluation.ask(client_id, self.ledger.membership.counted_round(client_id)))
+        if self._are_enough_back:
+            effects.append(ResumeRun())
         return tuple(effects)
+
+    @property
+    def _are_enough_back(self) -> bool:
+        """Return whether the run is paused for want of clients that are here now."""
+        ledger = self.ledger
+        if ledger.state is not RunState.PAUSED or not ledger.resumes_itself:
+            return False
+        accepted = {*ledger.carried, *(update.client_id for update in ledger.waiting)}
+        return len(accepted.union(ledger.membership.available())) >= self.rules.policy.quorum_count
 
     def _client_disconnected(self, event: ClientDisconnected, now: float) -> Effects:
         client_id = event.client_id
@@ -217,15 +259,13 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
         late, ledger.carried = ledger.carried, {}
-        policy = self.rules.policy
-        most = policy.max_share if self.rules.weighs else 1.0
-        return Round(ledger.next_round, ledger.version, policy, ledger.membership, late, now, most)
+        return Round(ledger.next_round, ledger.version, self.rules, ledger.membership, late, now)
 
     def _buffer(self, now: float) -> Buffer:
         ledger, policy = self.ledger, self.rules.policy
         ledger.forget_old_rounds(most=3, oldest_base=Version(ledger.version - policy.max_staleness))
         first, ledger.waiting = ledger.waiting[: policy.num_wanted], ledger.waiting[policy.num_wanted :]
-        return Buffer(ledger.next_round, ledger.version, policy, ledger.membership, self.invitations, first, now)
+        return Buffer(ledger.next_round, ledger.version, self.rules, ledger.membership, self.invitations, first, now)
 
     def _cohort_drawn(self, event: CohortDrawn, now: float) -> Effects:
         round_ = self._open(event.round_id)
@@ -292,6 +332,8 @@ class RunMachine(Evaluations):
         """Repeat an abandoned round after a wait; after more than `retry` in a row fail or pause the run."""
         policy, ledger = self.rules.policy, self.ledger
         assert record.abandon_reason is not None
+        if record.waiting_since is not None and record.abandon_reason is AbandonReason.TOO_FEW_CLIENTS:
+            return self._waited_in_vain(record)
         if record.abandon_reason not in COSTS_NO_RETRY:
             ledger.failures += 1
             record.retry, record.retry_max = ledger.failures, policy.retry
@@ -307,6 +349,17 @@ class RunMachine(Evaluations):
             wait = seconds_to_retry(policy, failures=failures, seed=seed, round_id=record.round_id)
             if wait:
                 ledger.retry_at = record.retry_at = now + wait
+        return self._next_round_or_end()
+
+    def _waited_in_vain(self, record: RoundRecord) -> Effects:
+        """Fail or pause the run after the longest wait for clients that its rules allow."""
+        ledger, wait = self.ledger, self.rules.wait
+        assert wait is not None
+        cause = f"round {record.round_id} has waited for clients: {record.detail}"
+        if ledger.stop_reason is None and wait.then == "fail":
+            return self._end(RunState.FAILED, cause)
+        ledger.failures, ledger.resumes_itself = 0, ledger.pause_reason is None
+        ledger.pause_reason = ledger.pause_reason or cause
         return self._next_round_or_end()
 
     def _take_round(self) -> OpenRound:
@@ -364,6 +417,7 @@ class RunMachine(Evaluations):
             ledger.rules = event.rules
             self._follow(event.rules)
         ledger.membership.wake()
+        ledger.resumes_itself = False
         if ledger.state in TERMINAL:
             ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""  # patience begins anew
             ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now
@@ -385,6 +439,7 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger.settle_end(state)]
         ledger.state, ledger.cause, ledger.stop_reason, ledger.pause_reason = state, cause, None, None
+        ledger.resumes_itself, ledger.short_since = False, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due, ledger.retry_at = None, [], False, 0.0
         ledger.membership.approval_by = None
         ledger.membership.everyone_disconnected()  # from now on the driver reports no connections to the run
@@ -408,6 +463,8 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     ModelEvaluated: RunMachine._model_evaluated,
     ClientEvaluated: RunMachine._client_evaluated,
     MetricsComputed: RunMachine._metrics_computed,
+    DiskShort: RunMachine._disk_short,
+    DiskFree: RunMachine._disk_free,
     StopRequested: RunMachine._stop,
     PauseRequested: RunMachine._pause,
     ResumeRequested: RunMachine._resume,

@@ -19,6 +19,8 @@ from atoll.server.rounds.events import (
     Commit,
     ComputeMetrics,
     CoordinatorStarted,
+    DiskFree,
+    DiskShort,
     DrawCohort,
     Effect,
     EndRun,
@@ -32,6 +34,7 @@ from atoll.server.rounds.events import (
     PauseRun,
     Release,
     ResumeRequested,
+    ResumeRun,
     RoundDue,
     RunStarted,
     SamplerFailed,
@@ -239,6 +242,18 @@ class SimulatedCoordinator:
         """Return whether the disk has room for an update."""
         return not self._is_disk_full
 
+    def refuses_for_room(self) -> None:
+        """Note that an upload does not fit: the run waits until there is room, as the run driver lets it."""
+        if self.running.ledger.is_open and self.running.ledger.short_since is None:
+            self.post(DiskShort("an update does not fit"))
+            self.world.after(DISK_RETRY_S, self._look_for_room, self)
+
+    def _look_for_room(self) -> None:
+        if self._is_disk_full:
+            self.world.after(DISK_RETRY_S, self._look_for_room, self)
+        else:
+            self.post(DiskFree())
+
     def _write(self) -> None:
         if self._dies_at("before a write"):
             return
@@ -312,6 +327,8 @@ class SimulatedCoordinator:
                 self._later(self.world.scenario.pause, self._open_next_round, at_least=not_before - now)
             case PauseRun():
                 self.world.run_paused()
+            case ResumeRun():
+                self._later(0.5, self._resume_by_itself)
             case EndRun():
                 self.streams.send_to_all(client.RunEnded(RUN))
                 self.world.run_ended()
@@ -407,6 +424,11 @@ class SimulatedCoordinator:
     def unpause_run(self, *, wait: bool) -> None:
         """Resume a paused run, on the operator's command or from the queue; its clients are still known."""
         self.post(ResumeRequested(wait))
+
+    def _resume_by_itself(self) -> None:
+        """Resume a run that has waited in vain for clients which are back."""
+        if self.is_paused and self.running.ledger.resumes_itself:
+            self.post(ResumeRequested())
 
     def resume_run(self) -> None:
         """Reopen an ended run on the operator's command, and introduce the connected clients."""
