@@ -178,6 +178,7 @@ class Step:
         outputs = self._model(inputs)
         self._check.see(outputs, targets)
         self._form.see()
+        measured = _measured(self._task, outputs, targets)  # before the loss, which may change the outputs in place
         loss = one_loss(self._task.loss(outputs, targets), is_trained=True)
         self._objective(loss, outputs, batch).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
@@ -196,7 +197,7 @@ class Step:
             if self._client is not None:
                 self._client.stepped()
             counted = self._units(targets) if self._units.is_said else 0
-            return _statistics(self._task, loss, outputs, targets, num_examples), counted
+            return _with_loss(measured, self._task, loss, targets, num_examples), counted
 
     def _objective(self, loss: torch.Tensor, outputs: Any, batch: Any) -> torch.Tensor:
         """Return the loss whose gradient is taken."""
@@ -267,16 +268,22 @@ class Evaluation:
                 inputs, targets = to_device(fetch(0, indices), self._device)
                 outputs = self._model(inputs)
                 self._check.see(outputs, targets)
+                measured = _measured(task, outputs, targets)
                 loss = one_loss(task.loss(outputs, targets))
-                found = _statistics(task, loss, outputs, targets, len(indices))
-                sums = add(sums or {}, found)
+                sums = add(sums or {}, _with_loss(measured, task, loss, targets, len(indices)))
         if sums is None:
             return {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
         return sums
 
 
-def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_examples: int) -> Statistics:
-    statistics = of_batch(task.metrics, map_tensors(torch.Tensor.detach, outputs), targets) if task.metrics else {}
+def _measured(task: Task, outputs: Any, targets: Any) -> Statistics:
+    with torch.no_grad():
+        return of_batch(task.metrics, map_tensors(torch.Tensor.detach, outputs), targets) if task.metrics else {}
+
+
+def _with_loss(measured: Statistics, task: Task, loss: torch.Tensor, targets: Any, num_examples: int) -> Statistics:
+    """Return the sums of the metrics and, unless a metric has its name, of the loss."""
+    statistics = dict(measured)
     if "loss" not in statistics:
         statistics |= as_statistics({"loss": units_of(task).sums(loss.item(), targets, num_examples)})
     return statistics

@@ -35,7 +35,7 @@ from atoll.parallel.local_training.trees import map_tensors, tensors
 from atoll.parallel.local_training.units import units_of
 from atoll.parallel.task.context import Context, within
 from atoll.parallel.task.errors import TaskBroken
-from atoll.parallel.task.metrics import SUMS_MAX, Metric, Tried, different_lengths, tried
+from atoll.parallel.task.metrics import SUMS_MAX, Metric, Tried, contract_fault, different_lengths, tried
 from atoll.parallel.task.randomness import generators_kept, seeded
 from atoll.parallel.task.task import Task
 from atoll.parallel.task.told import logger
@@ -53,6 +53,9 @@ SITES_READ = 64
 """Sites up to which a row of each is read, where its data set does not show the form of its rows."""
 
 WORDS_MAX = 300
+
+_ON_A_COPY = ", which others read: let it work on a copy, as in `x = x - 1` for `x -= 1`"
+"""The fault, and the way out, of code that changes what it is given."""
 
 Casting = Callable[[], AbstractContextManager[Any]]
 
@@ -164,6 +167,8 @@ class _Trial:
         self._task, self._seed, self._casting, self._reading = task, seed, casting, reading
         self._model, self._device = model_on_meta(task), torch.device("meta")
         of_module = [*self._model.parameters()] if isinstance(self._model, nn.Module) else []
+        self._changing = set[int]()
+        """The metrics that change what they are given."""
         self._is_real = sum(parameter.numel() for parameter in of_module if not is_lazy(parameter)) < SMALL
         if self._is_real:
             self._model, self._device = bare_model(task, seed).to(device), torch.device(device)
@@ -196,32 +201,43 @@ class _Trial:
         """Return a batch of a data set with its outputs; None: nothing can be known here.
 
         Raises:
-            _Refused: neither of two batches can be taken.
+            _Refused: no batch can be taken.
         """
         try:
             return self._pass(rows, rows.places(FEW))
         except _Refused as refused:
             if len(rows.data) <= FEW:
                 raise
-            try:
-                return self._pass(rows, rows.places(MANY))
-            except _Refused:
-                raise refused from refused.__cause__
+            for places in (rows.places(MANY), *self._first_in_order(rows)):
+                with suppress(_Refused):
+                    return self._pass(rows, places)
+            raise refused from refused.__cause__
+
+    def _first_in_order(self, rows: Rows) -> Iterator[torch.Tensor]:
+        """Yield the first batch where no shuffle draws another: rows may be sorted into batches of one shape."""
+        if rows.at_once is not None and not (rows.is_trained and self._task.local.shuffle):
+            yield torch.arange(min(rows.at_once, len(rows.data)))
 
     def _pass(self, rows: Rows, places: torch.Tensor) -> _Seen | None:
         """Return a batch with its outputs; errors and None as in `_seen`."""
         batch, count = self._batch(rows, places), len(places)
         inputs, targets = to_device(batch, self._device)
-        step, outputs = "model", None
+        step, outputs, read = "model", None, None
         self._model.train(rows.is_trained)
         with within(rows.context), torch.set_grad_enabled(rows.is_trained and self._is_real):
             try:
                 with self._casting(), lone_row_refused():
+                    before = map_tensors(torch.Tensor.clone, (inputs, targets))
                     outputs = self._model(inputs)
                     if not self._is_real:
                         return _Seen(rows, map_tensors(_drawn, outputs), batch[1], count, is_real=False)
+                    if _differ(before[0], inputs):
+                        raise TaskBroken(f"the model changes its inputs in place{_ON_A_COPY}")
+                    read = map_tensors(self._read, outputs)
                     step = "loss"
                     loss = one_loss(self._task.loss(outputs, targets), is_trained=rows.is_trained)
+                    if _differ(before[1], targets):
+                        raise TaskBroken(f"the loss changes its targets in place{_ON_A_COPY}")
                     if rows.is_trained:
                         step = "backward pass"
                         loss.backward()  # type: ignore[no-untyped-call]
@@ -231,10 +247,10 @@ class _Trial:
                 if (refused := self._refused(step, error, inputs, targets, outputs)) is not None:
                     raise refused from error
                 return None
-        return _Seen(rows, map_tensors(self._read, outputs), targets, count, is_real=True)
+        return _Seen(rows, read, targets, count, is_real=True)
 
     def _read(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._reading(tensor.detach())
+        return self._reading(tensor.detach().clone())  # a loss may change its outputs in place
 
     def _batch(self, rows: Rows, places: torch.Tensor) -> Any:
         try:
@@ -293,6 +309,9 @@ class _Trial:
         room = SUMS_MAX
         for name, metric in self._task.metrics.items() if seen else ():
             found = [(one, self._tried(metric, one, room)) for one in seen]
+            if id(metric) in self._changing:
+                yield f"metric {name!r}: it changes its outputs or targets in place{_ON_A_COPY}"
+                continue
             lengths = [len(of_one.sums) for _, of_one in found if not of_one.fault]
             room -= max(lengths, default=0)
             if different := different_lengths([*lengths, *self._lengths_of_first_rows(metric, seen, room)]):
@@ -300,7 +319,8 @@ class _Trial:
                 continue
             for one, of_one in [(one, of_one) for one, of_one in found if of_one.fault][:1]:
                 said = f"metric {name!r}: of {count_of(one.count, 'row')} of {one.rows.where}, {of_one.fault}"
-                is_known = one.is_real or bool(of_one.sums)  # drawn outputs may be what a metric need not take
+                # drawn outputs may be what a metric need not take, or gives no finite number of
+                is_known = one.is_real or (bool(of_one.sums) and contract_fault(metric, of_one.sums, SUMS_MAX) != "")
                 if lengths or not is_known or self._works_elsewhere(metric, one, room):
                     logger.warning("%s: it is left out wherever it does so", said)
                 else:
@@ -317,8 +337,12 @@ class _Trial:
             yield from [len(found.sums)] if found is not None and not found.fault else []
 
     def _tried(self, metric: Any, one: _Seen, room: int) -> Tried:
+        given = map_tensors(torch.Tensor.clone, (one.outputs, one.targets))
         with torch.no_grad(), within(one.rows.context):
-            return tried(metric, one.outputs, one.targets, room)
+            found = tried(metric, *given, room)
+        if _differ(given, (one.outputs, one.targets)):
+            self._changing.add(id(metric))
+        return found
 
     def _works_elsewhere(self, metric: Any, one: _Seen, room: int) -> bool:
         """Return whether a metric that fails on a batch keeps its contract on a larger, or on a changed one."""
@@ -331,6 +355,19 @@ class _Trial:
                 yield replace(one, outputs=map_tensors(change, one.outputs), targets=varied)
         with suppress(_Refused):
             yield from filter(None, [self._pass(one.rows, one.rows.places(MANY))])
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two trees of the same tensors have other values somewhere; NaN is equal to itself."""
+    ours, theirs = ([each.detach() for each in tensors(tree) if _is_plain(each)] for tree in (one, other))
+    return len(ours) == len(theirs) and any(
+        not bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor can be compared by its entries."""
+    return tensor.layout is torch.strided and not tensor.is_nested and tensor.device.type != "meta"
 
 
 def _eager() -> AbstractContextManager[Any]:

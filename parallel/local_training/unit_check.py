@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from atoll.parallel.dtensor import is_dtensor
 from atoll.parallel.local_training.one_loss import one_loss
 from atoll.parallel.local_training.repeatable import repeatable
 from atoll.parallel.local_training.rows import Cut, Division, Undivided, lists_in
-from atoll.parallel.local_training.trees import tensors
+from atoll.parallel.local_training.trees import map_tensors, tensors
 from atoll.parallel.local_training.units import Units, units_in, units_of
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.randomness import generators_kept
@@ -113,6 +114,7 @@ def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any, *, may_li
         return None
     if (trial := repeatable(loss)) is None:
         return None
+    trial = partial(_of_copies, trial)  # it may change its outputs in place, as by a temperature
     try:
         value = trial(outputs, targets)
         whole, tolerance = float(value), _tolerance(value, outputs)
@@ -128,6 +130,10 @@ def disagreement(loss: Loss, units: Units, outputs: Any, targets: Any, *, may_li
         if not abs(number - whole) <= tolerance * max(largest, abs(whole)):  # also NaN: a part has no units
             return _sentence(units, whole, number)
     return None
+
+
+def _of_copies(loss: Loss, outputs: Any, targets: Any) -> Any:
+    return loss(*(map_tensors(torch.Tensor.clone, tree) for tree in (outputs, targets)))
 
 
 def _divided(outputs: Any, targets: Any, rows: int, may_list: bool) -> tuple[Cut, Cut] | None:

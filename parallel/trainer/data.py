@@ -56,7 +56,15 @@ class Data:
     any."""
 
 
-def data_for(task: Task, plan: Plan, *, seed: int, device: torch.device, at_once: int | None) -> Data:
+def data_for(
+    task: Task,
+    plan: Plan,
+    *,
+    seed: int,
+    device: torch.device,
+    at_once: int | None,
+    evaluated_at_once: int | None = None,
+) -> Data:
     """Return the data of a training, after a trial of a batch of each kind of rows.
 
     Args:
@@ -65,6 +73,7 @@ def data_for(task: Task, plan: Plan, *, seed: int, device: torch.device, at_once
         seed: of the training.
         device: of this rank.
         at_once: examples of a batch; None: any number.
+        evaluated_at_once: examples of a batch of an evaluation; None: as in the training.
 
     Raises:
         TaskBroken: there is none to train on; the task's own test data has no examples, as a simulated or deployed run
@@ -76,10 +85,14 @@ def data_for(task: Task, plan: Plan, *, seed: int, device: torch.device, at_once
     own = server_data_of(task)
     if own is not None and not len(own):
         raise TaskBroken("the task's test_data has no examples: give it some, or leave test_data out")
-    context = context_of(task, seed=seed)
+    context, evaluated = context_of(task, seed=seed), evaluated_at_once or at_once
     trained = _of_kinds(train, Rows(data=None, where="train", context=context, is_trained=True, at_once=at_once))
-    tested = _of_kinds(test, Rows(data=None, where="test", context=context))
-    every = trained + tested + ([] if own is None else [Rows(data=own, where="task.test_data()", context=context)])
+    tested = _of_kinds(test, Rows(data=None, where="test", context=context, at_once=evaluated))
+    every = (
+        trained
+        + tested
+        + ([] if own is None else [Rows(data=own, where="task.test_data()", context=context, at_once=evaluated)])
+    )
     cast = partial(casting, plan, device)
     try_batches(task, every, seed=seed, device=device, casting=cast, reading=readable)
     found = {"sites": _whole(test, tested), "test": own}

@@ -126,7 +126,9 @@ def _data(job: Job, here: Surroundings) -> Data:
     batch, passes = job.config.batch_size or job.task.local.batch_size, job.plan.mesh.dp * job.plan.microbatches
     at_once = None if batch is None else max(min(batch, 2), batch // passes)  # one row has no statistics
     device = here.world.device(here.device)
-    return data_for(job.task, job.plan, seed=job.config.seed, device=device, at_once=at_once)
+    evaluated = job.config.eval_batch_size
+    batches = {"at_once": at_once, "evaluated_at_once": evaluated}
+    return data_for(job.task, job.plan, seed=job.config.seed, device=device, **batches)
 
 
 def _start(config: TrainConfig, here: Surroundings) -> Start | None:

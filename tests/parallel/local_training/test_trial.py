@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from atoll import Metric, Task
+from atoll import Local, Metric, Task
 from atoll.parallel.local_training.row_forms import form_of, kind_of
 from atoll.parallel.local_training.trial import Rows, first_of_kinds, sites_by_kind, try_batches
 from atoll.parallel.task.context import Context
@@ -239,3 +239,85 @@ def test_one_site_of_each_kind_of_rows_is_found() -> None:
     assert kinds == {"a": "float32 [5], int64 []", "b": "float32 [5], int64 []", "c": "float64 [5], int64 []", "d": ""}
     assert first_of_kinds(kinds, {site: len(rows) for site, rows in data.items()}) == ["b", "c", "d"]
     assert form_of({"x": [torch.ones(2), "a"], "y": None}) == "{x: (float32 [2], str), y: NoneType}"
+
+
+class Shifted(nn.Linear):
+    """A layer that centres its inputs in place."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs -= 0.5
+        return super().forward(inputs)
+
+
+def targets_in_place(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    targets -= 1
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def shares_in_place(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
+    return int((outputs.softmax(1).max(1).values > outputs.exp_().mean()).sum()), len(targets)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": lambda: Shifted(5, 3)}, "the model changes its inputs in place"),
+        ({"loss": targets_in_place, "data": None}, "the loss changes its targets in place"),
+        ({"metrics": {"a": accuracy, "b": shares_in_place}}, "metric 'b': it changes its outputs or targets in place"),
+    ],
+)
+def test_code_that_changes_what_others_read_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    rows = TensorDataset(INPUTS.clone(), CLASSES + 1) if "loss" in fields else None
+    fields = {name: value for name, value in fields.items() if value is not None}
+    with pytest.raises(TaskBroken, match=f"{words}, which others read: let it work on a copy"):
+        tried(rows, **fields)
+
+
+def test_a_metric_reads_the_outputs_before_a_loss_has_changed_them_in_place() -> None:
+    seen = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        outputs /= 0.25
+        return nn.functional.cross_entropy(outputs, targets)
+
+    def largest(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
+        seen.append(float(outputs.abs().max()))
+        return seen[-1], 1
+
+    tried(loss=loss, metrics={"largest": largest}, model=lambda: nn.Sequential(nn.Linear(5, 3), nn.Hardtanh()))
+    assert max(seen) <= 1
+
+
+class Ragged(Dataset[Any]):
+    """Rows of two lengths, in batches of four of one length."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.ones(5 + index // 4, 5), index % 3
+
+
+def test_rows_that_are_sorted_into_batches_of_one_shape_pass_where_nothing_shuffles_them() -> None:
+    pooling = {"model": lambda: nn.Sequential(nn.Linear(5, 3), Mean())}
+    tried(Ragged(), at_once=4, local=Local(shuffle=False, batch_size=4), **pooling)
+    tried(Ragged(), at_once=4, is_trained=False, **pooling)
+    tried(Ragged(), at_once=1, **pooling)
+    with pytest.raises(TaskBroken, match="of equal shapes"):
+        tried(Ragged(), at_once=4, **pooling)
+
+
+class Mean(nn.Module):
+    """The mean over positions."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.mean(1)
+
+
+def test_a_metric_without_a_finite_number_of_drawn_outputs_is_named_and_not_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("atoll.parallel.local_training.trial.SMALL", 0)
+    with caplog.at_level(logging.WARNING):
+        tried(metrics={"distance": lambda o, t: (float(torch.acosh(o.mean()).sum()), 1)})  # acosh of less than 1
+    assert "metric 'distance'" in caplog.text
