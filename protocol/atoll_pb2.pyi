@@ -45,7 +45,7 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., ask_statistics: _Optional[_Union[AskStatistics, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics", "spreads_parts", "takes_messages")
+    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics", "spreads_parts", "takes_messages", "clock_us")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class Hello(_message.Message):
     GIVES_STATISTICS_FIELD_NUMBER: _ClassVar[int]
     SPREADS_PARTS_FIELD_NUMBER: _ClassVar[int]
     TAKES_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_US_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_id: str
     session: str
@@ -74,7 +75,8 @@ class Hello(_message.Message):
     gives_statistics: bool
     spreads_parts: bool
     takes_messages: bool
-    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ..., spreads_parts: bool = ..., takes_messages: bool = ...) -> None: ...
+    clock_us: int
+    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ..., spreads_parts: bool = ..., takes_messages: bool = ..., clock_us: _Optional[int] = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("run_id", "round_id")

@@ -39,7 +39,16 @@ STAGING = "backup.part"
 ATTEMPTS = 20
 BLOCK_BYTES = 1 << 20
 TRANSIENT = frozenset(
-    {"lock", "coordinator.json", "conflicts.json", "state.db-wal", "state.db-shm", "backup.lock", "folder_id"}
+    {
+        "lock",
+        "coordinator.json",
+        "clock.json",
+        "conflicts.json",
+        "state.db-wal",
+        "state.db-shm",
+        "backup.lock",
+        "folder_id",
+    }
 )
 """Names of the transient files, which are not backed up: a restored directory of a rank is another one than the old."""
 TRANSIENT_FOLDERS = frozenset({"incoming", STAGING})

@@ -31,6 +31,7 @@ class Connection:
     gives_statistics: bool = False  # its agent answers AskStatistics
     spreads_parts: bool = False  # its agent understands `Invite.spreads`
     takes_messages: bool = False  # its agent answers messages of a server program
+    clock_ahead: float | None = None  # of its machine's clock, see `ClockWatch.ahead`; None: its agent does not say it
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""

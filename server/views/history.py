@@ -15,6 +15,7 @@ from atoll.aggregation.printable import instead_of
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.journal.binding import has_state, open_database
+from atoll.server.journal.clock_note import ClockNote
 from atoll.server.journal.codec import decode_record
 from atoll.server.journal.holder import RunningCoordinator, is_held, running_coordinator
 from atoll.server.journal.journal import (
@@ -67,6 +68,11 @@ class History:
     def conflicts(self) -> list[dict[str, Any]]:
         """Return the names that two processes use at this moment, see `names/places`; without a coordinator none."""
         return [] if self.coordinator() is None else conflicts_shown(self.path, time.time())
+
+    def clocks(self) -> list[str]:
+        """Return the sentences about clocks that differ now, see `hosting/clock_watch`; without a coordinator none."""
+        note = None if self.coordinator() is None else ClockNote.read(self.path)
+        return [] if note is None else note.told
 
     def is_attended(self) -> bool:
         """Return whether a process holds the directory or, where that is on another machine, the database."""
