@@ -246,7 +246,7 @@ class Agent:
             codecs=supported(),
         )
         hello.process, hello.folder = self._process, self._folder_id
-        hello.clock_us = int(1e6 * time.time())
+        hello.clock = time.time()
         hello.takes_messages = not self._config.crew.mesh
         return hello
 

@@ -45,7 +45,7 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., ask_statistics: _Optional[_Union[AskStatistics, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics", "spreads_parts", "takes_messages", "clock_us")
+    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs", "process", "folder", "gives_statistics", "spreads_parts", "takes_messages", "clock")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -60,7 +60,7 @@ class Hello(_message.Message):
     GIVES_STATISTICS_FIELD_NUMBER: _ClassVar[int]
     SPREADS_PARTS_FIELD_NUMBER: _ClassVar[int]
     TAKES_MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_US_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_id: str
     session: str
@@ -75,8 +75,8 @@ class Hello(_message.Message):
     gives_statistics: bool
     spreads_parts: bool
     takes_messages: bool
-    clock_us: int
-    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ..., spreads_parts: bool = ..., takes_messages: bool = ..., clock_us: _Optional[int] = ...) -> None: ...
+    clock: float
+    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., gives_statistics: bool = ..., spreads_parts: bool = ..., takes_messages: bool = ..., clock: _Optional[float] = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("run_id", "round_id")
@@ -87,8 +87,10 @@ class Work(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("clock",)
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    clock: float
+    def __init__(self, clock: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("run_id", "round_id", "reason", "detail", "waits")
@@ -499,16 +501,34 @@ class RankHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ..., process: _Optional[str] = ..., folder: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address")
+    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes", "store_address", "arrivals")
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     received_bytes: int
     sent_bytes: int
     exchanged_bytes: int
     store_address: str
-    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., store_address: _Optional[str] = ...) -> None: ...
+    arrivals: _containers.RepeatedCompositeFieldContainer[Arrival]
+    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ..., store_address: _Optional[str] = ..., arrivals: _Optional[_Iterable[_Union[Arrival, _Mapping]]] = ...) -> None: ...
+
+class Arrival(_message.Message):
+    __slots__ = ("client_id", "run_id", "round_id", "digest", "num_bytes", "total_bytes")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    run_id: str
+    round_id: int
+    digest: str
+    num_bytes: int
+    total_bytes: int
+    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., digest: _Optional[str] = ..., num_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class RankOrder(_message.Message):
     __slots__ = ("welcome", "fold", "collect", "plan_part", "break_off")

@@ -120,6 +120,10 @@ TROUBLES = (
 """Reasons of a site that needs time or a repair: the client rests before its next invitation (`failure_rest`)."""
 
 
+AWAY = (FailureReason.DISK_FULL, FailureReason.SHUTTING_DOWN, FailureReason.CLOCK_SKEW, FailureReason.ROLLBACK)
+"""Reasons of a site that time or a person brings back: a round that lacks only such sites has not failed by itself."""
+
+
 class LossReason(StrEnum):
     """The reason why the coordinator gives up a client, which may come back."""
 
@@ -150,6 +154,7 @@ class AbandonReason(StrEnum):
     STOP_REQUESTED = "stop_requested"
     PAUSE_REQUESTED = "pause_requested"
     AWAITS_APPROVAL = "awaits_approval"
+    AWAITS_CLIENTS = "awaits_clients"
 
 
 class ReleaseReason(StrEnum):

@@ -53,7 +53,7 @@ class Link:
         Raises:
             StreamBroken: there is no connection or no answer in time, or the coordinator refuses.
         """
-        stub = await self._stream_channel.enter_async_context(self.calls())
+        stub = await self._stream_channel.enter_async_context(self.connection.control_calls())
         stream = self._stream = Stream(stub.Session)
         try:
             async with asyncio.timeout(HANDSHAKE_S):

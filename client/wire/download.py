@@ -6,6 +6,7 @@ one that does not begin in time, use the session's own connection, on the event 
 
 import asyncio
 import logging
+import time
 from queue import SimpleQueue
 from typing import Any
 
@@ -36,6 +37,9 @@ BEGIN_S = 2.0
 """Time after which a large download that has not begun takes the other connection [s]: strangers may be flooding the
 server's port."""
 
+TELL_S = 2.0
+"""Time after which a download grants credit again although it is not needed: a sign that bytes arrive [s]."""
+
 NOT_REACHED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
 """Status codes of a call that the server never answered: it failed by itself, or was given up after `BEGIN_S`."""
 
@@ -64,7 +68,7 @@ async def download(
         async with channel.blocking_calls() as stub:
             if await _on_thread(stub, fetch):
                 return
-    async with channel.calls() as stub:
+    async with await channel.bulk_calls(fetch.num_bytes) as stub:
         await _on_loop(stub, fetch)
 
 
@@ -81,7 +85,7 @@ class _Fetch:
             boxes = partial.wanted[:BOXES_MAX]
             self._position, self._total = partial.filled_bytes, sum(piece.num_bytes for piece in boxes)
         self._granted = self._position + DOWNLOAD_WINDOW_BYTES
-        self.has_begun = False
+        self.has_begun, self._told_at = False, time.monotonic()
         opened = pb.DownloadOpen(
             run_id=run_id,
             digest=digest,
@@ -109,8 +113,10 @@ class _Fetch:
             self._position += len(reply.data)
             if self._position > self._total:
                 raise _protocol_error(f"more bytes arrived than the {self._total} requested")
-            if self._granted < self._total and self._position + DOWNLOAD_WINDOW_BYTES >= self._granted + GRANT_BYTES:
-                self._granted = self._position + DOWNLOAD_WINDOW_BYTES
+            is_due = self._granted < self._total
+            is_due = is_due and self._position + DOWNLOAD_WINDOW_BYTES >= self._granted + GRANT_BYTES
+            if is_due or time.monotonic() - self._told_at >= TELL_S:
+                self._granted, self._told_at = self._position + DOWNLOAD_WINDOW_BYTES, time.monotonic()
                 return pb.DownloadRequest(credit=self._granted)
         elif reply.WhichOneof("reply") == "total_bytes" and reply.total_bytes != self._total:
             raise _protocol_error(

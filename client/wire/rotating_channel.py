@@ -8,7 +8,8 @@ chunk and the next, they are 6 % faster. It is opened on demand, and no call dep
 
 A server admits three connections of a client (`server/transport/limits.py`): that of its control stream, which stays
 where it began; the newest one; and the next one or the one for large downloads, which is closed before a rotation when
-it is idle.
+it is idle. A transfer of more than `SHARED_BYTES` never begins on the connection of the control stream: on a slow line
+the bytes that wait for their turn would hold up heartbeats and orders. So the first of them rotates.
 """
 
 import asyncio
@@ -36,6 +37,12 @@ ATTEMPT_S = 60.0
 TRANSFER_S = 0.2
 """Interval between two looks whether a long transfer has ended [s]."""
 
+SHARED_BYTES = 64 * 1024
+"""Largest transfer on the connection of the control stream: it delays a heartbeat by 4 s at 16 KiB/s."""
+
+APART_S = 5.0
+"""Time after which a transfer no longer waits for a connection of its own [s]: strangers may be flooding the port."""
+
 PAUSE_S = 5.0
 """Pause before the second attempt to connect [s]; it doubles with each further one."""
 
@@ -45,6 +52,7 @@ class _Channel(Generic[Stub]):
 
     def __init__(self, channel: grpc.aio.Channel | grpc.Channel, stub: Stub) -> None:
         self.channel, self.stub, self.num_users = channel, stub, 0
+        self.has_control_stream = False
 
     async def close(self) -> None:
         """Close the connection and end all calls on it."""
@@ -76,10 +84,24 @@ class RotatingChannel(Generic[Stub]):
         self._older: list[_Channel[Stub]] = []
         self._is_renewed = asyncio.Event()
         self._is_closed = False
+        self._rotating = asyncio.Lock()
 
     def calls(self) -> AbstractAsyncContextManager[Stub]:
         """Return the stub for calls that begin now; their connection stays open until they have ended."""
         return self._used(self._newest)
+
+    def control_calls(self) -> AbstractAsyncContextManager[Stub]:
+        """Return the stub for a control stream, beside which no large transfer begins."""
+        self._newest.has_control_stream = True
+        return self.calls()
+
+    async def bulk_calls(self, num_bytes: int) -> AbstractAsyncContextManager[Stub]:
+        """Return the stub for a transfer of `num_bytes`, beside no control stream if they are many."""
+        if num_bytes > SHARED_BYTES and self._newest.has_control_stream and not self._is_closed:
+            async with self._rotating:
+                if self._newest.has_control_stream and not self._is_closed:
+                    await self._rotate(APART_S)
+        return self.calls()
 
     def blocking_calls(self) -> AbstractAsyncContextManager[Stub]:
         """Return the stub for blocking calls from a thread; their connection may never come up.
@@ -114,7 +136,7 @@ class RotatingChannel(Generic[Stub]):
             while not is_due and self._older and self._newest.num_users:
                 is_due = await self._renewed_within(TRANSFER_S)  # the server admits no further connection
             num_failures = 0
-            while not await self._rotate():
+            while not await self._rotated():
                 await self._renewed_within(delay(num_failures, PAUSE_S, limits.CONNECTION_AGE_S, rng))
                 num_failures += 1
 
@@ -134,8 +156,12 @@ class RotatingChannel(Generic[Stub]):
         self._older += [newest, *([self._blocking] if self._blocking is not None else [])]
         self._blocking = None
 
-    async def _rotate(self) -> bool:
-        """Open the next connection, begin new calls on it once it is up, and return whether it is.
+    async def _rotated(self) -> bool:
+        async with self._rotating:
+            return await self._rotate(ATTEMPT_S)
+
+    async def _rotate(self, timeout: float) -> bool:
+        """Open the next connection, begin new calls on it once it is up, and return whether it is within `timeout`.
 
         The attempt ends early when the certificate is renewed meanwhile.
         """
@@ -145,7 +171,7 @@ class RotatingChannel(Generic[Stub]):
         following = self._opened(channel)
         ready, renewed = map(asyncio.ensure_future, (channel.channel_ready(), self._is_renewed.wait()))
         try:
-            await asyncio.wait({ready, renewed}, timeout=ATTEMPT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ready, renewed}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             is_up = ready.done() and not ready.cancelled()
             ready.cancel()

@@ -4,6 +4,7 @@ ahead of it."""
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from atoll.protocol import crash_points
 from atoll.protocol.disclosure import ANY_SUM, Disclosure, MetricsLeave
 from atoll.protocol.wire.bulk_messages import Chunk, UploadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES, INLINE_BYTES_MAX, UPLOAD_WINDOW_BYTES
+from atoll.protocol.wire.line_fit import LineFit
 from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.protocol.wire.upload_window import chunk_of
 
@@ -39,6 +41,8 @@ class Pace:
     def __init__(self, bytes_per_s: int) -> None:
         self._rate = bytes_per_s
         self._free_at = 0.0
+        self.fit = LineFit(UPLOAD_WINDOW_BYTES)
+        """The bytes in flight that fit the line, learnt by all uploads."""
 
     @property
     def chunk_bytes(self) -> int:
@@ -75,7 +79,7 @@ async def upload(
         entry: the update, in the spool.
         part: the part of the entry to send; None: the entry has none.
         pace: rate limit, shared by all uploads.
-        is_first_attempt: no byte of the update was ever sent; then one of a single chunk follows its manifest at once,
+        is_first_attempt: no byte of the update was ever sent; then one of at most a chunk follows its manifest at once,
             without waiting for the position, which can only be 0.
         disclosure: the terms on which the metrics of the training leave the site.
         on_progress: called with the number of confirmed bytes, whenever there are more.
@@ -122,7 +126,10 @@ class _Sending:
     ) -> None:
         self._stream, self._fd, self._content, self._pace, self._on_progress = stream, fd, content, pace, on_progress
         self._sent = self._confirmed = 0
-        self._window = UPLOAD_WINDOW_BYTES
+        self._receiver_window = UPLOAD_WINDOW_BYTES
+        self._on_line: deque[tuple[int, float]] = deque()  # ends of the chunks in flight, and since when
+        self._clock = asyncio.get_running_loop().time
+        self._opened_at: float | None = None  # until the first answer
 
     async def open(self, opened: pb.UploadOpen) -> None:
         """Send the manifest, with all bytes of an update of at most INLINE_BYTES_MAX."""
@@ -130,6 +137,7 @@ class _Sending:
         if total <= INLINE_BYTES_MAX:
             await self._pace.take(total)
             opened.data = self._read(total)
+        self._opened_at = self._clock()
         await self._stream.write(pb.UploadRequest(open=opened))
         if opened.data:
             self._note_sent(total)
@@ -137,7 +145,7 @@ class _Sending:
     async def run(self, *, at_once: bool) -> pb.Verdict | None:
         """Send the rest of the bytes and return the verdict; None: a part is kept."""
         total = self._content.num_bytes
-        is_begun = at_once and INLINE_BYTES_MAX < total <= self._chunk_bytes
+        is_begun = at_once and INLINE_BYTES_MAX < total <= min(self._pace.chunk_bytes, self._window)
         while True:
             while is_begun and self._sent < total and self._may_send:
                 await self._send(min(self._chunk_bytes, total - self._sent))
@@ -149,8 +157,13 @@ class _Sending:
                     await self._stream.read()  # let the call end; this is the last message
                 return reply.verdict if kind == "verdict" else None
             self._confirm(reply.position, is_first=not is_begun)
-            self._window = min(UPLOAD_WINDOW_BYTES, reply.window or UPLOAD_WINDOW_BYTES)
+            self._receiver_window = min(UPLOAD_WINDOW_BYTES, reply.window or UPLOAD_WINDOW_BYTES)
             is_begun = True
+
+    @property
+    def _window(self) -> int:
+        """The bytes that may be in flight: what the receiver takes, and what fits the line."""
+        return min(self._receiver_window, self._pace.fit.num_bytes)
 
     @property
     def _chunk_bytes(self) -> int:
@@ -162,6 +175,7 @@ class _Sending:
 
     async def _send(self, num_bytes: int) -> None:
         await self._pace.take(num_bytes)
+        self._on_line.append((self._sent + num_bytes, self._clock()))
         data = self._read(num_bytes)  # from the page cache, mostly: a thread would cost more than the copy
         await self._stream.write(Chunk(self._sent, data))
         self._note_sent(num_bytes)
@@ -184,6 +198,18 @@ class _Sending:
             raise StreamBroken(grpc.StatusCode.FAILED_PRECONDITION, detail)
         if position > self._confirmed:
             self._on_progress(position)
+        self._measure(position)
         self._confirmed = position
         if is_first:
             self._sent = position
+
+    def _measure(self, position: int) -> None:
+        """Learn how long the bytes up to `position` took, or, of the first answer, how long an empty line takes."""
+        sent_at, now = None, self._clock()
+        while self._on_line and self._on_line[0][0] <= position:
+            sent_at = self._on_line.popleft()[1]
+        if sent_at is not None:
+            self._pace.fit.confirmed(sent_at, now)
+        elif self._opened_at is not None:
+            self._pace.fit.answered(now - self._opened_at)
+        self._opened_at = None

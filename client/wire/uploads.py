@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from atoll.client.session.events import Answered, Event, Key, ReportFailure, Upl
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.coordinator_connection import CoordinatorConnection
 from atoll.client.wire.part_uploads import REFUSED, verdict_on
+from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.client.wire.transfer_log import told
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
@@ -133,7 +133,8 @@ class Uploads:
                 confirmed[index] = position
                 self._stalled.setdefault(key, {})[turn] = link, asyncio.get_running_loop().time()
 
-            async with self._calls(key, entry.rank, turn, link) as stub:
+            channel, num_bytes = self._receiver(key, entry.rank, turn, link), (part or entry).num_bytes
+            async with await channel.bulk_calls(num_bytes) as stub:
                 verdict = await upload(
                     stub,
                     entry,
@@ -155,20 +156,20 @@ class Uploads:
         self._stalled.pop(key, None)
         return verdict
 
-    def _calls(
+    def _receiver(
         self, key: Key, rank: int, turn: int, link: Link
-    ) -> AbstractAsyncContextManager[rpc.CoordinatorStub | rpc.AggregatorStub]:
+    ) -> RotatingChannel[rpc.CoordinatorStub] | RotatingChannel[rpc.AggregatorStub]:
         """Choose the receiver: the coordinator, or the rank by its turn and by the time without progress.
 
         A new session restarts that time, for the coordinator was away.
         """
         ranks = self._connection.ranks
         if not ranks.num_ranks:
-            return link.calls()
+            return link.connection
         now, stalled = asyncio.get_running_loop().time(), self._stalled.setdefault(key, {})
         if turn not in stalled or stalled[turn][0] is not link:
             stalled[turn] = link, now
-        return ranks.connection(ranks.rank_for_update(rank + turn, now - stalled[turn][1])).calls()
+        return ranks.connection(ranks.rank_for_update(rank + turn, now - stalled[turn][1]))
 
     def _held_back(self, key: Key, decision: Decision) -> Event:
         """Give up an update that the policy refuses; leave one that has to wait to the next attempt."""

@@ -22,7 +22,7 @@ from atoll.server.config.schedule import ScheduleConfig, faults_of_optimizer, op
 from atoll.server.exchanges.rules import ExchangeRules
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
-from atoll.server.rounds.run_rules import RunRules, Source
+from atoll.server.rounds.run_rules import RunRules, Source, WaitRules
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 
@@ -160,6 +160,20 @@ class ProgramConfig(BaseModel):
     """Longest time that an exchange waits for replies [s], whatever the function asks for."""
 
 
+class WaitConfig(BaseModel):
+    """The wait of a run for sites that its quorum needs and that are away: it is no failure and uses up no retry."""
+
+    model_config = STRICT
+
+    most: Seconds | None = None
+    """Longest wait of a round for its clients, from the end of `round.selection_timeout` on [s]; absent: without end,
+    with a line in the log each hour. A simulation does not wait: there a round without clients is abandoned."""
+
+    then: Literal["pause", "fail"] = "pause"
+    """End of a wait of `most` seconds: "pause": the run is paused, and resumes by itself when enough clients are back;
+    "fail": it has failed."""
+
+
 class RunConfig(BaseModel):
     """One run: its task, its length and its rules."""
 
@@ -196,6 +210,9 @@ class RunConfig(BaseModel):
 
     round: StragglerPolicy = StragglerPolicy()
     """Size, quorum and deadlines of a round."""
+
+    wait: WaitConfig = WaitConfig()
+    """Wait for sites that are away."""
 
     cohort: CohortConfig = CohortConfig()
     """Selection of clients for a round."""
@@ -271,6 +288,7 @@ class RunConfig(BaseModel):
             keep_sites=evaluation.keep_sites,
             weighs=self.aggregation.weighs,
             unevaluated_max=UNEVALUATED_MAX if is_app(self.task) else 0,
+            wait=WaitRules(self.wait.most, self.wait.then),
         )
 
     @model_validator(mode="after")

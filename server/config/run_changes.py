@@ -9,7 +9,19 @@ from atoll.aggregation.printable import count_of
 from atoll.protocol.settings import ConfigError, effective, load_text
 from atoll.server.config.run import RunConfig
 
-CHANGEABLE = ("rounds", "pause", "round", "cohort", "local", "schedule", "evaluation", "model", "stop", "options")
+CHANGEABLE = (
+    "rounds",
+    "pause",
+    "round",
+    "wait",
+    "cohort",
+    "local",
+    "schedule",
+    "evaluation",
+    "model",
+    "stop",
+    "options",
+)
 """The keys and tables that a resumed run may change; the others are part of its model or of its name."""
 
 ONE_FROM_THE_BEGINNING = (

@@ -162,6 +162,11 @@ class Attendance:
         """Renew the lease of a client that has sent a message."""
         self._leases.heard(client_id, self._clock.now())
 
+    def bytes_came(self, client_id: ClientId) -> None:
+        """Renew the lease of a client by the bytes of a transfer; one that is given up must connect again first."""
+        if self._leases.heard_at(client_id):
+            self.heard(client_id)
+
     def expect(self, client_id: ClientId) -> None:
         """Give a member of a run that goes on after a restart the time in which its agent may start, too."""
         until = self._clock.now() + max(self._config.lease, self._config.start_allowance)

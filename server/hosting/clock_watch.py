@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 AGAIN_S = 3600.0
 """The interval at which a difference that lasts is logged again [s]."""
+CLOCK_MAX = 253402300800.0
+"""Begin of the year 10000 [s since the epoch]; no clock shows it, and no date is written for it."""
 HEARD_S = 600.0
 """The time for which the clock of a site that was refused for it is remembered [s]."""
 
@@ -92,12 +94,12 @@ class ClockWatch:
 
     # ------------------------------------------------------------ sites
 
-    def ahead(self, clock_us: int) -> float | None:
-        """Return how far a site's clock, of its Hello [us since the epoch], is ahead of the true one; None: not said.
+    def ahead(self, clock: float) -> float | None:
+        """Return how far a site's clock, of its Hello [s since the epoch], is ahead of the true one; None: not said.
 
         The result is as of the start of this process: see `now_ahead`.
         """
-        return clock_us / 1e6 - time.time() + self._jumped if clock_us else None
+        return clock - time.time() + self._jumped if 0 < clock < CLOCK_MAX else None
 
     def now_ahead(self, ahead: float) -> float:
         """Return how far a clock is ahead now, after the jumps of this machine's clock since [s]."""

@@ -57,12 +57,14 @@ from atoll.server.rounds.events import (
     PauseRequested,
     PauseRun,
     ResumeRequested,
+    ResumeRun,
     RunStarted,
     StopRequested,
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import what_a_pause_waits_for
+from atoll.server.transfers.arrivals import Arrivals
 from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused
 
@@ -104,13 +106,18 @@ class Coordinator:
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._tasks: set[asyncio.Task[Any]] = set()
         places, spawn = Places(state.path, self.clock.now), self.spawn
-        ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places)
+        self.arrivals = Arrivals(lambda client_id: self.attendance.bytes_came(client_id))
+        ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places, self.arrivals)
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
         self.clocks.on_jump.append(self._clock_jumped)
         self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
         self.uploads = Uploads(
-            self.judge, lambda run_id: self.runs[run_id].versions.store, self.compute.of, floor=config.upload_floor
+            self.judge,
+            lambda run_id: self.runs[run_id].versions.store,
+            self.compute.of,
+            floor=config.upload_floor,
+            arrivals=self.arrivals,
         )
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
@@ -423,6 +430,7 @@ class Coordinator:
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         run = self._factory.driver(row, machine, seq, evaluator, reducer)
         run.listeners.append(partial(self._audit_effects, row.run_id))
+        run.listeners.append(partial(self._resume_by_itself, run))
         self._listen(run)
         return run
 
@@ -437,6 +445,17 @@ class Coordinator:
         """Start queued runs when a run has ended or is paused."""
         if any(isinstance(effect, PauseRun | EndRun) for effect in effects):
             self._start_next()
+
+    def _resume_by_itself(self, run: RunDriver, effects: Effects) -> None:
+        """Resume a run whose wait for clients has ended in a pause, when they are back."""
+        ledger = run.machine.ledger
+        if not any(isinstance(effect, ResumeRun) for effect in effects) or not ledger.resumes_itself:
+            return
+        self.audit.record(Action.RUN_RESUME, run.run_id, caller=COORDINATOR)
+        wait = not self.has_room
+        run.post(ResumeRequested(wait))
+        if wait:
+            self.queue.append(run.run_id)
 
     def _audit_effects(self, run_id: RunId, effects: Effects) -> None:
         for entry in entries_of(run_id, effects):

@@ -207,12 +207,13 @@ class Rank:
         return RemoteJudge(self, manifest, opened)
 
     def status(self) -> pb.RankMessage:
-        """Return the report of this process: bytes received, sent and exchanged."""
+        """Return the report of this process: bytes received, sent and exchanged, and the clients that sent them."""
         done = pb.RankStatus(
             received_bytes=self.uploads.received_bytes,
             sent_bytes=self.sent_bytes,
             exchanged_bytes=self.exchanged_bytes,
             store_address=self.meeting_point.address,
+            arrivals=self.uploads.arrivals.report(),
         )
         return pb.RankMessage(status=done)
 

@@ -8,8 +8,9 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.durable import told_outside
-from atoll.protocol.vocabulary import Digest, RunId
+from atoll.protocol.vocabulary import ClientId, Digest, RunId
 from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
+from atoll.server.audit.calls import caller_of
 from atoll.server.errors import StoreCorrupted
 from atoll.server.ranks.fetch import NoSuchVersion, NotFetched
 from atoll.server.ranks.rank import CoordinatorAway, Rank
@@ -33,7 +34,9 @@ class AggregatorService(rpc.AggregatorServicer):
         opened = (await opening(requests, context, "DownloadOpen")).open
         try:
             version = await self._rank.version(RunId(opened.run_id), Digest(opened.digest))
-            async for reply in send_version(version, opened, requests):
+            client_id = ClientId(caller_of(context).name)
+            signs = self._rank.uploads.arrivals.signs_of(requests, client_id)
+            async for reply in send_version(version, opened, signs):
                 self._rank.sent_bytes += len(reply.data)
                 yield reply
         except BadRequest as error:

@@ -17,6 +17,7 @@ from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.names.conflicts import UNKNOWN, Claimant
 from atoll.server.names.places import RANK, Places
 from atoll.server.ranks.spread_parts import SpreadParts
+from atoll.server.transfers.arrivals import Arrivals
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,13 @@ class Ranks:
         num_ranks: the number of ranks.
         on_change: called when a rank has come or gone.
         places: the places of the ranks.
+        arrivals: learns of the bytes that come to the ranks.
     """
 
-    def __init__(self, num_ranks: int, on_change: Callable[[], None], places: Places) -> None:
+    def __init__(
+        self, num_ranks: int, on_change: Callable[[], None], places: Places, arrivals: Arrivals | None = None
+    ) -> None:
+        self._arrivals = arrivals or Arrivals()
         self.num_ranks, self._on_change, self._places = num_ranks, on_change, places
         self._present: dict[int, RankConnection] = {}
         self._changed = asyncio.Event()
@@ -219,6 +224,7 @@ class Ranks:
         match message.WhichOneof("message"):
             case "status":
                 connection.done = message.status
+                self._arrivals.reported(connection.rank, message.status.arrivals)
                 connection.store_address = message.status.store_address or connection.store_address
             case "folded":
                 if (attempt := self._current(message.folded.attempt)) is not None:

@@ -19,7 +19,7 @@ from atoll.server.rounds.async_invitations import Invitations
 from atoll.server.rounds.events import Aggregate, Contribution, DrawCohort, Update
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
-from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_rules import RunRules
 
 
 class Buffer(OpenRound):
@@ -32,13 +32,14 @@ class Buffer(OpenRound):
         self,
         round_id: RoundId,
         base_version: Version,
-        policy: StragglerPolicy,
+        rules: RunRules,
         membership: Membership,
         invitations: Invitations,
         updates: list[Update],
         now: float,
     ) -> None:
-        super().__init__(round_id, base_version, policy, membership, now)
+        super().__init__(round_id, base_version, rules, membership, now)
+        policy = rules.policy
         assert len(updates) <= policy.num_wanted
         self.invitations = invitations
         self.updates: list[Update] = []
@@ -56,7 +57,12 @@ class Buffer(OpenRound):
         return self.record.deadline if self.is_open and not self._is_overdue else None
 
     def time_passed(self, now: float) -> Effects:
-        """Invite no further clients: the buffer was not full within `fill_timeout`."""
+        """Invite no further clients: the buffer was not full within `fill_timeout`; without any, wait for some."""
+        may_wait = not (self.invitations or self._has_quorum or [*self.membership.awaiting()])
+        may_wait &= not self._is_drawing or self.record.waiting_since is not None
+        if may_wait and (look_again := self._wait_on(now)) is not None:
+            self.record.deadline = look_again
+            return ()
         self._is_overdue, self._is_drawing = True, False
         return ()
 
@@ -115,6 +121,9 @@ class Buffer(OpenRound):
         if not self.is_open or not self._is_drawing:
             return ()
         self._is_drawing, self.record.drawn_at = False, self.record.drawn_at or now
+        if self.record.waiting_since is not None:
+            self.record.wait_is_over(now)
+            self.record.deadline = now + self.policy.fill_timeout
         return self.invitations.invite(self.record, clients, now)
 
     @property
@@ -141,15 +150,19 @@ class Buffer(OpenRound):
     def _close_or_abandon(self, close: CloseReason, abandon: AbandonReason, now: float) -> Effects:
         if self._has_quorum:
             return self._close(close, now)
-        reason = abandon if self.has_begun else AbandonReason.TOO_FEW_CLIENTS
+        is_in_vain = not self.has_begun or self.record.waiting_since is not None
+        reason = AbandonReason.TOO_FEW_CLIENTS if is_in_vain else abandon
         if self._may_wait_for_approvals((update.client_id for update in self.updates), now):
             reason = AbandonReason.AWAITS_APPROVAL
+        elif not is_in_vain and self._lacks_only_the_away(update.client_id for update in self.updates):
+            reason = AbandonReason.AWAITS_CLIENTS
         counts = f"{len(self.updates)} accepted, quorum {self.record.quorum}"
         return self._abandon(reason, now, counts + self.record.why_below_quorum)
 
     def _close(self, reason: CloseReason, now: float) -> Effects:
         record = self.record
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
+        record.wait_is_over(now)
         self._is_drawing = False  # the answer to a draw that is under way is ignored
         return (self._aggregate(),)
 

@@ -4,10 +4,12 @@ No sockets, no clock, no tensors, no randomness, no await. The driver of the mac
 a test) delivers events together with the time, and carries out the effects.
 
     SELECTING ---enough clients available: DrawCohort, CohortDrawn-------> COLLECTING
-    SELECTING ---selection_timeout, fewer available than the quorum------> ABANDONED, unless approvals can make it
+    SELECTING ---selection_timeout, fewer available than the quorum------> ABANDONED, or the round waits: for
+                 approvals that can make it, or by `RunRules.wait` until there are enough
     COLLECTING --enough updates, all clients have answered, linger over,
                  deadline (+ grace) with the quorum----------------------> AGGREGATING
-    COLLECTING --quorum out of reach, deadline below the quorum----------> ABANDONED
+    COLLECTING --quorum out of reach, deadline below the quorum----------> ABANDONED; but a quorum that silent clients
+                 can still make, and no other cohort, waits for the deadline
     AGGREGATING --Aggregated---------------------------------------------> COMMITTED
     AGGREGATING --AggregationFailed--------------------------------------> ABANDONED
     SELECTING, COLLECTING --stop-----------------------------------------> ABANDONED
@@ -27,6 +29,7 @@ from atoll.protocol.vocabulary import (
     CloseReason,
     Digest,
     Fate,
+    LossReason,
     Phase,
     ReleaseReason,
     RoundId,
@@ -35,8 +38,9 @@ from atoll.protocol.vocabulary import (
 from atoll.server.rounds.events import Accept, Aggregate, Contribution, DrawCohort, Invite, Release, Update
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.open_round import Effects, OpenRound
-from atoll.server.rounds.policy import FIRST_WAIT_S, StragglerPolicy
+from atoll.server.rounds.policy import FIRST_WAIT_S
 from atoll.server.rounds.record import ClientRecord
+from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject, work_scale
 
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)
@@ -54,21 +58,21 @@ class Round(OpenRound):
         self,
         round_id: RoundId,
         base_version: Version,
-        policy: StragglerPolicy,
+        rules: RunRules,
         membership: Membership,
         late: dict[ClientId, Update],
         now: float,
-        max_share: float = 1.0,
     ) -> None:
-        super().__init__(round_id, base_version, policy, membership, now)
-        self.late, self._max_share = late, max_share
+        super().__init__(round_id, base_version, rules, membership, now)
+        policy = rules.policy
+        self.late, self._max_share = late, policy.max_share if rules.weighs else 1.0
         self._select_by = now + policy.selection_timeout
         self._first_by = math.inf
         if policy.waits_first(round_id):
             self._first_by, self.record.num_needed_to_draw = now + FIRST_WAIT_S, policy.first_available
         self._waiting: set[ClientId] = set()
         self._reported: dict[ClientId, Update] = {}
-        self._in_grace = False
+        self._in_grace = self._is_held = False
 
     # ------------------------------------------------------------ time
 
@@ -117,10 +121,15 @@ class Round(OpenRound):
     # ------------------------------------------------------------ selecting
 
     def look_for_clients(self, now: float) -> Effects:
-        """Draw a cohort as soon as enough clients are available."""
+        """Draw a cohort as soon as enough clients are available, or end the wait for silent ones when it is over."""
+        if self._is_held:
+            return self._settle(now) if self.record.phase is Phase.COLLECTING else ()
         if self.record.phase is not Phase.SELECTING or self._is_drawing:
             return ()
-        needed = self.record.num_needed_to_draw
+        if self.record.waiting_since is not None and self._can_make_quorum():
+            self.record.wait_is_over(now)
+            self._select_by = now + self.policy.selection_timeout  # clients that come together are in it together
+        needed = self.membership.enough_of(self.record.num_needed_to_draw)
         if self.membership.num_connected < needed:
             return ()
         if self.membership.num_available < needed and not self._can_make_quorum():
@@ -135,15 +144,22 @@ class Round(OpenRound):
     def _selecting_is_over(self, now: float) -> Effects:
         """Draw from fewer clients, or from those that rest, or wait on for approvals, or abandon the round."""
         if self._can_make_quorum():
+            if self._wait is not None:
+                self.membership.settle_for_these()
             return self._draw()
         resting = [c for c in self.membership.resting() if self.membership.is_connected(c)]
         if resting:
             self.membership.wake()  # a rest must not cost a round
             if self._can_make_quorum():
                 return self._draw()
-        if self._may_wait_for_approvals((*self._reported, *self.late, *self.membership.available()), now):
+        counted = {*self._reported, *self.late, *self.membership.available()}
+        if self._may_wait_for_approvals(counted, now):
             assert self.membership.approval_by is not None
             self._select_by = min(now + self.policy.selection_timeout, self.membership.approval_by)
+            return ()
+        are_approvals_late = len(counted.union(self.membership.awaiting())) >= self.record.quorum
+        if not are_approvals_late and (look_again := self._wait_on(now)) is not None:
+            self._select_by = look_again
             return ()
         return self._too_few_clients(now)
 
@@ -159,7 +175,8 @@ class Round(OpenRound):
 
     def _too_few_clients(self, now: float) -> Effects:
         available, needed = self.membership.num_available, self.record.quorum
-        detail = f"{available} available after {self.policy.selection_timeout:g} s, {needed} needed"
+        seconds = max(self.policy.selection_timeout, now - (self.record.waiting_since or now))
+        detail = f"{available} available after {seconds:g} s, {needed} needed"
         return self._abandon(AbandonReason.TOO_FEW_CLIENTS, now, detail)
 
     def cohort_drawn(self, clients: tuple[ClientId, ...], now: float) -> Effects:
@@ -169,6 +186,7 @@ class Round(OpenRound):
         record = self.record
         self._is_drawing = False
         record.phase, record.drawn_at = Phase.COLLECTING, now
+        record.wait_is_over(now)
         record.clients = {c: ClientRecord(invited_at=now) for c in sorted(clients)}
         for client_id, client in record.clients.items():
             self.membership.chosen(client_id)
@@ -284,10 +302,13 @@ class Round(OpenRound):
 
     def _settle(self, now: float) -> Effects:
         """Close or abandon the round if no further answer can change that; begin the linger time at the quorum."""
-        record, policy = self.record, self.policy
+        record, policy, self._is_held = self.record, self.policy, False
         if len(self._reported) >= policy.cohort_size:
             return self._close(CloseReason.ENOUGH, now)
         expected = self._uploading() if self._in_grace else self._waiting
+        if self._reachable(expected) < record.quorum and self._may_return(expected):
+            self._is_held = True
+            return ()
         if not expected:
             reason = CloseReason.DEADLINE if self._in_grace and self._waiting else CloseReason.ALL_ANSWERED
             return self._close_or_abandon(reason, now)
@@ -298,6 +319,18 @@ class Round(OpenRound):
             if policy.linger == 0:
                 return self._close(CloseReason.LINGER_OVER, now)
         return ()
+
+    def _may_return(self, expected: Iterable[ClientId]) -> bool:
+        """Return whether silent clients of this cohort can still make the quorum by the deadline, and no new draw can.
+
+        Their work continues while their lease is over: an update that is finished by the deadline counts.
+        """
+        record, membership = self.record, self.membership
+        if self._in_grace or len({*self.late, *membership.available()}) >= record.quorum:
+            return False
+        lost = (client_id for client_id, _ in record.with_fate(Fate.LOST))
+        silent = [c for c in lost if membership.lost_because(c) == LossReason.LEASE_EXPIRED]
+        return bool(silent) and self._reachable((*expected, *silent)) >= record.quorum
 
     # ------------------------------------------------------------ the end
 
@@ -313,8 +346,11 @@ class Round(OpenRound):
         return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH if on_time else AbandonReason.BELOW_QUORUM, now)
 
     def _below_quorum(self, reason: AbandonReason, now: float) -> Effects:
+        awaited = self._waiting if reason is AbandonReason.QUORUM_OUT_OF_REACH else ()  # else they are late
         if self._may_wait_for_approvals((*self._reported, *self.late, *self._waiting), now):
             reason = AbandonReason.AWAITS_APPROVAL
+        elif self._lacks_only_the_away((*self._reported, *self.late, *awaited)):
+            reason = AbandonReason.AWAITS_CLIENTS
         counts = f"{self._reachable()} accepted, quorum {self.record.quorum}"
         return self._abandon(reason, now, counts + self.record.why_below_quorum)
 

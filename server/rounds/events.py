@@ -431,6 +431,11 @@ class PauseRun:
 
 
 @value
+class ResumeRun:
+    """Deliver ResumeRequested: the clients for which a paused run has waited in vain are back."""
+
+
+@value
 class EndRun:
     """End the run, with this state and cause. Delivered once for each end."""
 
@@ -454,5 +459,6 @@ Effect = (
     | ComputeMetrics
     | OpenNextRound
     | PauseRun
+    | ResumeRun
     | EndRun
 )

@@ -29,6 +29,7 @@ class Ledger:
     failures: int = 0  # rounds abandoned in a row
     stop_reason: str | None = None  # the operator's, while a round still aggregates
     pause_reason: str | None = None  # the operator's, while a round is still open
+    resumes_itself: bool = False  # paused, or about to be, after a wait in vain: it resumes with the quorum's return
     is_round_due: bool = False  # OpenNextRound was given out and not yet answered
     retry_at: float = 0.0  # the time before which a round is not repeated; 0: there is none
     membership: Membership = field(default_factory=Membership)

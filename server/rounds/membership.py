@@ -33,6 +33,7 @@ class Membership:
     num_connected: int = 0
     pacer: Pacer = field(default_factory=Pacer)
     start: int = 0
+    settled_for: int = 0  # the connected clients for which a round was content after `selection_timeout`; 0: none was
     approval_by: float | None = None  # the end of the wait for approvals (`StragglerPolicy.approval_wait`) under way
 
     def __post_init__(self) -> None:
@@ -69,12 +70,22 @@ class Membership:
         member = self._changing(client_id)
         assert member is not None
         self.num_connected += not self._is_there(member)
+        if self.num_connected > self.settled_for:
+            self.settled_for = 0  # one is back
         member.session, member.profile, member.lost_because, member.start = session, profile, "", self.start
         member.has_declined = False
         if member.trouble is not None:
             member.trouble.waits = member.trouble.declines_evaluation = False
         member.software, member.seen_at = software or member.software, now
         self._declining.discard(client_id)
+
+    def settle_for_these(self) -> None:
+        """Let no further round wait for more clients than are connected now, until there are more."""
+        self.settled_for = self.num_connected
+
+    def enough_of(self, wanted: int) -> int:
+        """Return the number of connected clients for which a round that wants `wanted` waits."""
+        return min(wanted, self.settled_for) if self.settled_for else wanted
 
     def declined(self, client_id: ClientId, *, waits: bool = False) -> None:
         """Exclude a client from the candidates until it joins again: its site does not let it train for this run.

@@ -7,26 +7,31 @@
 `cohort_round` is the round with a cohort, `buffer_round` that of an asynchronous run.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
 from atoll.server.rounds.events import Abandon, Aggregate, Commit, Effect, Update
 from atoll.server.rounds.membership import Membership
-from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
+from atoll.server.rounds.run_rules import RunRules
 from atoll.server.rounds.update_claims import work_scale
 
 Effects = tuple[Effect, ...]
+
+NEWS_S = 3600.0
+"""The seconds between two looks at a wait for clients, each of which is an event and a line of the log."""
 
 
 class OpenRound(ABC):
     """A round that has not ended. A new round is a new machine."""
 
     def __init__(
-        self, round_id: RoundId, base_version: Version, policy: StragglerPolicy, membership: Membership, now: float
+        self, round_id: RoundId, base_version: Version, rules: RunRules, membership: Membership, now: float
     ) -> None:
-        self.policy, self.membership = policy, membership
+        policy = rules.policy
+        self.policy, self.membership, self._wait = policy, membership, rules.wait
         self.record = RoundRecord(
             round_id=round_id,
             base_version=base_version,
@@ -97,6 +102,19 @@ class OpenRound(ABC):
         if membership.approval_by is None:
             membership.approval_by = now + self.policy.approval_wait
         return now < membership.approval_by
+
+    def _wait_on(self, now: float) -> float | None:
+        """Begin or continue the wait for clients; return when to look again, or None: the run waits no longer."""
+        if self._wait is None:
+            return None
+        since = self.record.waiting_since = self.record.waiting_since or now
+        until = math.inf if self._wait.most is None else since + self._wait.most
+        return min(now + NEWS_S, until) if now < until else None
+
+    def _lacks_only_the_away(self, counted: Iterable[ClientId]) -> bool:
+        """Return whether the `counted` clients would make the quorum with those that time or a person brings back."""
+        away = {*self.record.away()} if self._wait is not None else set()
+        return bool(away) and len(away.union(counted)) >= self.record.quorum
 
     @abstractmethod
     def look_for_clients(self, now: float) -> Effects:

@@ -127,8 +127,9 @@ class StragglerPolicy(BaseModel):
     `num_examples`; or accepted with weight `num_examples * work`."""
 
     retry: int = Field(default=3, ge=0, le=1_000_000)
-    """Rounds in a row that may be abandoned and tried again with a new cohort; after one more the run does what
-    `on_failure` says."""
+    """Rounds in a row that may begin, be abandoned and be tried again with a new cohort; after one more the run does
+    what `on_failure` says. A round that lacks only clients that are away, or that wait for time or a person, does not
+    count."""
 
     retry_wait: SecondsOrNone = 10.0
     """Seconds before the first of these repetitions; each further one waits twice as long, up to `retry_wait_max`. The
@@ -167,7 +168,8 @@ class StragglerPolicy(BaseModel):
 
     selection_timeout: Seconds = 300.0
     """Seconds to wait for `min_available` clients. Then the cohort is drawn from the available clients if they can make
-    the quorum; otherwise the round is abandoned."""
+    the quorum, and the following rounds wait for no more than these until another one is back; otherwise the round
+    waits on, by the table `[wait]`. In a simulation it is abandoned."""
 
     max_examples: int = Field(default=1_000_000_000, ge=1, le=2**40)
     """Most examples, or units of them, that an update may claim; above, it is refused. Also the largest count of a

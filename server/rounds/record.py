@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from atoll.aggregation.printable import conclusion, count_of
 from atoll.protocol.vocabulary import (
+    AWAY,
     AbandonReason,
     ClientId,
     CloseReason,
@@ -120,10 +121,24 @@ class RoundRecord:
     too_old: list[TooOldRecord] = field(default_factory=list)  # asynchronous: since this round's version, or its buffer
     weight_cap: float | None = None  # with which those of `capped` count, by `max_share`; None: none does
     capped: dict[ClientId, float] = field(default_factory=dict)  # the weights that were above it, by client
+    waiting_since: float | None = None  # the beginning of the wait for clients under way, by `RunRules.wait`
+    waited: float = 0.0  # seconds of such waits that are over
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """Return the invitations with one of these fates, sorted by client id."""
         return ((c, r) for c, r in sorted(self.clients.items()) if r.fate in fates)
+
+    def away(self) -> Iterator[ClientId]:
+        """Yield the invited clients without an update that time or a person brings back."""
+        for client_id, row in self.with_fate(Fate.LOST, Fate.FAILED, Fate.WAITING):
+            is_gone = row.fate is Fate.LOST or (row.fate is Fate.WAITING and row.disconnected_at is not None)
+            if is_gone or (row.fate is Fate.FAILED and row.reason in AWAY):
+                yield client_id
+
+    def wait_is_over(self, now: float) -> None:
+        """Note that enough clients are there, or that the round has ended."""
+        if self.waiting_since is not None:
+            self.waited, self.waiting_since = self.waited + now - self.waiting_since, None
 
     @property
     def why_below_quorum(self) -> str:

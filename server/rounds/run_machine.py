@@ -53,6 +53,7 @@ from atoll.server.rounds.events import (
     PauseRequested,
     PauseRun,
     ResumeRequested,
+    ResumeRun,
     RoundDue,
     RunStarted,
     SamplerFailed,
@@ -174,7 +175,18 @@ class RunMachine(Evaluations):
         evaluation = self.ledger.evaluation
         if evaluation and evaluation.is_waiting_for(client_id):
             effects.append(evaluation.ask(client_id, self.ledger.membership.counted_round(client_id)))
+        if self._are_enough_back:
+            effects.append(ResumeRun())
         return tuple(effects)
+
+    @property
+    def _are_enough_back(self) -> bool:
+        """Return whether the run is paused for want of clients that are here now."""
+        ledger = self.ledger
+        if ledger.state is not RunState.PAUSED or not ledger.resumes_itself:
+            return False
+        accepted = {*ledger.carried, *(update.client_id for update in ledger.waiting)}
+        return len(accepted.union(ledger.membership.available())) >= self.rules.policy.quorum_count
 
     def _client_disconnected(self, event: ClientDisconnected, now: float) -> Effects:
         client_id = event.client_id
@@ -217,15 +229,13 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
         late, ledger.carried = ledger.carried, {}
-        policy = self.rules.policy
-        most = policy.max_share if self.rules.weighs else 1.0
-        return Round(ledger.next_round, ledger.version, policy, ledger.membership, late, now, most)
+        return Round(ledger.next_round, ledger.version, self.rules, ledger.membership, late, now)
 
     def _buffer(self, now: float) -> Buffer:
         ledger, policy = self.ledger, self.rules.policy
         ledger.forget_old_rounds(most=3, oldest_base=Version(ledger.version - policy.max_staleness))
         first, ledger.waiting = ledger.waiting[: policy.num_wanted], ledger.waiting[policy.num_wanted :]
-        return Buffer(ledger.next_round, ledger.version, policy, ledger.membership, self.invitations, first, now)
+        return Buffer(ledger.next_round, ledger.version, self.rules, ledger.membership, self.invitations, first, now)
 
     def _cohort_drawn(self, event: CohortDrawn, now: float) -> Effects:
         round_ = self._open(event.round_id)
@@ -292,6 +302,8 @@ class RunMachine(Evaluations):
         """Repeat an abandoned round after a wait; after more than `retry` in a row fail or pause the run."""
         policy, ledger = self.rules.policy, self.ledger
         assert record.abandon_reason is not None
+        if record.waiting_since is not None and record.abandon_reason is AbandonReason.TOO_FEW_CLIENTS:
+            return self._waited_in_vain(record)
         if record.abandon_reason not in COSTS_NO_RETRY:
             ledger.failures += 1
             record.retry, record.retry_max = ledger.failures, policy.retry
@@ -307,6 +319,17 @@ class RunMachine(Evaluations):
             wait = seconds_to_retry(policy, failures=failures, seed=seed, round_id=record.round_id)
             if wait:
                 ledger.retry_at = record.retry_at = now + wait
+        return self._next_round_or_end()
+
+    def _waited_in_vain(self, record: RoundRecord) -> Effects:
+        """Fail or pause the run after the longest wait for clients that its rules allow."""
+        ledger, wait = self.ledger, self.rules.wait
+        assert wait is not None
+        cause = f"round {record.round_id} has waited for clients: {record.detail}"
+        if ledger.stop_reason is None and wait.then == "fail":
+            return self._end(RunState.FAILED, cause)
+        ledger.failures, ledger.resumes_itself = 0, ledger.pause_reason is None
+        ledger.pause_reason = ledger.pause_reason or cause
         return self._next_round_or_end()
 
     def _take_round(self) -> OpenRound:
@@ -364,6 +387,7 @@ class RunMachine(Evaluations):
             ledger.rules = event.rules
             self._follow(event.rules)
         ledger.membership.wake()
+        ledger.resumes_itself = False
         if ledger.state in TERMINAL:
             ledger.failures, ledger.progress, ledger.early_stop = 0, None, ""  # patience begins anew
             ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now
@@ -385,6 +409,7 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger.settle_end(state)]
         ledger.state, ledger.cause, ledger.stop_reason, ledger.pause_reason = state, cause, None, None
+        ledger.resumes_itself = False
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due, ledger.retry_at = None, [], False, 0.0
         ledger.membership.approval_by = None
         ledger.membership.everyone_disconnected()  # from now on the driver reports no connections to the run

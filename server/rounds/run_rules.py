@@ -77,6 +77,14 @@ class EarlyStop:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitRules:
+    """The wait of a run for what time or a person mends: its length, and what follows."""
+
+    most: float | None = None  # seconds; None: without end
+    then: Literal["pause", "fail"] = "pause"
+
+
+@dataclass(frozen=True, slots=True)
 class RunRules:
     """The rules of a run: its straggler policy, its length, its evaluations, its best version, its early stop."""
 
@@ -96,6 +104,8 @@ class RunRules:
     """The way in which updates count: True by their examples, so that `max_share` bounds them; else all alike."""
     unevaluated_max: int = 0
     """The number of versions waiting for the server's evaluation at which no round begins; 0: rounds do not wait."""
+    wait: WaitRules | None = None
+    """The wait for clients; None: a round without them is abandoned, as in a simulation and in runs of earlier days."""
 
     @property
     def watched(self) -> tuple[WatchedMetric, ...]:

@@ -1,6 +1,8 @@
 """The wait of a run, in words: for whom, and why each of them cannot take part now. Pure."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from atoll.protocol.vocabulary import ClientId, FailureReason, Fate, Phase, RunState
 from atoll.server.rounds.cohort_round import Round
@@ -62,6 +64,70 @@ def retry_of(record: RoundRecord) -> str:
         else "the next follows, which uses up no retry,"
     )
     return f"{which} {record.retry_at - record.ended_at:.1f} s later"
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A client that a waiting run lacks."""
+
+    client: ClientId
+    since: float | None  # of its newest sign of life in the run [s since the epoch]; None: there was none
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The wait of a run for what no retry of its own can bring: for time or a person."""
+
+    cause: str  # "too_few_clients", "awaits_approval"
+    since: float  # [s since the epoch]
+    missing: tuple[Missing, ...]
+
+    def sentence(self, now: float) -> str:
+        """Return the cause with the names, and the duration until `now`."""
+        names = [f"{m.client} ({m.why}{f', since {_instant(m.since)}' if m.since else ''})" for m in self.missing]
+        who = ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
+        lacking = who or "no client has joined yet: `atoll client invite NAME` invites a site"
+        duration = duration_of(now - self.since)
+        return f"waiting for clients since {_instant(self.since)} ({duration}): {lacking}"
+
+
+def wait_of(machine: RunMachine) -> Wait | None:
+    """Return what a run waits for before its next round can invite clients, or by which it is paused; None: nothing."""
+    ledger, round_ = machine.ledger, machine.round
+    membership = ledger.membership
+    if ledger.state is RunState.PAUSED and ledger.resumes_itself:
+        last = ledger.past[max(ledger.past)]
+        return Wait("too_few_clients", last.waiting_since or ledger.now, _missing(membership))
+    if ledger.state is not RunState.RUNNING or round_ is None or ledger.training or not round_.may_draw:
+        return None
+    record = round_.record
+    there = {*(update.client_id for update in round_.held), *membership.available()}
+    if len(there) >= record.quorum:
+        return None
+    awaits_approval = len(there.union(membership.awaiting())) >= record.quorum
+    cause = "awaits_approval" if awaits_approval else "too_few_clients"
+    return Wait(cause, record.waiting_since or record.opened_at, _missing(membership))
+
+
+def _missing(membership: Membership) -> tuple[Missing, ...]:
+    """Return the members that cannot be invited, sorted."""
+    whys = ((c, why_not(membership, c)) for c in sorted(membership.members))
+    return tuple(Missing(c, membership.members[c].seen_at or None, why) for c, why in whys if why)
+
+
+def _instant(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def duration_of(seconds: float) -> str:
+    """Return a duration for a person, with two units at most."""
+    seconds = max(0, int(seconds))
+    for size, unit, smaller, its in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            rest = seconds % size // smaller
+            return f"{seconds // size} {unit}" + (f" {rest} {its}" if rest else "")
+    return f"{seconds} s"
 
 
 def what_a_round_lacks(machine: RunMachine) -> str:

@@ -81,7 +81,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             most = self._coordinator.config.max_connections
             what = f"{count_of(most, 'client is', 'clients are')} connected (max_connections): try again later"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
-        connection.clock_ahead = self._coordinator.clocks.ahead(first.hello.clock_us)
+        connection.clock_ahead = self._coordinator.clocks.ahead(first.hello.clock)
         if refusal := self._coordinator.clock_refusal(connection):  # before it joins runs, whose rounds it would fail
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
         if refusal := self._coordinator.attendance.refusal_of(connection):
@@ -189,6 +189,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if caller.role in TAKERS:
             what = f"{first.open.run_id} version {version.version}"
             self._coordinator.audit.record(Action.MODEL_EXPORT, what, digests={"model": version.digest}, caller=caller)
+        else:
+            requests = self._coordinator.arrivals.signs_of(requests, ClientId(caller.name))
         try:
             async for reply in send_version(version, first.open, requests):
                 yield reply

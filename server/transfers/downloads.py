@@ -16,11 +16,16 @@ from atoll.protocol import crash_points
 from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES
+from atoll.protocol.wire.line_fit import LineFit
 from atoll.server.files.versions import VersionFile
 from atoll.server.transfers.timeouts import SILENCE_S, in_time
 
 BOXES_MAX = 65_536
 """The number of boxes that one download may ask for."""
+
+
+FOLLOWED_BYTES = 256 * 1024
+"""The size of a download from which on the client's grants are read also when none is needed [bytes]."""
 
 
 class NotHeld(LookupError):
@@ -56,14 +61,16 @@ async def send_version(
     ):
         content = _Content(reader, total, is_hashed=bool(opened.boxes))
         await content.skip(opened.position)
-        position = opened.position
+        position, clock, fit = opened.position, asyncio.get_running_loop().time, LineFit(CHUNK_BYTES)
         while position < total:
-            size = min(CHUNK_BYTES, total - position, await credit.beyond(position))
+            size = min(fit.num_bytes, total - position, await credit.beyond(position))
             if size <= 0:
                 return  # the client has ended its side
             data = await content.read(position, position + size)
+            begun = clock()
             with _cancelled_when_stalled():
                 yield Data(data)
+            fit.confirmed(begun, clock())
             position += size
             crash_points.reached("download.mid")
         if opened.boxes:
@@ -120,8 +127,9 @@ class _Credit:
 
     @contextmanager
     def followed(self, requests: AsyncIterator[pb.DownloadRequest], total: int) -> "Iterator[_Credit]":
-        """Read further grants within the block, unless all `total` bytes are granted already."""
-        following = asyncio.ensure_future(self._follow(requests)) if self._granted < total else None
+        """Read further grants within the block, each a sign of life, unless all of few bytes are granted already."""
+        is_awaited = self._granted < total or total > FOLLOWED_BYTES
+        following = asyncio.ensure_future(self._follow(requests)) if is_awaited else None
         try:
             yield self
         finally:

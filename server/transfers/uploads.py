@@ -31,6 +31,7 @@ from atoll.protocol.wire.upload_window import Confirmations, chunk_of, window_of
 from atoll.server.files.incoming import SMALL_BYTES, Incoming
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.parts.gathering import newest_first
+from atoll.server.transfers.arrivals import Arrivals
 from atoll.server.transfers.downloads import BadRequest
 from atoll.server.transfers.parts import PartStreams, PartsUnderWay
 from atoll.server.transfers.timeouts import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
@@ -81,6 +82,7 @@ class Uploads:
         compute_of: returns the threads for a run's checks.
         floor: the speed below which an upload is ended [bytes/s]; 0: none (`timeouts.Patience`).
         parts: the streams of updates in parts.
+        arrivals: learns of all bytes that come.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class Uploads:
         *,
         floor: float = FLOOR_BYTES_PER_S,
         parts: PartStreams | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
+        self.arrivals = arrivals or Arrivals()
         self._judge_of, self._store_of, self._compute_of, self._floor = judge_of, store_of, compute_of, floor
         self._receiving: dict[tuple[RunId, RoundId, ClientId], Streams] = {}
         self._parts: PartStreams = parts or PartsUnderWay()
@@ -180,7 +184,9 @@ class Uploads:
             yield _reply(upload.refusal)
             return
         self._forget_partial(upload)
-        yield _reply(await upload.judge.decide(upload.kept))
+        verdict = await upload.judge.decide(upload.kept)
+        self.arrivals.over(upload.key, upload.digest)
+        yield _reply(verdict)
 
     async def _receive_part(
         self, upload: "_Upload", data: bytes, requests: AsyncIterator[UploadMessage]
@@ -203,6 +209,7 @@ class Uploads:
             verdict = await parts.verdict(part, upload.judge)
         if verdict is not None:
             self._forget_partial(upload)
+            self.arrivals.over(upload.key, upload.digest)
         yield pb.UploadReply(kept=True) if verdict is None else _reply(verdict)
 
     async def _receive_bytes(
@@ -216,16 +223,22 @@ class Uploads:
                 self.received_bytes += upload.take_at_once(file, data)
             else:
                 yield pb.UploadReply(position=file.position, window=window)
+            self._note_arrived(upload, file.position)
             confirmations = Confirmations(file.position, window)
             async with aclosing(upload.take(file, requests, self._floor, self._chunk_bytes)) as taken:
                 async for position, num_bytes in taken:
                     self.received_bytes += num_bytes
+                    self._note_arrived(upload, position)
                     is_last = position == upload.content.num_bytes  # the verdict confirms it
                     if confirmations.is_due(position, num_bytes) and not is_last:
                         window = self._window
                         confirmations.said(position, window)
                         yield pb.UploadReply(position=position, window=window)
             await upload.check(file)
+
+    def _note_arrived(self, upload: "_Upload", position: int) -> None:
+        place = upload.part.index if upload.part is not None else 0
+        self.arrivals.came(upload.key, upload.digest, upload.manifest.num_bytes, place=place, num_bytes=position)
 
     async def _discard_older(self, upload: "_Upload") -> None:
         """Discard a client's older partial uploads: beginning many and ending none must not fill the disk."""
@@ -304,6 +317,11 @@ class _Upload:
         """The sound and durable update."""
         self.refusal: pb.Verdict | None = None
         """The verdict on an update that is not sound."""
+
+    @property
+    def key(self) -> tuple[RunId, RoundId, ClientId]:
+        """The run, the round and the client of the update."""
+        return self.manifest.run_id, self.manifest.round_id, self.manifest.client_id
 
     async def refusal_of_codecs(self) -> pb.Verdict | None:
         """Open the codecs of installed packages; return the refusal where one is not here, or not of this version."""

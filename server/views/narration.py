@@ -28,11 +28,12 @@ from atoll.server.rounds.events import (
     Reject,
     Release,
     ResumeRequested,
+    TimePassed,
     UpdateRefused,
 )
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.waiting import named, retry_of, what_a_round_lacks
+from atoll.server.rounds.waiting import named, retry_of, wait_of, what_a_round_lacks
 
 LINE_MAX = 200
 """The characters of a client's message in a line of the log; `atoll round show` has all of them."""
@@ -54,10 +55,12 @@ class Narrator:
         """
         if isinstance(event, CoordinatorStarted):
             self._waits.clear()
-        return (*narrate(machine, event, effects), *self._new_wait(machine))
+        return (*narrate(machine, event, effects), *self._new_wait(machine, event))
 
-    def _new_wait(self, machine: RunMachine) -> tuple[str, ...]:
+    def _new_wait(self, machine: RunMachine, event: Event) -> tuple[str, ...]:
         wait = wait_for_clients(machine)
+        if isinstance(event, TimePassed) and wait and (lacks := wait_of(machine)) is not None:
+            return (f"{wait}; {lacks.sentence(machine.ledger.now)}",)  # each hour
         if not wait or len(self._waits) >= WAITS_MAX:
             self._waits.clear()
         if not wait or wait in self._waits:

@@ -1,5 +1,6 @@
 """The views of runs in JSON types, for the commands on this machine and for remote ones."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -21,7 +22,7 @@ from atoll.server.names.places import CLIENT
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.waiting import what_a_pause_waits_for, what_a_run_waits_for, why_not
+from atoll.server.rounds.waiting import wait_of, what_a_pause_waits_for, what_a_run_waits_for, why_not
 from atoll.server.statistics import results
 from atoll.server.views import message_views
 from atoll.server.views.history import History
@@ -140,7 +141,29 @@ def run_of(history: History, name: str) -> RunRow:
     return runs[-1]
 
 
-def _run(history: History, row: RunRow) -> Document:
+WAITING = "waiting"
+"""The state in which a running run is shown while it waits for what time or a person mends."""
+
+
+def _run(history: History, row: RunRow, machine: RunMachine | None = None) -> Document:
+    """Return the facts of a run; `wait` says what it waits for, with the missing sites, and is the cause then."""
+    wait = _waiting_for(history, row, machine)
+    shown = {} if wait is None or row.state is not RunState.RUNNING else {"state": WAITING, "cause": wait["sentence"]}
+    return _facts(history, row) | shown | {"wait": wait}
+
+
+def _waiting_for(history: History, row: RunRow, machine: RunMachine | None) -> Document | None:
+    if row.config.is_of_messages or row.state not in (RunState.RUNNING, RunState.PAUSED):
+        return None
+    machine = machine or history.machine(row.run_id)
+    if (wait := wait_of(machine)) is None:
+        return None
+    missing = [{"site": one.client, "since": one.since, "why": one.why} for one in wait.missing]
+    sentence = wait.sentence(time.time())
+    return {"cause": wait.cause, "since": wait.since, "missing": missing, "sentence": sentence}
+
+
+def _facts(history: History, row: RunRow) -> Document:
     return {
         "run": row.run_id,
         "name": row.name,
@@ -162,7 +185,7 @@ def _whole_run(history: History, row: RunRow) -> Document:
         return _run(history, row) | message_views.details(history, row) | settings
     evaluations = history.evaluations(row.run_id)
     machine = history.machine(row.run_id)
-    return _run(history, row) | {
+    return _run(history, row, machine) | {
         "metrics": measures(evaluations),
         "unmeasured": unmeasured(evaluations),
         "best": _best(machine),
@@ -209,7 +232,8 @@ def _wait(history: History, machine: RunMachine) -> str:
 def _plain_wait(history: History, machine: RunMachine) -> str:
     if machine.ledger.state is RunState.RUNNING and history.coordinator() is None:
         return "no coordinator holds the state directory: start it, and the run goes on"
-    return what_a_run_waits_for(machine)
+    wait = wait_of(machine)
+    return what_a_run_waits_for(machine) + (f"; {wait.sentence(time.time())}" if wait is not None else "")
 
 
 def _round(history: History, run_id: RunId, number: int) -> Document:

@@ -9,7 +9,7 @@ a crash of all processes at the end of a round: clients that were at work begin 
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -118,7 +118,7 @@ class Federation:
         if saved:
             self._check_data(saved, folder)
             reopen(saved.ledger, config.rounds)
-        self.machine = RunMachine(config.rules, saved.ledger if saved else None)
+        self.machine = RunMachine(replace(config.rules, wait=None), saved.ledger if saved else None)
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads

@@ -32,6 +32,7 @@ from atoll.server.rounds.events import (
     PauseRun,
     Release,
     ResumeRequested,
+    ResumeRun,
     RoundDue,
     RunStarted,
     SamplerFailed,
@@ -312,6 +313,8 @@ class SimulatedCoordinator:
                 self._later(self.world.scenario.pause, self._open_next_round, at_least=not_before - now)
             case PauseRun():
                 self.world.run_paused()
+            case ResumeRun():
+                self._later(0.5, self._resume_by_itself)
             case EndRun():
                 self.streams.send_to_all(client.RunEnded(RUN))
                 self.world.run_ended()
@@ -407,6 +410,11 @@ class SimulatedCoordinator:
     def unpause_run(self, *, wait: bool) -> None:
         """Resume a paused run, on the operator's command or from the queue; its clients are still known."""
         self.post(ResumeRequested(wait))
+
+    def _resume_by_itself(self) -> None:
+        """Resume a run that has waited in vain for clients which are back."""
+        if self.is_paused and self.running.ledger.resumes_itself:
+            self.post(ResumeRequested())
 
     def resume_run(self) -> None:
         """Reopen an ended run on the operator's command, and introduce the connected clients."""

@@ -106,10 +106,13 @@ class Faults:
     """Share of the clients that decline everything until their operator approves."""
     approval: Seconds = 60.0
     """Mean time until that approval."""
+    absence_gap: Seconds = 0.0
+    """Absence of a client, for hours."""
+    absence: Seconds = 3600.0
 
 
 COORDINATOR_DIES = ("coordinator_crashes", "crash_at_step")
-CUTS = ("cut_gap", "offline", "half_open", "partition_gap", "one_way", "arrives_after_the_end")
+CUTS = ("cut_gap", "offline", "half_open", "partition_gap", "one_way", "arrives_after_the_end", "absence_gap")
 MESSAGES = ("broken_by", "dropped", "delayed", "repeated", "overtakes")
 TRANSFERS = ("verdict_lost", "upload_cut", "upload_damaged", "upload_repeated", "download_fails", "download_damaged")
 AGENT_DIES = ("agent_crash_gap", "agent_crash_at_step", "leave_gap", "half_open", "worker_crashes", "worker_hangs")
@@ -192,5 +195,7 @@ def _random_faults(rng: random.Random) -> Faults:
         operator_gap=rng.choice([20.0, 100.0]),
         pauses=int(maybe(0.25, 1, 2, 4)),
         approvals=maybe(0.2, 0.3, 1.0),
-        approval=rng.choice([10.0, 60.0, 300.0]),  # last, so that a seed's other draws did not change
+        approval=rng.choice([10.0, 60.0, 300.0]),  # new ones come last, so that a seed's other draws did not change
+        absence_gap=maybe(0.15, 60.0, 300.0),
+        absence=rng.choice([600.0, 3600.0, 10800.0]),
     )

@@ -8,7 +8,7 @@ from atoll.protocol.vocabulary import Version
 from atoll.server.config.run import CohortConfig
 from atoll.server.rounds.events import Sums
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.run_rules import EarlyStop, RunRules, Source, WatchedMetric
+from atoll.server.rounds.run_rules import EarlyStop, RunRules, Source, WaitRules, WatchedMetric
 from atoll.simulations.histories.faults import Faults, Seconds, random_faults
 
 TASK = "task"
@@ -131,6 +131,14 @@ def with_random_waits(policy: StragglerPolicy, rng: random.Random) -> StragglerP
     return policy.model_copy(update=waits)
 
 
+def with_random_wait(rules: RunRules, num_clients: int, rng: random.Random) -> RunRules:
+    """Draw the wait for clients, in half of the worlds; one without end needs clients that can make the quorum."""
+    endless = [None, None] if num_clients >= rules.policy.quorum_count else []
+    pauses = WaitRules(rng.choice([30.0, 600.0, 7200.0, *endless]))
+    wait = rng.choice([pauses, replace(pauses, then="fail")])
+    return rules if rng.random() < 0.5 else replace(rules, wait=wait)
+
+
 def with_random_measures(rules: RunRules, rng: random.Random) -> RunRules:
     """Draw the metrics that decide about a run, in half of the worlds, from a generator of their own."""
     pick = rng.choice
@@ -181,6 +189,7 @@ def random_scenario(seed: int, preset: str = "standard") -> Scenario:
     cohort = scenario.cohort if rng.random() < 0.6 else random_learning_cohort(rng, policy)
     policy = with_random_waits(rules.policy, random.Random(f"waits {seed}"))
     rules = replace(rules, policy=policy, pacer_window=cohort.window_of_the_pacer)
+    rules = with_random_wait(rules, scenario.num_clients, random.Random(f"wait {seed}"))
     measures, parts = random.Random(f"measures {seed}"), random.Random(f"parts {seed}")
     return replace(
         scenario,

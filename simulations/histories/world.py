@@ -31,6 +31,8 @@ MOMENT = 1e-6
 """Shortest wait [s]; a shorter one could vanish when it is added to a time."""
 PAUSES_MAX = 3
 """Number of times that the operator resumes a run that its own policy has paused; then the operator stops it."""
+ABSENCES_MAX = 2
+"""Number of times that a client is away for hours: a quorum must be there at the same time in the end."""
 DRAIN = 3000.0
 """Seconds after the end of the run within which every agent must be idle."""
 
@@ -169,6 +171,7 @@ class World:
             self._repeat("leave_gap", agent.leave, faults.leave_gap)
             self._repeat("cut_gap", partial(self._cut, agent), faults.cut_gap)
             self._repeat("suspend_gap", partial(self._suspend, agent), faults.suspend_gap)
+            self._plan_absences(agent)
         self._repeat("partition_gap", self._partition, faults.partition_gap)
         self._repeat("full_disk_gap", self._fill_disk, faults.full_disk_gap)
         self._repeat("strangers", self._stranger, 15.0, faults.strangers)
@@ -254,7 +257,7 @@ class World:
     def run_paused(self) -> None:
         """Take note of a pause: the operator resumes a run that its own policy has paused, a few times."""
         rules = self.scenario.rules
-        pauses_itself = rules.policy.on_failure == "pause" or rules.watched
+        pauses_itself = rules.policy.on_failure == "pause" or rules.watched or rules.wait
         if not pauses_itself or self._is_unpause_planned:
             return
         self._is_unpause_planned = True
@@ -280,6 +283,24 @@ class World:
             agent.approved_at = BEGIN + rng.expovariate(1 / faults.approval)
             self.at(agent.approved_at, agent.approved)
 
+    def _plan_absences(self, agent: SimulatedAgent) -> None:
+        """Let an agent be away for hours, by chances of its own: those of the world stay."""
+        rng, faults = random.Random(f"absence {self.seed} {agent.client_id}"), self.scenario.faults
+
+        def leave(left: int) -> None:
+            if not self._is_troubled or not left:
+                return
+            seconds = rng.expovariate(1 / faults.absence)
+            self.remark(agent.client_id, f"is away for {seconds / 3600:.1f} h")
+            self.history.faults["absence_gap"] += 1
+            agent.offline_until = max(agent.offline_until, self.now + seconds)
+            if agent.connection is not None:
+                agent.connection.cut(half_open=False)
+            self.after(seconds + rng.expovariate(1 / faults.absence_gap), partial(leave, left - 1))
+
+        if faults.absence_gap:
+            self.after(rng.expovariate(1 / faults.absence_gap), partial(leave, ABSENCES_MAX))
+
     def run_ended(self) -> None:
         """Take note of the end of the run, which the operator may reopen."""
         state = self.coordinator.running.ledger.state
@@ -292,6 +313,8 @@ class World:
             self.after(self.rng.expovariate(1 / self.scenario.faults.operator_gap), self._resume)
         elif state in TERMINAL:
             self._ended_at = self.now
+            for agent in self.agents.values():  # the faults end with the run, so that the world can end
+                agent.offline_until = min(agent.offline_until, self.now + self.scenario.faults.partition)
 
     def _resume(self) -> None:
         if not self.coordinator.is_up:

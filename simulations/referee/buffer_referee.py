@@ -19,6 +19,7 @@ class BufferReferee:
 
     def __init__(self, rules: RunRules, run: RunFacts, decide: Callable[..., None]) -> None:
         self.policy, self.pacer_window, self.run, self._decide = rules.policy, rules.pacer_window, run, decide
+        self.wait = rules.wait
         self.size = self.policy.buffer_size if self.policy.mode == "fedbuff" else 1
 
     # ------------------------------------------------------------ training clients
@@ -82,8 +83,13 @@ class BufferReferee:
                 round_.fates[client_id] = Fate.STRAGGLER
                 self._decide("release", client_id, round_.round_id, self._is_young(round_))
 
-    def let_buffer_end(self, round_: RoundFacts) -> None:
-        """End the time of a buffer that is not full."""
+    def let_buffer_end(self, round_: RoundFacts, now: float) -> None:
+        """End the time of a buffer that is not full, or wait on for clients if none trains and none asks for time."""
+        lacks = len(_buffer(round_).filled) < self.policy.quorum_count and not self.training()
+        lacks &= not any(self.run.declined.values()) and (not round_.is_drawing or round_.waiting_since is not None)
+        if lacks and (look_again := self.run.may_wait(round_, now, self.wait)) is not None:
+            round_.select_by = look_again
+            return
         _buffer(round_).is_overdue, round_.is_drawing = True, False
 
     # ------------------------------------------------------------ the buffer
@@ -92,7 +98,7 @@ class BufferReferee:
         """Open a buffer, and fill it with waiting updates as far as there is room."""
         run = self.run
         run.forget_rounds_before(run.version - self.policy.max_staleness)
-        round_ = BufferFacts(round_id, run.version, now + self.policy.fill_timeout)
+        round_ = BufferFacts(round_id, run.version, now + self.policy.fill_timeout, quorum=self.policy.quorum_count)
         round_.filled, run.waiting = run.waiting[: self.size], run.waiting[self.size :]
         return round_
 
@@ -108,16 +114,20 @@ class BufferReferee:
             if makes_quorum:
                 self._close(buffer, CloseReason.DEADLINE)
             elif not training:
-                is_empty = not buffer.filled and not buffer.fates
-                why = AbandonReason.TOO_FEW_CLIENTS if is_empty else AbandonReason.BELOW_QUORUM
-                self._below_quorum(buffer, why, now)
+                self._below_quorum(buffer, AbandonReason.BELOW_QUORUM, now)
         elif not buffer.is_drawing:
             self._fill_places(buffer, makes_quorum, len(training), now)
 
     def _below_quorum(self, round_: BufferFacts, reason: AbandonReason, now: float) -> None:
         """Abandon the buffer; not as a failure if its quorum is out of reach only for want of approvals."""
-        waits = self.run.may_wait_for_approvals((u.client_id for u in round_.filled), now, self.policy)
-        self.abandon(round_, AbandonReason.AWAITS_APPROVAL if waits else reason)
+        counted = [update.client_id for update in round_.filled]
+        in_vain = round_.waiting_since is not None or (not round_.filled and not round_.fates)
+        reason = AbandonReason.TOO_FEW_CLIENTS if in_vain else reason
+        if self.run.may_wait_for_approvals(counted, now, self.policy):
+            reason = AbandonReason.AWAITS_APPROVAL
+        elif not in_vain and self.run.lacks_only_the_away(round_, counted, self.wait):
+            reason = AbandonReason.AWAITS_CLIENTS
+        self.abandon(round_, reason)
 
     def _fill_places(self, round_: BufferFacts, makes_quorum: bool, num_training: int, now: float) -> None:
         """Request a draw for free places; without eligible or training clients, close or abandon the buffer."""
@@ -146,6 +156,8 @@ class BufferReferee:
         if not buffer.is_collecting or not buffer.is_drawing:
             return
         buffer.is_drawing = False
+        if buffer.waiting_since is not None:
+            buffer.waiting_since, buffer.select_by = None, now + self.policy.fill_timeout
         for client_id in sorted(clients):
             if client_id in self._ineligible(buffer) or len(self.training()) >= self.policy.concurrency:
                 continue

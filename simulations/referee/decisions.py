@@ -47,6 +47,8 @@ def _progress(effect: e.Effect) -> Decision | None:
             return ("next round",)
         case e.PauseRun():
             return ("pause",)
+        case e.ResumeRun():
+            return ("resume",)
         case e.EndRun(state):
             return ("end", state)
         case _:

@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 
 from atoll.protocol.vocabulary import (
+    AWAY,
     DECLINES,
     TROUBLES,
     AbandonReason,
     ClientId,
     FailureReason,
     Fate,
+    LossReason,
     RoundId,
     RunState,
     Version,
@@ -25,7 +27,12 @@ from atoll.simulations.referee.round_referee import RoundReferee
 from atoll.simulations.referee.run_facts import BufferFacts, RunFacts
 from atoll.simulations.referee.verdicts import verdict_on
 
-NO_FAILURES = (AbandonReason.STOP_REQUESTED, AbandonReason.PAUSE_REQUESTED, AbandonReason.AWAITS_APPROVAL)
+NO_FAILURES = (
+    AbandonReason.STOP_REQUESTED,
+    AbandonReason.PAUSE_REQUESTED,
+    AbandonReason.AWAITS_APPROVAL,
+    AbandonReason.AWAITS_CLIENTS,
+)
 """Reasons of abandoned rounds that use up no retry."""
 
 
@@ -112,7 +119,7 @@ class Referee:
         elif round_ is None:
             self._close_evaluation()
         else:
-            buffers.let_buffer_end(round_)
+            buffers.let_buffer_end(round_, self.now)
         self._end_round_if_over()
         return True
 
@@ -131,13 +138,18 @@ class Referee:
             case e.ClientDisconnected(client_id, session):
                 if run.connected.get(client_id) == session:
                     run.left(client_id)
-            case e.ClientLost(client_id):  # no client of a history leaves for a reason of its own
+            case e.ClientLost(client_id, reason):  # no client of a history leaves for a reason of its own
                 run.left(client_id)
                 run.lost.add(client_id)
+                run.silent = {*run.silent - {client_id}, *([client_id] if reason == LossReason.LEASE_EXPIRED else ())}
                 self._rounds.gave_up(client_id, None, Fate.LOST)
                 self._evaluation_over_of(client_id)
             case e.ClientFailed(client_id, round_id):
                 self._trouble(event)
+                round_ = run.invitation(client_id, round_id)
+                if round_ is not None and round_.fates[client_id] is Fate.WAITING:
+                    round_.gone_for_now -= {client_id}
+                    round_.gone_for_now |= {client_id} if event.reason in AWAY else set()
                 self._rounds.gave_up(client_id, round_id, Fate.FAILED)
             case e.UpdateRefused(client_id, round_id):
                 self._rounds.gave_up(client_id, round_id, Fate.REFUSED)
@@ -196,12 +208,14 @@ class Referee:
         self._no_evaluation.discard(client_id)
         run.sampler_view.profiles[client_id] = event.profile
         run.lost.discard(client_id)
-        if isinstance(self._rounds, BufferReferee):
-            self._rounds.came_back(client_id, event.working_on, self.now)
-        else:
-            self._rounds.came_back(client_id, event.working_on)
+        run.settled_for = 0 if len(run.connected) > run.settled_for else run.settled_for
+        self._rounds.came_back(client_id, event.working_on, self.now)
         if self.asked is not None and self.asked.get(client_id) is False:
             self._decide("ask", client_id, run.version, round(self.ask_by, 6))
+        accepted = {*run.carried, *(update.client_id for update in run.waiting)}
+        are_enough = len(accepted.union(run.available)) >= self.policy.quorum_count
+        if run.state is RunState.PAUSED and run.resumes_itself and are_enough:
+            self._decide("resume")
 
     def _update(self, update: e.Update) -> None:
         verdict, reason = verdict_on(update, self.run, self.rules)
@@ -229,7 +243,7 @@ class Referee:
         round_id = RoundId(len(run.rounds) + 1)
         run.round = run.rounds[round_id] = self._rounds.opened(round_id, self.now)
         if isinstance(self._rounds, RoundReferee):
-            self._rounds.draw_if_enough(run.round)
+            self._rounds.draw_if_enough(run.round, self.now)
 
     def _commit(self) -> None:
         run = self.run
@@ -267,16 +281,24 @@ class Referee:
                 run.carry(update)
             else:
                 run.leave(update)
-        self.failures += round_.abandon_reason not in NO_FAILURES
+        in_vain = round_.waiting_since is not None and round_.abandon_reason is AbandonReason.TOO_FEW_CLIENTS
+        self.failures += round_.abandon_reason not in NO_FAILURES and not in_vain
         has_failed = self.failures > self.policy.retry and not run.is_stop_wanted
         if is_stop:
             self._end(RunState.STOPPED)
-        elif has_failed and self.policy.on_failure == "fail":
+        elif (has_failed and self.policy.on_failure == "fail") or (in_vain and self._fails_after_a_wait):
             self._end(RunState.FAILED)
         else:
-            if has_failed:
+            if in_vain:
+                self.failures, run.resumes_itself = 0, not run.is_pause_wanted
+            if has_failed or in_vain:
                 self.failures, run.is_pause_wanted = 0, True
             self._go_on()
+
+    @property
+    def _fails_after_a_wait(self) -> bool:
+        wait = self.rules.wait
+        return wait is not None and wait.then == "fail" and not self.run.is_stop_wanted
 
     def _hand_over_buffer(self, round_: BufferFacts, *, is_lost: bool) -> None:
         if is_lost:
@@ -338,6 +360,7 @@ class Referee:
             run.is_pause_wanted = False
         elif run.has_begun and run.state is not RunState.FINISHED:
             run.wake()
+            run.resumes_itself = False
             if not run.is_open:
                 self.failures = 0
                 self.measures.reopened()
@@ -354,7 +377,7 @@ class Referee:
         run.carried, run.waiting = {}, []
         self._rounds.run_ended()
         run.all_left()
-        run.approval_by = None
+        run.approval_by, run.resumes_itself = None, False
         run.state, run.is_stop_wanted, run.is_pause_wanted, self.is_round_due = state, False, False, False
         self.asked, self.unevaluated = None, set()
         self._decide("end", state)

@@ -16,6 +16,7 @@ class RoundReferee:
 
     def __init__(self, rules: RunRules, run: RunFacts, decide: Callable[..., None]) -> None:
         self.policy, self.pacer_window, self.run, self._decide = rules.policy, rules.pacer_window, run, decide
+        self.wait = rules.wait
 
     # ------------------------------------------------------------ time
 
@@ -41,7 +42,7 @@ class RoundReferee:
             return True
         if round_.is_selecting and not round_.is_drawing and round_.first_by and now >= round_.first_by:
             round_.first_by = 0.0
-            self.draw_if_enough(round_)
+            self.draw_if_enough(round_, now)
             return True
         return round_.is_collecting and self._collecting_is_over(round_, now)
 
@@ -49,13 +50,21 @@ class RoundReferee:
         run = self.run
         if not self._makes_quorum(round_) and any(c in run.connected for c in run.resting):
             run.wake()
+        counted = {*round_.reported, *round_.late, *run.available}
         if self._makes_quorum(round_):
+            run.settled_for = len(run.connected) if self.wait is not None else 0
             self._draw(round_)
-        elif run.may_wait_for_approvals((*round_.reported, *round_.late, *run.available), now, self.policy):
+        elif run.may_wait_for_approvals(counted, now, self.policy):
             assert run.approval_by is not None
             round_.select_by = min(run.approval_by, now + self.policy.selection_timeout)
         else:
-            self.abandon(round_, AbandonReason.TOO_FEW_CLIENTS)
+            for_approvals = {c for c, waits in run.declined.items() if waits}
+            is_refused = len(for_approvals | counted) >= self.policy.quorum_count
+            look_again = None if is_refused else run.may_wait(round_, now, self.wait)
+            if look_again is None:
+                self.abandon(round_, AbandonReason.TOO_FEW_CLIENTS)
+            else:
+                round_.select_by = look_again
 
     def _makes_quorum(self, round_: RoundFacts) -> bool:
         """Return whether the available clients, with the late updates, can make the quorum."""
@@ -89,14 +98,17 @@ class RoundReferee:
         """Open a round, with the late updates of earlier rounds."""
         run = self.run
         run.forget_old_rounds(most=max(3, self.policy.max_staleness + 2))
-        round_ = RoundFacts(round_id, run.version, now + self.policy.selection_timeout)
+        round_ = RoundFacts(round_id, run.version, now + self.policy.selection_timeout, quorum=self.policy.quorum_count)
         round_.first_by = now + FIRST_WAIT_S if round_id == 1 else 0.0
         round_.late, run.carried = run.carried, {}
         return round_
 
-    def draw_if_enough(self, round_: RoundFacts) -> None:
+    def draw_if_enough(self, round_: RoundFacts, now: float) -> None:
         """Request a draw if enough clients are connected, and enough of them available."""
+        if round_.is_awaiting_clients and self._makes_quorum(round_):
+            round_.waiting_since, round_.select_by = None, now + self.policy.selection_timeout
         needed = max(self.policy.num_needed_to_draw, self.policy.first_available if round_.first_by else 0)
+        needed = min(needed, self.run.settled_for or needed)
         enough = len(self.run.connected) >= needed
         enough &= len(self.run.available) >= needed or self._makes_quorum(round_)
         if enough and round_.is_selecting and not round_.is_drawing:
@@ -126,18 +138,18 @@ class RoundReferee:
 
     # ------------------------------------------------------------ collecting
 
-    def came_back(self, client_id: ClientId, working_on: tuple[RoundId, ...]) -> None:
+    def came_back(self, client_id: ClientId, working_on: tuple[RoundId, ...], now: float) -> None:
         """Release a connecting client from unwanted work, and repeat its invitation to the open round."""
         for round_id in working_on:
             self._release_unless_wanted(client_id, round_id)
         if self.run.round is not None:
-            self._joined(self.run.round, client_id)
+            self._joined(self.run.round, client_id, now)
 
-    def _joined(self, round_: RoundFacts, client_id: ClientId) -> None:
+    def _joined(self, round_: RoundFacts, client_id: ClientId, now: float) -> None:
         if round_.is_collecting and round_.fates.get(client_id) in (Fate.WAITING, Fate.LOST):
             round_.fates[client_id] = Fate.WAITING
             self._invite(round_, client_id)
-        self.draw_if_enough(round_)
+        self.draw_if_enough(round_, now)
 
     def _release_unless_wanted(self, client_id: ClientId, round_id: RoundId) -> None:
         """Release a client from a round, unless the round is collecting or has accepted its update."""
@@ -166,11 +178,13 @@ class RoundReferee:
         """Close or abandon the round as soon as its outcome cannot improve, or it needs no more updates."""
         policy = self.policy
         if round_.abandon_reason is None:
-            self.draw_if_enough(round_)
+            self.draw_if_enough(round_, now)
         if not round_.is_collecting:
             return
         if len(round_.reported) >= policy.cohort_size:
             self._close(round_, CloseReason.ENOUGH)
+        elif self._waits_for_silent(round_):
+            pass
         elif not round_.awaited and round_.with_fate(Fate.WAITING):
             self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM, now)
         elif not round_.awaited:
@@ -181,6 +195,15 @@ class RoundReferee:
             round_.linger_by = now + policy.linger
             if policy.linger == 0:
                 self._close(round_, CloseReason.LINGER_OVER)
+
+    def _waits_for_silent(self, round_: RoundFacts) -> bool:
+        """Return whether only the clients that are lost by silence can make the quorum before the deadline."""
+        quorum = self.policy.quorum_count
+        silent = {c for c in round_.with_fate(Fate.LOST) if c in self.run.silent}
+        if round_.is_in_grace or not silent or _within_reach(round_, round_.awaited) >= quorum:
+            return False
+        is_elsewhere = len({*round_.late, *self.run.available}) >= quorum
+        return not is_elsewhere and _within_reach(round_, (*round_.awaited, *silent)) >= quorum
 
     # ------------------------------------------------------------ the end
 
@@ -193,8 +216,12 @@ class RoundReferee:
     def _below_quorum(self, round_: RoundFacts, reason: AbandonReason, now: float) -> None:
         """Abandon the round; not as a failure if its quorum is out of reach only for want of approvals."""
         counted = (*round_.reported, *round_.late, *round_.with_fate(Fate.WAITING))
-        waits = self.run.may_wait_for_approvals(counted, now, self.policy)
-        self.abandon(round_, AbandonReason.AWAITS_APPROVAL if waits else reason)
+        in_time = counted if reason is AbandonReason.QUORUM_OUT_OF_REACH else (*round_.reported, *round_.late)
+        if self.run.may_wait_for_approvals(counted, now, self.policy):
+            reason = AbandonReason.AWAITS_APPROVAL
+        elif self.run.lacks_only_the_away(round_, in_time, self.wait):
+            reason = AbandonReason.AWAITS_CLIENTS
+        self.abandon(round_, reason)
 
     def _close(self, round_: RoundFacts, reason: CloseReason) -> None:
         is_early = reason in (CloseReason.ENOUGH, CloseReason.LINGER_OVER)

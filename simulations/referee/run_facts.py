@@ -17,6 +17,7 @@ from atoll.protocol.vocabulary import (
 )
 from atoll.server.rounds.events import Update
 from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_rules import WaitRules
 from atoll.simulations.referee.sampler_view import SamplerView
 
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)
@@ -42,6 +43,8 @@ class RoundFacts:
     first_by: float = 0.0  # the end of the wait for `first_available` clients; 0: it is over
     is_selecting: bool = True
     is_drawing: bool = False
+    gone_for_now: set[ClientId] = field(default_factory=set)  # those that failed for a reason of time or of a person
+    quorum: int = 1
     fates: dict[ClientId, Fate] = field(default_factory=dict)
     late_because: dict[ClientId, RejectReason] = field(default_factory=dict)
     begun: dict[ClientId, float] = field(default_factory=dict)
@@ -55,6 +58,7 @@ class RoundFacts:
     close_reason: CloseReason | None = None
     abandon_reason: AbandonReason | None = None
     is_committed: bool = False
+    waiting_since: float | None = None  # the beginning of a wait for clients
     is_forgotten: bool = False  # the coordinator no longer remembers its clients
 
     @property
@@ -71,6 +75,11 @@ class RoundFacts:
     def is_untouched(self) -> bool:
         """Return whether no client has been invited to the round."""
         return self.is_selecting
+
+    @property
+    def is_awaiting_clients(self) -> bool:
+        """Return whether the round selects, and has waited in vain for enough clients."""
+        return self.is_selecting and not self.is_drawing and self.waiting_since is not None
 
     @property
     def is_awaiting_draw(self) -> bool:
@@ -134,8 +143,11 @@ class RunFacts:
     declined: dict[ClientId, bool] = field(default_factory=dict)  # connected ones; whether they wait for their site
     resting: dict[ClientId, float] = field(default_factory=dict)  # the end of each rest after a failure
     num_failures: Counter[ClientId] = field(default_factory=Counter)  # in a row
+    settled_for: int = 0  # the connected clients with which a round has begun after `selection_timeout`
+    resumes_itself: bool = False  # it is paused, or about to be, for want of clients
     approval_by: float | None = None  # the end of the wait for approvals
     lost: set[ClientId] = field(default_factory=set)
+    silent: set[ClientId] = field(default_factory=set)  # whose last loss was the end of their lease
     round: RoundFacts | None = None
     rounds: dict[RoundId, RoundFacts] = field(default_factory=dict)
     accepted: dict[tuple[ClientId, RoundId], Accepted] = field(default_factory=dict)
@@ -178,6 +190,21 @@ class RunFacts:
             return False
         self.approval_by = self.approval_by or now + policy.approval_wait
         return now < self.approval_by
+
+    def may_wait(self, round_: RoundFacts, now: float, wait: WaitRules | None) -> float | None:
+        """Return until when a round waits for clients before the next look, an hour at most; None: it does not."""
+        if wait is None:
+            return None
+        if round_.waiting_since is None:
+            round_.waiting_since = now
+        most = math.inf if wait.most is None else wait.most
+        return min(now + 3600.0, round_.waiting_since + most) if now < round_.waiting_since + most else None
+
+    def lacks_only_the_away(self, round_: RoundFacts, counted: Iterable[ClientId], wait: WaitRules | None) -> bool:
+        """Return whether those that are gone from a round would make its quorum with the `counted`."""
+        away = {*round_.with_fate(Fate.LOST), *round_.gone_for_now.intersection(round_.with_fate(Fate.FAILED))}
+        away |= {c for c in round_.with_fate(Fate.WAITING) if c not in self.connected}
+        return wait is not None and bool(away) and len(away.union(counted)) >= round_.quorum
 
     def open(self, round_id: RoundId) -> RoundFacts | None:
         """Return the round, if it is the open one."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
+from atoll.server.views.views import View, look
 from tests.federation.processes import federation
 
 
@@ -124,11 +125,39 @@ def test_agent_refuses_a_task_that_its_operator_did_not_allow(tmp_path):
     other = tmp_path / "other.py"
     other.write_text(Path(__file__).with_name("misbehaving_sites_task.py").read_text())
     with federation(tmp_path) as it:
-        it.coordinator(round__cohort_size=1, rounds=1, round__selection_timeout=4, round__retry=0)
+        it.coordinator(round__cohort_size=1, rounds=1, round__selection_timeout=1, wait__most=3, wait__then="fail")
         it.agent("a", tasks=[f"{other}:task"])
         it.wait_for(lambda: ("misbehaving_sites_task:task" in it.log("a") and "other:task" in it.log("a")) or None)
         assert it.wait_for_end() == 1
         assert it.rounds()[0].abandon_reason == "too_few_clients"
+
+
+def test_a_run_waits_for_its_first_sites_and_names_the_one_that_goes_away(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(
+            round__cohort_size=2,
+            rounds=20,
+            pause=0.2,
+            round__selection_timeout=1,
+            round__retry=0,
+            round__retry_wait=0.1,
+            coordinator__lease=1.5,
+        )
+
+        def shown(*missing):
+            (row,) = look(it.history(), View.RUNS)
+            sites = [one["site"] for one in (row["wait"] or {}).get("missing", ())]
+            return row["state"] == "waiting" and row["wait"]["cause"] == "too_few_clients" and sites == [*missing]
+
+        it.wait_for(lambda: "no client has joined yet" in it.log("coordinator") and shown())
+        it.agent("a")
+        it.agent("b")
+        it.wait_for(lambda: "committed as version" in it.log("coordinator"))
+        it.kill("b")
+        it.wait_for(lambda: shown("b"))
+        it.agent("b")
+        assert it.wait_for_end() == 0
+        assert {record.abandon_reason for record in it.rounds()} <= {None, "awaits_clients"}
 
 
 def test_run_below_its_quorum_fails_after_its_retries_with_the_cause(tmp_path):

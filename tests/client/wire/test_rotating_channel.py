@@ -213,3 +213,31 @@ async def test_closing_ends_calls_that_block():
             assert caught.value.code() is grpc.StatusCode.CANCELLED
         with pytest.raises(StreamBroken, match="the channel was closed"):
             connection.blocking_calls()
+
+
+@live
+async def test_a_large_transfer_never_shares_the_connection_of_the_control_stream(monkeypatch):
+    async with served() as (connection, service, door):
+        async with connection.control_calls() as stub:
+            stream = stub.Session()
+            assert await stream.read() is not grpc.aio.EOF
+            for num_bytes, num_connections in [(connection_module.SHARED_BYTES, 1), (2**21, 2), (2**21, 2)]:
+                async with await connection.bulk_calls(num_bytes) as bulk:
+                    await bulk.GetManifest(pb.ManifestRequest(), timeout=BOUND_S)
+                assert (len(set(service.peers)), door.num_inside) == (num_connections, num_connections)
+            service.go_on.set()
+            assert await stream.read() is not grpc.aio.EOF
+
+
+@live
+async def test_a_large_transfer_begins_beside_the_control_stream_where_no_connection_comes_up(monkeypatch):
+    monkeypatch.setattr(connection_module, "APART_S", 0.2)
+    async with served() as (connection, service, door):
+        async with connection.control_calls() as stub:
+            stream = stub.Session()
+            assert await stream.read() is not grpc.aio.EOF
+            door.is_open.clear()
+            async with await connection.bulk_calls(2**21) as bulk:
+                await bulk.GetManifest(pb.ManifestRequest(), timeout=BOUND_S)
+            assert len(service.peers) == 1
+            stream.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +13,13 @@ from atoll.protocol import atoll_pb2 as pb
 KEY = ("round", "run-1", 1)
 
 
+class Part(NamedTuple):
+    """A part of an update."""
+
+    name: str
+    num_bytes: int = 1
+
+
 class Three(Ranks):
     """Three ranks; a connection to one gives its number."""
 
@@ -19,7 +27,7 @@ class Three(Ranks):
         self._addresses = ("x", "y", "z")
 
     def connection(self, rank):
-        return SimpleNamespace(calls=lambda: rank)
+        return rank
 
 
 @pytest.fixture
@@ -32,11 +40,11 @@ def uploads():
 
 def test_each_part_goes_to_the_next_rank_and_moves_by_its_own_time(uploads):
     async def check():
-        link, now = object(), asyncio.get_running_loop().time()
-        assert [uploads._calls(KEY, 2, part, link) for part in range(4)] == [2, 0, 1, 2]
+        link, now = SimpleNamespace(connection=None), asyncio.get_running_loop().time()
+        assert [uploads._receiver(KEY, 2, part, link) for part in range(4)] == [2, 0, 1, 2]
         uploads._stalled[KEY][1] = link, now - PATIENCE_S  # its rank is away
-        assert [uploads._calls(KEY, 2, part, link) for part in range(4)] == [2, 1, 1, 2]
-        assert uploads._calls(KEY, 2, 1, object()) == 0, "the coordinator was away: its own rank again"
+        assert [uploads._receiver(KEY, 2, part, link) for part in range(4)] == [2, 1, 1, 2]
+        assert uploads._receiver(KEY, 2, 1, object()) == 0, "the coordinator was away: its own rank again"
 
     asyncio.run(check())
 
@@ -50,7 +58,14 @@ def test_parts_go_to_one_rank_unless_the_invitation_spreads_them(uploads, spread
     async def upload(stub, entry, pace, *, part, on_progress, **rest):
         went.append((part, stub))
         on_progress(1)
-        return pb.Verdict(accepted=True) if part == "d" else None
+        return pb.Verdict(accepted=True) if part == parts[-1] else None
+
+    class Channel:
+        def __init__(self, rank):
+            self.rank = rank
+
+        async def bulk_calls(self, num_bytes):
+            return Calls(self.rank)
 
     class Calls:
         def __init__(self, rank):
@@ -63,13 +78,14 @@ def test_parts_go_to_one_rank_unless_the_invitation_spreads_them(uploads, spread
             pass
 
     monkeypatch.setattr("atoll.client.wire.uploads.upload", upload)
-    monkeypatch.setattr(Three, "connection", lambda _, rank: SimpleNamespace(calls=lambda: Calls(rank)))
+    monkeypatch.setattr(Three, "connection", lambda _, rank: Channel(rank))
     uploads._connection.current, uploads._disclosure = object(), lambda: None
-    entry = SimpleNamespace(num_bytes=4, parts=("a", "b", "c", "d"), rank=1, spreads=spreads)
+    parts = tuple(map(Part, "abcd"))
+    entry = SimpleNamespace(num_bytes=4, parts=parts, rank=1, spreads=spreads)
 
     async def check():
         assert (await uploads._verdict(entry, KEY, True)).accepted
-        assert went == list(zip("abcd", [1, 2, 0, 1] if spreads else [1] * 4, strict=True))
+        assert went == list(zip(parts, [1, 2, 0, 1] if spreads else [1] * 4, strict=True))
         assert KEY not in uploads._stalled
 
     asyncio.run(check())

@@ -306,7 +306,7 @@ async def test_upload_keeps_within_the_window_that_it_is_told(tmp_path):
         coordinator.window = MIB
         verdict, _ = await delivered(coordinator.address, entry, Pace(0))
         assert verdict.accepted
-        assert set(coordinator.chunk_sizes) == {MIB // 4}
+        assert max(coordinator.chunk_sizes) == MIB // 4, "and smaller ones until the line is known"
         assert coordinator.received_bytes == 8 * MIB
 
 

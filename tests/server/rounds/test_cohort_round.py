@@ -102,8 +102,8 @@ class Drive:
     def upload_begins(self, client: str, at: float | None = None) -> list[Effect]:
         return self.do(UploadBegun(ClientId(client), RoundId(self.newest)), at)
 
-    def lose(self, client: str, at: float | None = None) -> list[Effect]:
-        return self.do(ClientLost(ClientId(client), LossReason.LEASE_EXPIRED), at)
+    def lose(self, client: str, at: float | None = None, why: LossReason = LossReason.LEASE_EXPIRED) -> list[Effect]:
+        return self.do(ClientLost(ClientId(client), why), at)
 
     def tick(self, at: float) -> list[Effect]:
         return self.do(TimePassed(), at)
@@ -224,6 +224,51 @@ def test_quorum_out_of_reach_abandons_at_once() -> None:
     assert drive.record.abandon_reason is AbandonReason.QUORUM_OUT_OF_REACH
     assert (drive.row("a").fate, drive.row("b").fate) == (Fate.LOST, Fate.FAILED)
     assert (drive.row("b").reason, drive.row("b").detail) == ("training_failed", "nan")
+
+
+def test_a_quorum_that_a_silent_client_can_still_make_waits_for_the_deadline() -> None:
+    """Its line was cut for longer than the lease, and its finished update comes afterwards."""
+    drive = Drive(cohort_size=2, quorum=2, deadline=600.0)
+    drive.begin("ab")
+    drive.update("b", at=5)
+    assert drive.lose("a", at=40) == []
+    assert drive.record.phase is Phase.COLLECTING
+    assert kinds(drive.join("a", at=390)) == ["Invite"]
+    assert kinds(drive.update("a", at=400)) == ["Accept", "Aggregate"]
+    assert drive.record.close_reason is CloseReason.ENOUGH
+
+
+def test_a_silent_client_is_awaited_by_the_deadline_alone() -> None:
+    drive = Drive(cohort_size=2, quorum=2, deadline=600.0)
+    drive.begin("ab")
+    drive.update("b", at=5)
+    drive.lose("a", at=40)
+    assert "Abandon" in kinds(drive.tick(at=600))
+    assert drive.record.abandon_reason is AbandonReason.BELOW_QUORUM
+
+
+def test_a_round_that_waits_for_a_silent_client_ends_when_another_cohort_can_make_the_quorum() -> None:
+    drive = Drive(cohort_size=2, quorum=2, deadline=600.0)
+    drive.begin("ab")
+    assert drive.lose("a", at=40) == []
+    assert kinds(drive.join("c", at=50)) == ["Release", "Abandon", "OpenNextRound"]
+    assert drive.record.abandon_reason is AbandonReason.QUORUM_OUT_OF_REACH
+
+
+@pytest.mark.parametrize("why", [LossReason.LEFT, LossReason.REVOKED])
+def test_a_client_that_has_left_is_not_awaited_even_if_it_was_silent_before(why: LossReason) -> None:
+    drive = Drive(cohort_size=2, quorum=2, deadline=600.0)
+    drive.begin("ab")
+    assert drive.lose("a", at=40) == []
+    assert "Abandon" in kinds(drive.lose("a", at=41, why=why))
+
+
+def test_a_quorum_without_the_silent_client_waits_for_nobody() -> None:
+    drive = Drive(cohort_size=3, quorum=2, deadline=600.0)
+    drive.begin("abc")
+    drive.update("b", at=5)
+    drive.update("c", at=6)
+    assert kinds(drive.lose("a", at=40)) == ["Aggregate"]
 
 
 def test_the_round_closes_when_everyone_has_answered() -> None:
@@ -469,7 +514,7 @@ def test_late_discard_refuses_an_update_of_a_closed_round() -> None:
 def test_late_is_counted_from_the_end_of_an_abandoned_round() -> None:
     drive = Drive(cohort_size=2, quorum=2, deadline=60.0)
     drive.begin("ab")
-    drive.lose("a", at=4)
+    drive.lose("a", at=4, why=LossReason.LEFT)
     [reject] = drive.update("b", at=6, round_id=1)[:1]
     assert isinstance(reject, Reject)
     assert reject.detail == "2.0 s after round 1 had closed"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from atoll.protocol.vocabulary import ClientId
+from atoll.protocol.vocabulary import ClientId, LossReason
 from atoll.server.journal.codec import decode_ledger, encode_ledger
 from atoll.server.rounds.events import AskEvaluation, CoordinatorStarted, Effect, Invite, RoundDue
 from tests.server.rounds.test_buffer_round import Flow
@@ -40,7 +40,7 @@ def test_an_accepted_update_of_an_abandoned_round_does_not_count() -> None:
     committed(drive, "ab")
     next_round(drive, "ab")
     drive.update("a", at=1)
-    drive.lose("b", at=2)  # below the quorum: abandoned
+    drive.lose("b", at=2, why=LossReason.LEFT)  # below the quorum: abandoned
     assert drive.record.phase == "abandoned"
     drive.join("b", at=3)
     assert next_round(drive, "ab") == {"a": 1, "b": 1}
