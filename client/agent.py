@@ -245,8 +245,7 @@ class Agent:
             software=f"atoll {__version__}",
             codecs=supported(),
         )
-        hello.process, hello.folder = self._process, self._folder_id
-        hello.clock = time.time()
+        hello.process, hello.folder, hello.clock = self._process, self._folder_id, time.time()
         hello.takes_messages = not self._config.crew.mesh
         return hello
 

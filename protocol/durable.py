@@ -27,6 +27,10 @@ class DiskFull(OSError):
         self.outside = outside
 
 
+class QuotaFull(DiskFull):
+    """A write beyond a limit of ours, which other writes use up: the disk itself has room."""
+
+
 def told_outside(error: OSError) -> str:
     """Return the text of an error for other machines: no path, and nothing about the space that is free."""
     if isinstance(error, DiskFull):

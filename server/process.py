@@ -17,6 +17,7 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import differing_keys
 from atoll.server.errors import OperatorError
+from atoll.server.files.disk_limits import check_free_min
 from atoll.server.hosting.clock_watch import check_clock
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.identity.setup import Gate, equip_ranks, gate_of, publisher
@@ -71,6 +72,7 @@ async def host(
     keep_freed_memory()
     collect_seldom()
     collect_regularly()
+    check_free_min(config.state, config.disk_free_min)
     is_new = not config.database and not config.state.exists()  # a database refers to its directory: never remove that
     with (
         StateDirectory.open(config.state, database=config.database) as state,

@@ -298,6 +298,13 @@ PLANTED = (
         "a run that was paused after a wait stays paused when its clients are back",
     ),
     Mutant(
+        "time runs on a full disk",
+        RUN,
+        'seconds, ledger.short_since, ledger.short_of = max(0.0, now - ledger.short_since), None, ""',
+        'seconds, ledger.short_since, ledger.short_of = 0.0, None, ""',
+        "deadlines pass while the coordinator's disk has no room for the updates",
+    ),
+    Mutant(
         "round never due after a crash",
         RUN,
         "        if ledger.is_round_due:\n            effects.append(OpenNextRound(ledger.retry_at))\n",

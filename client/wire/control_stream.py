@@ -6,6 +6,7 @@ Each session is new in every part: connection, stream and session name. Every wa
 
 import asyncio
 import logging
+import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 import grpc
@@ -128,13 +129,12 @@ class Link:
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send the queued messages, and a heartbeat after each heartbeat interval without one."""
-        heartbeat = pb.ClientMessage(heartbeat=pb.Heartbeat())
         while True:
             try:
                 async with asyncio.timeout(self._heartbeat_s):
                     message = await self._outbox.get()
             except TimeoutError:
-                message = heartbeat
+                message = pb.ClientMessage(heartbeat=pb.Heartbeat(clock=time.time()))
             if message is None:
                 return await stream.half_close()
             try:

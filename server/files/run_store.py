@@ -26,7 +26,7 @@ from atoll.aggregation.printable import count_of
 from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.updates.inspection import Inspection, inspect
 from atoll.aggregation.updates.reader import StoredUpdate
-from atoll.protocol.durable import DiskFull, move_into, naming_full_disk, write_atomically
+from atoll.protocol.durable import DiskFull, QuotaFull, move_into, naming_full_disk, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
@@ -174,6 +174,10 @@ class RunStore(VersionFolder):
             self._open[upload] = whole_bytes
         return upload
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether the disk has room for `num_bytes` more bytes, beside the space that stays free."""
+        return self._disk.has_room(self._incoming, num_bytes)
+
     def _reserved(self, digest: Digest) -> int:
         """Return the missing bytes of the other open updates; an update whose parts are open counts once."""
         wholes: dict[str, int] = {}
@@ -193,7 +197,7 @@ class RunStore(VersionFolder):
                 f"not accepted yet take {count_of(taken, 'byte')}, "
                 f"with this one and the reserved space {taken + wanted}; allowed: {most} (incoming_max)"
             )
-            raise DiskFull(f"{self._incoming}: {what}", outside=what)
+            raise QuotaFull(f"{self._incoming}: {what}", outside=what)
 
     def _closed(self, upload: Incoming) -> None:
         with self._lock:

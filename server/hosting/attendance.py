@@ -19,6 +19,7 @@ from atoll.server.hosting import messages
 from atoll.server.hosting.control_streams import Connection, Hub
 from atoll.server.hosting.hosted_run import HostedRun, may_join
 from atoll.server.names.places import CLIENT, Places
+from atoll.server.names.presence import Present
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import ClientDisconnected, ClientJoined, ClientLost
 from atoll.server.rounds.leases import Leases
@@ -82,7 +83,7 @@ class Attendance:
 
     def join(self, connection: Connection, hello: pb.Hello) -> None:
         """Register a new control stream, send Welcome, and tell the runs that the client is here."""
-        client_id = connection.client_id
+        client_id, connection.since = connection.client_id, self._clock.now()
         self.hub.add(connection)
         self.heard(client_id)
         tasks = sorted({run.task for run in self._runs.values() if run.machine.ledger.state not in TERMINAL})
@@ -134,6 +135,20 @@ class Attendance:
         ended = [run_id for run_id, run in mine.items() if run.machine.ledger.state in TERMINAL]
         last = ended[-1:] if len(ended) == len(mine) else []
         return [run_id for run_id in ended if run_id in working_on or run_id in last]
+
+    def present(self) -> list[Present]:
+        """Return the connected clients, by name."""
+        return [
+            Present(
+                each.client_id,
+                each.since,
+                each.claimant.address,
+                each.software,
+                each.clock_offset,
+                each.certificate_until,
+            )
+            for each in sorted(self.hub, key=lambda connection: connection.client_id)
+        ]
 
     def introduce_everyone(self, run: HostedRun) -> None:
         """Tell a run that starts, or resumes, which clients are connected; its members of before get a fresh lease."""

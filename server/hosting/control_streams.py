@@ -1,6 +1,7 @@
 """The open control streams: one connection for each client, with the messages that wait for it."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ from atoll.server.rounds.events import Profile
 OUTBOX_MAX = 256
 """The number of messages that may wait for one client; a client that does not read loses its connection and
 reconnects."""
+
+CLOCK_NEWS_S = 0.5
+"""The change of an agent's clock from which on it is news: less is the way of its messages [s]."""
 
 DISMISS_S = 5.0
 """The time that a client has to read why its stream ends [s]."""
@@ -32,10 +36,20 @@ class Connection:
     spreads_parts: bool = False  # its agent understands `Invite.spreads`
     takes_messages: bool = False  # its agent answers messages of a server program
     clock_ahead: float | None = None  # of its machine's clock, see `ClockWatch.ahead`; None: its agent does not say it
+    clock_offset: float | None = None  # its agent's clock less this one [s]; None: an older agent
+    certificate_until: float | None = None  # [s since the epoch]; None: it has none
+    since: float = 0.0  # [s since the epoch]
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""
     handler: "asyncio.Task[None] | None" = None  # the task that serves the call
+
+    def note_clock(self, clock: float, now: float) -> None:
+        """Note the agent's clock in a message that has just arrived; both in seconds since the epoch, 0: not said."""
+        if not (math.isfinite(clock) and clock > 0):
+            return
+        if self.clock_offset is None or abs(clock - now - self.clock_offset) > CLOCK_NEWS_S:
+            self.clock_offset = clock - now
 
     def send(self, message: ServerMessage) -> None:
         """Queue a message without waiting for the client."""

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.threads import begin_on_thread, on_thread
-from atoll.protocol.vocabulary import TERMINAL, Digest, RejectReason, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import entries_of
@@ -50,6 +51,7 @@ from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.names.places import Places
+from atoll.server.names.presence import Arriving, PresenceFile
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import (
     CoordinatorStarted,
@@ -71,6 +73,9 @@ from atoll.server.transfers.verdicts import refused
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+SHOWN_S = 0.5
+"""The interval between two looks at who is connected, for commands [s]."""
+
 ALIVE_S = 0.5
 """The interval at which the process notes that it is alive [s]."""
 
@@ -118,6 +123,7 @@ class Coordinator:
             self.compute.of,
             floor=config.upload_floor,
             arrivals=self.arrivals,
+            on_full=self._no_room,
         )
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
@@ -154,6 +160,7 @@ class Coordinator:
             await self._recover(row, min(down_since, self.clock.now()))
         self._start_next()
         self._rely_on(self.attendance.watch_leases())
+        self._rely_on(self._show_presence())
         self._rely_on(self._stay_alive())
 
     async def stop(self) -> None:
@@ -197,6 +204,19 @@ class Coordinator:
         """End the process after a mistake of ours; the next process replays the journal."""
         if not self.crashed.done():
             self.crashed.set_result(error)
+
+    async def _show_presence(self) -> None:
+        """Show to commands who is connected and what arrives, whenever it changes."""
+        shown = PresenceFile(self.state.path)
+        while True:
+            arriving = [Arriving(*key, *found) for key, found in self.arrivals.all().items() if self._awaits(key)]
+            shown.show(self.attendance.present(), arriving)
+            await asyncio.sleep(SHOWN_S)
+
+    def _awaits(self, key: tuple[RunId, RoundId, ClientId]) -> bool:
+        """Return whether an update that is on its way in can still change its run."""
+        run_id, round_id, client_id = key
+        return (run := self.runs.get(run_id)) is not None and run.is_news(client_id, round_id)
 
     async def _stay_alive(self) -> None:
         """Note every `ALIVE_S` that the process is alive: the downtime after a crash counts from the last note."""
@@ -445,6 +465,11 @@ class Coordinator:
         """Start queued runs when a run has ended or is paused."""
         if any(isinstance(effect, PauseRun | EndRun) for effect in effects):
             self._start_next()
+
+    def _no_room(self, run_id: RunId, num_bytes: int, error: DiskFull) -> None:
+        """Let a run wait for room on the disk; a run of messages asks again until its own deadline."""
+        if isinstance(run := self.runs.get(run_id), RunDriver):
+            run.no_room(num_bytes, error)
 
     def _resume_by_itself(self, run: RunDriver, effects: Effects) -> None:
         """Resume a run whose wait for clients has ended in a pause, when they are back."""

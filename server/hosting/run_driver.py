@@ -35,6 +35,8 @@ from atoll.server.rounds.events import (
     CohortDrawn,
     Commit,
     ComputeMetrics,
+    DiskFree,
+    DiskShort,
     DrawCohort,
     Effect,
     EndRun,
@@ -59,6 +61,8 @@ from atoll.server.views.narration import Narrator
 logger = logging.getLogger(__name__)
 
 SAMPLER_TIMEOUT_S = 60.0
+DISK_LOOK_S = 2.0
+"""The seconds between two looks at a disk that has no room."""
 EVALUATIONS_WAITING_MAX = 16
 """The number of versions that may wait for the evaluation on the server's data; each stays on disk until then."""
 
@@ -88,6 +92,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._offered = OfferedCodec(parts.run_id, shared.hub.codecs_of, shared.codecs_of_rank)
         self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config, parts.number)
         self._narrator = Narrator()
+        self._is_watching_disk, self._bytes_wanted = False, 0
         self._next_round: asyncio.TimerHandle | None = None
         self._measuring: set[asyncio.Task[None]] = set()  # tasks that compute metrics from their sums
         self._evaluations: asyncio.Queue[Version] = asyncio.Queue()
@@ -134,6 +139,24 @@ class RunDriver(JournaledDriver[Event, Effect]):
         if evaluator is not None:
             self._evaluator.close()
             self._evaluator = evaluator
+
+    def no_room(self, num_bytes: int, error: DiskFull) -> None:
+        """Let the run wait until the disk has room for `num_bytes` bytes: until then no deadline passes."""
+        self._bytes_wanted = max(self._bytes_wanted, num_bytes)
+        if self._is_watching_disk or not self.machine.ledger.is_open:
+            return
+        self._is_watching_disk = True
+        self.post(DiskShort(str(error)))
+        self._spawn(self._watch_disk())
+
+    async def _watch_disk(self) -> None:
+        """Wait until the disk has room, and tell the machine."""
+        while True:
+            await asyncio.sleep(DISK_LOOK_S)
+            if await on_thread(None, self.reducer.store.has_room, self._bytes_wanted):
+                break
+        self._is_watching_disk, self._bytes_wanted = False, 0
+        self.post(DiskFree())
 
     def start(self) -> None:
         """Start the tasks that write, act and evaluate."""
@@ -274,6 +297,7 @@ class RunDriver(JournaledDriver[Event, Effect]):
                 digest = await self.reducer.fold(effect)
                 break
             except DiskFull as error:
+                self.no_room(self.reducer.num_bytes(effect.base_version), error)
                 logger.error("round %d cannot be aggregated, it waits for space: %s", effect.round_id, error)
                 await asyncio.sleep(DISK_RETRY_S)
             except (ValueError, OSError) as error:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     Boolean,
@@ -29,10 +29,12 @@ from sqlalchemy import (
     select,
 )
 
-from atoll.protocol.identity.certificates import Leaf
 from atoll.protocol.identity.names import ANYBODY, Identity, Role, Wanted
 from atoll.server.identity.revocations import Revocations
 from atoll.server.journal.database import Database
+
+if TYPE_CHECKING:  # the views read members, and load no cryptography
+    from atoll.protocol.identity.certificates import Leaf
 
 WRONG_TRIES_MAX = 5
 ID_BYTES, SECRET_BYTES = 8, 16
@@ -198,7 +200,7 @@ class Register:
 
     # ------------------------------------------------------------ certificates
 
-    def enrolled(self, id: bytes, leaf: Leaf, key_sha256: str, pem: bytes, *, now: float) -> bytes:
+    def enrolled(self, id: bytes, leaf: "Leaf", key_sha256: str, pem: bytes, *, now: float) -> bytes:
         """Store the certificate of the key that redeemed an invitation; older certificates of its name are revoked.
 
         Returns:
@@ -229,7 +231,7 @@ class Register:
         with self._database.transaction() as connection:
             return _counting(connection, identity, key_sha256, now)
 
-    def renewed(self, older_serial: int | None, leaf: Leaf, key_sha256: str, pem: bytes, *, now: float) -> None:
+    def renewed(self, older_serial: int | None, leaf: "Leaf", key_sha256: str, pem: bytes, *, now: float) -> None:
         """Store a further certificate of a member. `older_serial` None: it is the coordinator's own.
 
         Beyond CERTIFICATES_MAX the oldest others of the identity are forgotten, and no longer count if it was ever
@@ -296,7 +298,7 @@ def _of(table: Table, identity: Identity) -> Any:
     return and_(table.c.role == identity.role.value, table.c.name == identity.name)
 
 
-def _row(leaf: Leaf, key_sha256: str, pem: bytes) -> dict[str, Any]:
+def _row(leaf: "Leaf", key_sha256: str, pem: bytes) -> dict[str, Any]:
     return {
         "serial": f"{leaf.serial:x}",
         "role": leaf.identity.role.value,
@@ -324,7 +326,7 @@ def _revoke_certificates(connection: Connection, identity: Identity, now: float)
     return bool(num)
 
 
-def _forget_beyond(connection: Connection, newest: Leaf, older_serial: int | None) -> list[int]:
+def _forget_beyond(connection: Connection, newest: "Leaf", older_serial: int | None) -> list[int]:
     """Delete the oldest certificates of an identity beyond CERTIFICATES_MAX, except the one that it still shows."""
     c, spared = CERTIFICATES.c, [f"{serial:x}" for serial in (newest.serial, older_serial) if serial is not None]
     others = select(c.serial).where(_of(CERTIFICATES, newest.identity), c.serial.not_in(spared))

@@ -5,9 +5,12 @@ one that an authority elsewhere has signed and that was never reported here.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from atoll.protocol.identity.certificates import Leaf
 from atoll.protocol.identity.names import Identity
+
+if TYPE_CHECKING:
+    from atoll.protocol.identity.certificates import Leaf
 
 
 class Revocations:
@@ -21,7 +24,7 @@ class Revocations:
         standing = self._standing.get(identity)
         return standing is not None and serial not in standing
 
-    def is_refused(self, leaf: Leaf) -> bool:
+    def is_refused(self, leaf: "Leaf") -> bool:
         """Return True when this certificate, given as a leaf, no longer counts."""
         return self.is_revoked(leaf.identity, leaf.serial)
 

@@ -172,6 +172,17 @@ class Invitations:
             row.deadline, row.extended = row.deadline + extension, row.extended + extension
             row.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
 
+    def stood_still(self, seconds: float) -> Effects:
+        """Move each deadline by `seconds`, in which none could pass, and repeat the invitations with the new ones."""
+        repeated: list[Effect] = []
+        for client_id, round_id in sorted(self._ledger.training.items()):
+            row = self._row(client_id)
+            assert row.deadline is not None
+            row.deadline += seconds
+            if self._ledger.membership.is_connected(client_id):
+                repeated.append(self._invite(client_id, self._record(round_id)))
+        return tuple(repeated)
+
     def release_after_commit(self, committed: RoundRecord, now: float, *, is_last: bool) -> Effects:
         """Release the clients whose update can no longer count in any commit; the others continue to train."""
         return self.release_all(ReleaseReason.ROUND_CLOSED, now) if is_last else self.release_stale(committed, now)

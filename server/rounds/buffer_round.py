@@ -66,6 +66,12 @@ class Buffer(OpenRound):
         self._is_overdue, self._is_drawing = True, False
         return ()
 
+    def stood_still(self, seconds: float) -> Effects:
+        """Move the deadline by `seconds`, in which it could not pass; the invitations have their own."""
+        assert self.record.deadline is not None
+        self.record.deadline += seconds
+        return ()
+
     def _extend(self, seconds: float, now: float) -> None:
         assert self.record.deadline is not None
         self.record.deadline += seconds

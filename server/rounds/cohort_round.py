@@ -107,13 +107,22 @@ class Round(OpenRound):
             return self._settle(now)  # only the uploads under way are awaited now: the quorum may be out of reach
         return self._close_or_abandon(CloseReason.DEADLINE, now)
 
-    def _extend(self, seconds: float, now: float) -> None:
+    def stood_still(self, seconds: float) -> Effects:
+        """Move every deadline by `seconds`, in which none could pass, and repeat the invitations with the new ones."""
         record = self.record
         self._select_by += seconds
         self._first_by += seconds
         for instant in ("deadline", "linger_by", "grace_by"):
             if (value := getattr(record, instant)) is not None:
                 setattr(record, instant, value + seconds)
+        if record.phase is not Phase.COLLECTING or record.deadline is None:
+            return ()
+        there = [client_id for client_id in sorted(self._waiting) if self.membership.is_connected(client_id)]
+        return tuple(self._invitation(client_id, record.deadline) for client_id in there)
+
+    def _extend(self, seconds: float, now: float) -> None:
+        record = self.record
+        self.stood_still(seconds)
         for client in record.clients.values():
             if client.fate is Fate.WAITING and client.disconnected_at is None:
                 client.disconnected_at = now

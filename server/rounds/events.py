@@ -210,6 +210,18 @@ class MetricsComputed:
 
 
 @value
+class DiskShort:
+    """A lack of room for an update or a version on the coordinator's disk: until DiskFree no deadline passes."""
+
+    detail: str
+
+
+@value
+class DiskFree:
+    """The return of room on the coordinator's disk."""
+
+
+@value
 class TimePassed:
     """The arrival of the machine's deadline."""
 
@@ -254,6 +266,8 @@ Event = (
     | ModelEvaluated
     | ClientEvaluated
     | MetricsComputed
+    | DiskShort
+    | DiskFree
     | TimePassed
     | StopRequested
     | PauseRequested

@@ -44,6 +44,9 @@ class Ledger:
     computing: list[ComputeMetrics] = field(default_factory=list)  # given out and not yet answered
     best: MeasuredVersion | None = None  # of `RunRules.best`
     progress: Progress | None = None  # of `RunRules.stop`
+    short_since: float | None = None  # the beginning of a lack of room on the disk; None: there is room
+    short_of: str = ""  # what does not fit
+    short_look: float = 0.0  # the next line of the log about it
     early_stop: str = ""  # the cause of an early stop, until a resume
 
     @property

@@ -78,6 +78,10 @@ class OpenRound(ABC):
     def _extend(self, seconds: float, now: float) -> None:
         """Extend every deadline of this round, and mark its clients as disconnected."""
 
+    @abstractmethod
+    def stood_still(self, seconds: float) -> Effects:
+        """Move every deadline by `seconds`, in which none could pass, and repeat the invitations with the new ones."""
+
     # ------------------------------------------------------------ events
 
     @property

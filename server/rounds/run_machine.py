@@ -43,6 +43,8 @@ from atoll.server.rounds.events import (
     CohortDrawn,
     Commit,
     CoordinatorStarted,
+    DiskFree,
+    DiskShort,
     Effect,
     EndRun,
     EvaluateModel,
@@ -64,7 +66,7 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.oort_utility import utility_of
-from atoll.server.rounds.open_round import Effects, OpenRound
+from atoll.server.rounds.open_round import NEWS_S, Effects, OpenRound
 from atoll.server.rounds.record import RoundRecord, cause_of_misfits
 from atoll.server.rounds.retries import COSTS_NO_RETRY, seconds_to_retry
 
@@ -80,6 +82,8 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         if not ledger.is_open:
             return None
+        if ledger.short_since is not None:
+            return ledger.short_look
         earliest = self._round_deadline
         others = []
         if ledger.training:
@@ -135,6 +139,9 @@ class RunMachine(Evaluations):
 
     def _time_passed(self, now: float) -> Effects:
         """Apply the earliest deadline: of a rest, of an invitation, of the round or of the evaluation."""
+        if self.ledger.short_since is not None:
+            self.ledger.short_look = now + NEWS_S
+            return ()
         if (wake := self._next_wake) is not None and now >= wake:
             self.ledger.membership.wake(now)
             return ()
@@ -152,6 +159,7 @@ class RunMachine(Evaluations):
         ledger.membership.everyone_disconnected()
         if not ledger.is_open:
             return ()
+        self._stood_still_until(min(now, event.down_since))
         self.invitations.coordinator_started(event.down_since, now)
         effects: list[Effect] = [*(EvaluateModel(version) for version in ledger.unevaluated), *ledger.computing]
         if self.round is not None:
@@ -162,6 +170,28 @@ class RunMachine(Evaluations):
         if ledger.is_round_due:
             effects.append(OpenNextRound(ledger.retry_at))
         return tuple(effects)
+
+    def _disk_short(self, event: DiskShort, now: float) -> Effects:
+        ledger = self.ledger
+        if ledger.is_open and ledger.short_since is None:
+            ledger.short_since, ledger.short_of, ledger.short_look = now, event.detail, now + NEWS_S
+        return ()
+
+    def _disk_free(self, event: DiskFree, now: float) -> Effects:
+        return self._stood_still_until(now)
+
+    def _stood_still_until(self, now: float) -> Effects:
+        """Let time pass again, and move each deadline by the time that the disk was short of room."""
+        ledger = self.ledger
+        if ledger.short_since is None:
+            return ()
+        seconds, ledger.short_since, ledger.short_of = max(0.0, now - ledger.short_since), None, ""
+        effects = self.invitations.stood_still(seconds)
+        if self.round is not None:
+            effects += self.round.stood_still(seconds)
+        if ledger.evaluation is not None:
+            ledger.evaluation.deadline += seconds
+        return effects
 
     # ------------------------------------------------------------ clients
 
@@ -409,7 +439,7 @@ class RunMachine(Evaluations):
         ledger = self.ledger
         effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger.settle_end(state)]
         ledger.state, ledger.cause, ledger.stop_reason, ledger.pause_reason = state, cause, None, None
-        ledger.resumes_itself = False
+        ledger.resumes_itself, ledger.short_since = False, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due, ledger.retry_at = None, [], False, 0.0
         ledger.membership.approval_by = None
         ledger.membership.everyone_disconnected()  # from now on the driver reports no connections to the run
@@ -433,6 +463,8 @@ HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
     ModelEvaluated: RunMachine._model_evaluated,
     ClientEvaluated: RunMachine._client_evaluated,
     MetricsComputed: RunMachine._metrics_computed,
+    DiskShort: RunMachine._disk_short,
+    DiskFree: RunMachine._disk_free,
     StopRequested: RunMachine._stop,
     PauseRequested: RunMachine._pause,
     ResumeRequested: RunMachine._resume,

@@ -10,6 +10,9 @@ from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 
+DISK = "disk"
+"""The cause of a wait for room on the coordinator's disk."""
+
 NAMES_MAX = 8
 """Largest number of clients that a reason names; the others are counted."""
 
@@ -79,12 +82,16 @@ class Missing:
 class Wait:
     """The wait of a run for what no retry of its own can bring: for time or a person."""
 
-    cause: str  # "too_few_clients", "awaits_approval"
+    cause: str  # "too_few_clients", "awaits_approval", "disk"
     since: float  # [s since the epoch]
-    missing: tuple[Missing, ...]
+    missing: tuple[Missing, ...] = ()
+    detail: str = ""  # of the disk
 
     def sentence(self, now: float) -> str:
         """Return the cause with the names, and the duration until `now`."""
+        if self.cause == DISK:
+            lasts = duration_of(now - self.since)
+            return f"waiting for room on the coordinator's disk since {_instant(self.since)} ({lasts}): {self.detail}"
         names = [f"{m.client} ({m.why}{f', since {_instant(m.since)}' if m.since else ''})" for m in self.missing]
         who = ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
         lacking = who or "no client has joined yet: `atoll client invite NAME` invites a site"
@@ -96,6 +103,8 @@ def wait_of(machine: RunMachine) -> Wait | None:
     """Return what a run waits for before its next round can invite clients, or by which it is paused; None: nothing."""
     ledger, round_ = machine.ledger, machine.round
     membership = ledger.membership
+    if ledger.short_since is not None and ledger.state is RunState.RUNNING:
+        return Wait(DISK, ledger.short_since, detail=ledger.short_of)
     if ledger.state is RunState.PAUSED and ledger.resumes_itself:
         last = ledger.past[max(ledger.past)]
         return Wait("too_few_clients", last.waiting_since or ledger.now, _missing(membership))

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
@@ -37,7 +38,7 @@ from atoll.server.transfers.downloads import BadRequest, NotHeld, send_version
 from atoll.server.transfers.timeouts import Silent, first_of, opening
 from atoll.server.transport.interceptor import Context
 from atoll.server.transport.limits import MESSAGES_BURST, MESSAGES_PER_S
-from atoll.server.transport.peer import address_of
+from atoll.server.transport.peer import address_of, peer_of
 from atoll.server.transport.token_bucket import Bucket
 from atoll.server.views.view_process import Viewer
 
@@ -75,7 +76,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return
         if (fault := _fault_of_hello(first)) is not None:
             await context.abort(*fault)
-        connection = _connection(first.hello, address_of(context.peer()))
+        connection, peer = _connection(first.hello, address_of(context.peer())), peer_of(context)
+        connection.note_clock(first.hello.clock, time.time())
+        connection.certificate_until = peer.expires_at if peer is not None else None
         connection.handler = asyncio.current_task()
         if not self._coordinator.attendance.has_room_for(connection.client_id):
             most = self._coordinator.config.max_connections
@@ -137,6 +140,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 named, _, detail = printable(message.goodbye.why[:DETAIL_MAX]).partition(": ")
                 failure = FailureReason(named) if named in set(FailureReason) else None
                 attendance.lost([client_id], LossReason.LEFT, failure, detail)
+            case "heartbeat":
+                connection.note_clock(message.heartbeat.clock, time.time())
             case _:
                 pass
 

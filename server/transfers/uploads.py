@@ -19,6 +19,7 @@ from atoll.aggregation.printable import count_of
 from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
+from atoll.protocol.durable import DiskFull, QuotaFull
 from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
 from atoll.protocol.part_manifest import PartManifest, part_of
 from atoll.protocol.strict_json import ManifestError
@@ -82,6 +83,7 @@ class Uploads:
         compute_of: returns the threads for a run's checks.
         floor: the speed below which an upload is ended [bytes/s]; 0: none (`timeouts.Patience`).
         parts: the streams of updates in parts.
+        on_full: called with the run and the size of an update for which the disk has no room.
         arrivals: learns of all bytes that come.
     """
 
@@ -94,7 +96,9 @@ class Uploads:
         floor: float = FLOOR_BYTES_PER_S,
         parts: PartStreams | None = None,
         arrivals: Arrivals | None = None,
+        on_full: Callable[[RunId, int, DiskFull], None] = lambda run_id, num_bytes, error: None,
     ) -> None:
+        self._on_full = on_full
         self.arrivals = arrivals or Arrivals()
         self._judge_of, self._store_of, self._compute_of, self._floor = judge_of, store_of, compute_of, floor
         self._receiving: dict[tuple[RunId, RoundId, ClientId], Streams] = {}
@@ -158,6 +162,7 @@ class Uploads:
         )
         receive = self._receive_whole if part is None else self._receive_part
         async with (
+            self._told_if_full(manifest),
             self._only_one_of(manifest, digest, part),
             self._marked_in_flight(manifest.run_id, digest),
             aclosing(receive(upload, opened.data, requests)) as replies,
@@ -281,6 +286,16 @@ class Uploads:
                 del streams[own]
             if not streams and self._receiving.get(key) is streams:
                 del self._receiving[key]
+
+    @asynccontextmanager
+    async def _told_if_full(self, manifest: UpdateManifest) -> AsyncIterator[None]:
+        """Tell the run that the disk has no room for an update, which its client sends again later."""
+        try:
+            yield
+        except DiskFull as error:
+            if not isinstance(error, QuotaFull):
+                self._on_full(manifest.run_id, manifest.num_bytes, error)
+            raise
 
     @asynccontextmanager
     async def _marked_in_flight(self, run_id: RunId, digest: Digest) -> AsyncIterator[None]:

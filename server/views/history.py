@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, Table, func, select
 
 from atoll.aggregation.printable import instead_of
+from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
+from atoll.server.identity.register import Member, members_in
 from atoll.server.journal.binding import has_state, open_database
 from atoll.server.journal.clock_note import ClockNote
 from atoll.server.journal.codec import decode_record
@@ -31,6 +33,7 @@ from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.journal.sources import WHOLE
 from atoll.server.names.places import conflicts_shown
+from atoll.server.names.presence import Presence, presence_shown
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
@@ -73,6 +76,15 @@ class History:
         """Return the sentences about clocks that differ now, see `hosting/clock_watch`; without a coordinator none."""
         note = None if self.coordinator() is None else ClockNote.read(self.path)
         return [] if note is None else note.told
+
+    def presence(self) -> Presence | None:
+        """Return who is connected at this moment; without a coordinator no client is, None: that is not known here."""
+        return Presence() if self.coordinator() is None else presence_shown(self.path)
+
+    def members(self) -> list[Member]:
+        """Return the clients that were invited or have enrolled."""
+        members = self.read(lambda connection: members_in(connection, now=time.time()))
+        return [member for member in members if member.identity.role is Role.CLIENT]
 
     def is_attended(self) -> bool:
         """Return whether a process holds the directory or, where that is on another machine, the database."""

@@ -18,6 +18,8 @@ from atoll.server.rounds.events import (
     CloseEvaluation,
     Commit,
     CoordinatorStarted,
+    DiskFree,
+    DiskShort,
     DrawCohort,
     Effect,
     EndRun,
@@ -33,7 +35,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rounds.waiting import named, retry_of, wait_of, what_a_round_lacks
+from atoll.server.rounds.waiting import DISK, named, retry_of, wait_of, what_a_round_lacks
 
 LINE_MAX = 200
 """The characters of a client's message in a line of the log; `atoll round show` has all of them."""
@@ -58,8 +60,11 @@ class Narrator:
         return (*narrate(machine, event, effects), *self._new_wait(machine, event))
 
     def _new_wait(self, machine: RunMachine, event: Event) -> tuple[str, ...]:
+        lacks = wait_of(machine) if isinstance(event, TimePassed | DiskShort) else None
+        if lacks is not None and lacks.cause == DISK:
+            return (lacks.sentence(machine.ledger.now),)
         wait = wait_for_clients(machine)
-        if isinstance(event, TimePassed) and wait and (lacks := wait_of(machine)) is not None:
+        if wait and lacks is not None:
             return (f"{wait}; {lacks.sentence(machine.ledger.now)}",)  # each hour
         if not wait or len(self._waits) >= WAITS_MAX:
             self._waits.clear()
@@ -122,6 +127,8 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             yield f"round {round_id}: {client_id} failed: {reason}{_after_colon(detail)}{rest}"
         case UpdateRefused(client_id, round_id, reason, detail):
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
+        case DiskFree():
+            yield "the coordinator's disk has room again: the run goes on, with its deadlines later by the wait"
         case ClientLost(client_id, reason):
             yield f"{client_id} is lost: {reason}"
         case MetricsComputed(version, source) if machine.rules.best is not None and machine.rules.best.source == source:

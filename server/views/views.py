@@ -7,11 +7,12 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
+from atoll.aggregation.printable import printable_size
 from atoll.aggregation.tensors.safetensors_header import read_header
 from atoll.parallel.task.metrics import LEFT_OUT, values
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
-from atoll.protocol.vocabulary import ClientId, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, RoundId, RunId, RunState, Version
 from atoll.server.config.run_changes import changes_of
 from atoll.server.files.version_folder import VersionFolder
 from atoll.server.journal.holder import run_folder
@@ -19,12 +20,14 @@ from atoll.server.journal.journal import EvaluationRow, RunRow, SettingsChange, 
 from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.sources import SITE, TRAINING
 from atoll.server.names.places import CLIENT
+from atoll.server.names.presence import Presence
 from atoll.server.rounds.membership import Membership
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rounds.waiting import wait_of, what_a_pause_waits_for, what_a_run_waits_for, why_not
 from atoll.server.statistics import results
 from atoll.server.views import message_views
+from atoll.server.views.attendance import attended
 from atoll.server.views.history import History
 from atoll.server.views.sentences import as_json, summary
 from atoll.server.views.sites import measurements, meshes, sites
@@ -71,6 +74,10 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         return results.read(history.path, number)
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
+    if view is View.CLIENTS and not run and not history.runs():
+        rows = attended((), history.presence(), history.members(), "there is no run yet")
+        if rows or history.coordinator() is not None:
+            return plain({"run": "", "rows": rows})
     row = history.run(run) if view is View.RUN else run_of(history, run)
     if view is View.RUN:
         return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
@@ -92,10 +99,13 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
 
 def _rows(history: History, row: RunRow, view: View) -> list[Document]:
     """Return the rounds or the clients of a run; of one of messages its exchanges or its nodes."""
+    if view is View.CLIENTS:
+        rows = message_views.clients(history, row) if row.config.is_of_messages else _clients(history, row.run_id)
+        over = f"the run is {row.state}" if row.state in TERMINAL or row.state is RunState.QUEUED else ""
+        return attended(rows, history.presence(), history.members(), over)
     if row.config.is_of_messages:
-        found = message_views.exchanges if view is View.ROUNDS else message_views.clients
-        return found(history, row)
-    return _rounds(history, row.run_id) if view is View.ROUNDS else _clients(history, row.run_id)
+        return message_views.exchanges(history, row)
+    return _rounds(history, row.run_id)
 
 
 def newest_version(history: History, run_id: RunId) -> int:
@@ -241,9 +251,22 @@ def _round(history: History, run_id: RunId, number: int) -> Document:
     record, machine = _record(history, run_id, number), history.machine(run_id)
     found = as_json(record) | {"training": _trainings(history, run_id, record)}
     is_open = machine.round is not None and machine.round.record.round_id == record.round_id
+    found["arriving"] = _arriving(history, run_id, record.round_id)
+    found["sentences"] += [
+        f"{row['client']}: {printable_size(row['num_bytes'])} of {printable_size(row['total_bytes'])} of its update "
+        f"have arrived ({row['num_bytes'] / max(1, row['total_bytes']):.0%})."
+        for row in found["arriving"]
+    ]
     if is_open and (wait := _wait(history, machine)):
         found["sentences"].append(f"{wait[0].upper()}{wait[1:]}.")
     return found
+
+
+def _arriving(history: History, run_id: RunId, number: int) -> list[Document]:
+    """Return the updates of a round, or the replies of an exchange, that are on their way in."""
+    presence = history.presence() or Presence()
+    rows = (each for each in presence.arriving if (each.run, each.round) == (run_id, number))
+    return [{"client": row.client, "num_bytes": row.num_bytes, "total_bytes": row.total_bytes} for row in rows]
 
 
 def _trainings(history: History, run_id: RunId, record: RoundRecord) -> Document:

@@ -19,6 +19,8 @@ from atoll.server.rounds.events import (
     Commit,
     ComputeMetrics,
     CoordinatorStarted,
+    DiskFree,
+    DiskShort,
     DrawCohort,
     Effect,
     EndRun,
@@ -239,6 +241,18 @@ class SimulatedCoordinator:
     def has_room(self) -> bool:
         """Return whether the disk has room for an update."""
         return not self._is_disk_full
+
+    def refuses_for_room(self) -> None:
+        """Note that an upload does not fit: the run waits until there is room, as the run driver lets it."""
+        if self.running.ledger.is_open and self.running.ledger.short_since is None:
+            self.post(DiskShort("an update does not fit"))
+            self.world.after(DISK_RETRY_S, self._look_for_room, self)
+
+    def _look_for_room(self) -> None:
+        if self._is_disk_full:
+            self.world.after(DISK_RETRY_S, self._look_for_room, self)
+        else:
+            self.post(DiskFree())
 
     def _write(self) -> None:
         if self._dies_at("before a write"):

@@ -83,6 +83,9 @@ class UploadServer(Endpoint, Protocol):
     def has_room(self) -> bool:
         """Return whether the disk has room for an update."""
 
+    def refuses_for_room(self) -> None:
+        """Note that an upload does not fit."""
+
     def upload_begun(self, update: Update) -> None:
         """Take note of an upload's first bytes."""
 
@@ -259,6 +262,9 @@ class Upload:
             return False
         server = self.coordinator
         stands = server.is_up and server.life == self._server_life and server.has_room() and self.agent.is_online
+        is_there = server.is_up and server.life == self._server_life and self.agent.is_online
+        if is_there and not server.has_room():
+            server.refuses_for_room()
         if not stands or self.world.happens("upload_cut", 0.5):
             self.cut()
             return False

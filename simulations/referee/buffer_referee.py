@@ -60,6 +60,15 @@ class BufferReferee:
         if round_.is_aggregating:
             self.aggregate(round_)
 
+    def stood_still(self, round_: RoundFacts | None, seconds: float) -> None:
+        """Move the deadlines by a time in which none could pass, and tell the clients that train."""
+        if round_ is not None:
+            round_.select_by += seconds
+        for client_id, invited in self.training().items():
+            invited.due[client_id] += seconds
+            if client_id in self.run.connected:
+                self._invite(client_id, invited)
+
     def next_due(self) -> float:
         """Return the earliest deadline of an invitation; infinity if no client trains."""
         return min((r.due[c] for c, r in self.training().items()), default=math.inf)

@@ -47,6 +47,7 @@ class Referee:
         self.ask_by = 0.0
         self.unevaluated: set[int] = set()
         self.failures = 0
+        self.short_since: float | None = None  # the disk has had no room since then
         self.is_round_due = False
         self._has_sums = False  # of the clients' evaluation
         self._no_evaluation: set[ClientId] = set()  # clients that have declined to evaluate
@@ -81,6 +82,7 @@ class Referee:
     def _restarted(self, event: e.CoordinatorStarted) -> None:
         down = max(0.0, self.now - event.down_since)
         self.run.all_left()
+        self._time_runs_again(min(self.now, event.down_since))
         for version in sorted(self.unevaluated):
             self._decide("evaluate", version)
         if self.run.is_open:
@@ -92,7 +94,9 @@ class Referee:
             self._decide("next round")
 
     def _let_time_pass(self) -> bool:
-        """Let the first deadline pass, if it is over; return whether it is."""
+        """Let the first deadline pass, if it is over; return whether it is. None passes while the disk is full."""
+        if self.short_since is not None:
+            return False
         if self.run.round is not None and self.now >= self._rounds.next_wake(self.run.round):
             self.run.wake(self.now)
             self._end_round_if_over()
@@ -192,8 +196,19 @@ class Referee:
                 self._ordered(event)
                 self._evaluated(event)
 
+    def _time_runs_again(self, now: float) -> None:
+        if self.short_since is None:
+            return
+        seconds, self.short_since = max(0.0, now - self.short_since), None
+        self.ask_by += seconds
+        self._rounds.stood_still(self.run.round, seconds)
+
     def _ordered(self, event: e.Event) -> None:
         match event:
+            case e.DiskShort() if self.run.is_open and self.short_since is None:
+                self.short_since = self.now
+            case e.DiskFree():
+                self._time_runs_again(self.now)
             case e.StopRequested():
                 self._stop()
             case e.PauseRequested():
@@ -379,7 +394,7 @@ class Referee:
         run.all_left()
         run.approval_by, run.resumes_itself = None, False
         run.state, run.is_stop_wanted, run.is_pause_wanted, self.is_round_due = state, False, False, False
-        self.asked, self.unevaluated = None, set()
+        self.asked, self.unevaluated, self.short_since = None, set(), None
         self._decide("end", state)
 
     # ------------------------------------------------------------ evaluation
@@ -412,7 +427,7 @@ class Referee:
                 if reason in DECLINES:
                     self._no_evaluation.add(client_id)
                 if version == self.run.version:
-                    is_asked = self.asked is not None and client_id in self.asked
+                    is_asked = self.asked is not None and self.asked.get(client_id) is False  # its first answer counts
                     self._has_sums |= is_asked and bool(statistics)
                     self._evaluation_over_of(client_id)
 

@@ -35,6 +35,19 @@ class RoundReferee:
         if round_.is_aggregating:
             self.aggregate(round_)
 
+    def stood_still(self, round_: RoundFacts | None, seconds: float) -> None:
+        """Move the deadlines by a time in which none could pass, and tell the invited clients."""
+        if round_ is None:
+            return
+        round_.select_by += seconds
+        round_.first_by += seconds if round_.first_by else 0.0
+        round_.deadline += seconds
+        round_.grace_by += seconds
+        round_.linger_by = None if round_.linger_by is None else round_.linger_by + seconds
+        for client_id in round_.with_fate(Fate.WAITING) if round_.is_collecting else ():
+            if client_id in self.run.connected:
+                self._invite(round_, client_id)
+
     def let_time_pass(self, round_: RoundFacts, now: float) -> bool:
         """Let the first deadline pass, if it is over; return whether it is."""
         if round_.is_selecting and not round_.is_drawing and now >= round_.select_by:

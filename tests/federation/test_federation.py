@@ -1,5 +1,7 @@
 """The whole thing as a user runs it: processes, sockets, kill -9."""
 
+import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.views.views import View, look
 from tests.federation.processes import federation
+
+GIB = 1 << 30
 
 
 def model(it, version):
@@ -158,6 +162,29 @@ def test_a_run_waits_for_its_first_sites_and_names_the_one_that_goes_away(tmp_pa
         it.agent("b")
         assert it.wait_for_end() == 0
         assert {record.abandon_reason for record in it.rounds()} <= {None, "awaits_clients"}
+
+
+def test_a_full_disk_is_named_and_waited_for_and_the_round_commits_when_there_is_room(tmp_path):
+    ballast = tmp_path / "ballast"
+    if shutil.disk_usage(tmp_path).free < 4 * GIB:
+        pytest.skip("the disk has no room for the file that fills it")
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, GIB)
+    with federation(tmp_path) as it:
+        free_min = shutil.disk_usage(tmp_path).free + GIB // 2
+        it.coordinator(
+            round__cohort_size=2, rounds=1, round__deadline=3, round__retry=0, coordinator__disk_free_min=free_min
+        )
+        it.agent("a")
+        it.agent("b")
+        it.wait_for(lambda: "waiting for room on the coordinator's disk" in it.log("coordinator"))
+        time.sleep(4)  # beyond the deadline
+        (row,) = look(it.history(), View.RUNS)
+        assert (row["state"], row["wait"]["cause"]) == ("waiting", "disk")
+        assert "does not fit" in row["cause"]
+        ballast.unlink()
+        assert it.wait_for_end() == 0
+        assert [record.phase for record in it.rounds()] == ["committed"]
 
 
 def test_run_below_its_quorum_fails_after_its_retries_with_the_cause(tmp_path):

@@ -63,10 +63,12 @@ def list_clients(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the clients that ever joined a run: whether each can be invited and why not, its work, its last failure.
+    """List the sites: who is connected, since when, its version and clock, until when its certificate is valid.
 
-    `seen` is the newest event of a connection; a connected client is seen all the time. A name that two agents use at
-    once is reported below the table, with both addresses (--json: `name_conflict`).
+    Connections are the coordinator's to say: they are shown before, between and after runs. `since` is the begin of the
+    connection, or the last sight of a client that is away; `clock` is the agent's clock less the coordinator's. `run`
+    says whether a run (the newest, or --run) can invite the client, and why not; its work and its last failure follow.
+    A name that two agents use at once is reported below the table, with both addresses (--json: `name_conflict`).
     """
     seen = read_view("clients", state, database, run=run)
     if json:
@@ -74,24 +76,35 @@ def list_clients(
         return
     table(
         [
-            *("client", "connected", "available", "examples", "label", "invited", "used"),
-            *("download", "training", "upload", "seen", "version", "last failure"),
+            *("client", "connected", "since", "version", "clock", "certificate until", "run"),
+            *("examples", "label", "invited", "used", "download", "training", "upload", "last failure"),
         ],
         [
             (
                 *(client["client"], "yes" if client["connected"] else "no"),
-                "yes" if client["available"] else shortened(client["why_not"]),
+                *(clock(client["connected_since"] or client["seen_at"]), client["software"]),
+                *(_offset(client["clock_offset"]), _until(client)),
+                "available" if client["available"] else shortened(client["why_not"]),
                 *(client[name] for name in ("num_examples", "label", "invited", "used")),
                 *(seconds(client[f"{name}_seconds"]) for name in ("download", "train", "upload")),
-                *(clock(client["seen_at"]), client["software"], _last_failure(client["last_failure"])),
+                _last_failure(client["last_failure"]),
             )
             for client in seen["rows"]
         ],
-        empty=f"no client has joined run {seen['run']} yet",
+        empty="no client is invited or connected yet; invite one: atoll client invite NAME",
     )
     for client in seen["rows"]:
         if client["name_conflict"]:
             note(client["name_conflict"])
+
+
+def _offset(seconds_ahead: float | None) -> str:
+    """Return an agent's clock less the coordinator's; what the line takes shows as less than a second behind."""
+    return "-" if seconds_ahead is None else f"{seconds_ahead:+.1f} s"
+
+
+def _until(client: Mapping[str, Any]) -> str:
+    return clock(client["certificate_until"]) if client["certificate_until"] else client["standing"] or "-"
 
 
 def _last_failure(failure: Mapping[str, Any] | None) -> str:

@@ -88,11 +88,13 @@ def test_a_backup_does_not_lie_in_the_directory_that_it_is_of(state, out):
 
 def test_what_says_how_things_are_at_this_moment_is_neither_in_a_backup_nor_left_out(state):
     before = shown("backup", state, state.parent / "before.tar")["left_out"]
-    for name in ("conflicts.json", "folder_id", "coordinator.json", "lock"):
+    for name in ("conflicts.json", "presence.json", "folder_id", "coordinator.json", "lock"):
         (state / name).touch()
     assert shown("backup", state, state.parent / "after.tar")["left_out"] == before
     restore(state.parent / "after.tar", state.parent / "new")
-    assert not {"conflicts.json", "folder_id", "coordinator.json"} & set(everything(state.parent / "new"))
+    assert not {"conflicts.json", "presence.json", "folder_id", "coordinator.json"} & set(
+        everything(state.parent / "new")
+    )
 
 
 @pytest.mark.parametrize("out", ["out.tar", "out"])

@@ -1,4 +1,4 @@
-"""The wait of a run for clients that are away: it is no failure, it has names, and it ends by itself."""
+"""The waits of a run for clients that are away and for room on the disk: no failures, with names, and they end."""
 
 from typing import Any
 
@@ -11,13 +11,17 @@ from atoll.server.rounds.events import (
     ClientDisconnected,
     ClientFailed,
     CoordinatorStarted,
+    DiskFree,
+    DiskShort,
     DrawCohort,
     EndRun,
+    Invite,
     OpenNextRound,
     PauseRequested,
     ResumeRequested,
     ResumeRun,
     RoundDue,
+    StopRequested,
 )
 from atoll.server.rounds.run_rules import RunRules, WaitRules
 from atoll.server.rounds.waiting import duration_of, wait_of
@@ -240,3 +244,66 @@ def test_the_next_round_after_an_absence_is_due():
     drive = waiting()
     drive.begin("ab")
     assert isinstance(drive.lose("b")[-1], OpenNextRound)
+
+
+# ---------------------------------------------------------------- the disk
+
+
+def test_no_deadline_passes_while_the_disk_has_no_room_and_all_move_by_that_time():
+    drive = waiting(deadline=60.0)
+    drive.begin("ab")
+    drive.do(DiskShort("an update of 9 bytes does not fit"), 10.0)
+    drive.do(DiskShort("another one"), 11.0)
+    wait = wait_of(drive.machine)
+    assert wait is not None
+    assert (wait.cause, wait.since) == ("disk", 1010.0)
+    assert wait.sentence(1010.0 + HOUR) == (
+        "waiting for room on the coordinator's disk since 1970-01-01 00:16:50 UTC (1 h): "
+        "an update of 9 bytes does not fit"
+    )
+    for hour in (1, 2, 3):
+        assert drive.machine.deadline == 1010.0 + hour * HOUR, "a line each hour"
+        assert drive.tick(10.0 + hour * HOUR) == []
+    effects = drive.do(DiskFree(), 10.0 + 3 * HOUR)
+    assert [(e.client_id, e.deadline) for e in effects if isinstance(e, Invite)] == [
+        ("a", 1060.0 + 3 * HOUR),
+        ("b", 1060.0 + 3 * HOUR),
+    ]
+    assert wait_of(drive.machine) is None
+    drive.update("a")
+    assert "Aggregate" in kinds(drive.update("b", at=55.0 + 3 * HOUR))
+
+
+def test_an_update_that_fits_counts_while_another_does_not():
+    drive = waiting(quorum=1, linger=0.0)
+    drive.begin("ab")
+    drive.do(DiskShort("a large one"), 10.0)
+    assert "Aggregate" in kinds(drive.update("a", at=5000.0))
+
+
+def test_the_disk_is_looked_at_anew_after_a_restart_and_the_time_counts_once():
+    drive = waiting(deadline=60.0, outage_max=1000.0)
+    drive.begin("ab")
+    drive.do(DiskShort("no room"), 10.0)
+    drive.do(CoordinatorStarted(1000.0 + 110.0), 130.0)
+    assert drive.machine.ledger.short_since is None
+    assert drive.record.deadline == 1060.0 + 100.0 + 20.0
+
+
+def test_an_invitation_of_an_asynchronous_run_moves_with_the_disk():
+    flow = Flow(buffer_size=2, quorum=2, fill_timeout=500.0, deadline=60.0, rules={"wait": WaitRules()})
+    flow.join("ab")
+    flow.do(DiskShort("no room"), 10.0)
+    assert flow.tick(400.0) == []
+    effects = flow.do(DiskFree(), 410.0)
+    assert [(e.client_id, e.deadline) for e in effects if isinstance(e, Invite)] == [("a", 1460.0), ("b", 1460.0)]
+    assert flow.record.deadline == 1900.0
+
+
+def test_a_stop_ends_a_run_that_waits_for_its_disk():
+    drive = waiting()
+    drive.begin("ab")
+    drive.do(DiskShort("no room"))
+    assert kinds(drive.do(StopRequested("enough")))[-1] == "EndRun"
+    assert wait_of(drive.machine) is None
+    assert drive.do(DiskFree()) == []
