@@ -281,7 +281,8 @@ class Agent:
                 crash_points.reached("agent.invited")
             case RunEnded(run_id):
                 self._has_run_ended = message.run_ended.num_open == 0
-                logger.info("run %s is %s: %s", run_id, message.run_ended.state, message.run_ended.cause)
+                ended = message.run_ended
+                logger.info("run %s is %s: %s", run_id, ended.state, ended.cause, extra={"run": run_id})
         self._receive(event)
         if isinstance(event, RunEnded):
             self._run_ended(event.run_id, message.run_ended.state)
@@ -307,12 +308,13 @@ class Agent:
                 self._carry_out(ReportStatistics(request.run_id, request.number, None, detail, refused.reason))
 
     def _log_invitation(self, invitation: Invitation) -> None:
-        until = time.strftime("%H:%M:%S", time.localtime(time.time() + invitation.time_left))
+        until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + invitation.time_left))
         if invitation.message:
             what = (invitation.round_id, invitation.message, invitation.run_id, until)
             logger.info("asked to answer message %d (%s) of %s, until %s", *what)
             return
-        logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until)
+        about = {"run": invitation.run_id, "round": invitation.round_id}
+        logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until, extra=about)
 
     # ------------------------------------------------------------ the policy
 
@@ -352,7 +354,8 @@ class Agent:
             case Connect(delay):
                 self._connection.dial(delay)
             case ReportFailure(run_id, round_id, reason, detail):
-                logger.warning("giving up round %d of %s: %s: %s", round_id, run_id, reason, detail)
+                about = {"run": run_id, "round": round_id}
+                logger.warning("giving up round %d of %s: %s: %s", round_id, run_id, reason, detail, extra=about)
                 self._report_failure(effect)
             case ReportEvaluation():
                 self._report_evaluation(effect)

@@ -1,6 +1,5 @@
 """The agent's process: enrolment, state directory, worker and signals around one `Agent`; the names of its tasks."""
 
-import asyncio
 import logging
 import os
 import signal
@@ -21,10 +20,12 @@ from atoll.parallel.crew.supervisor.crew import Crew
 from atoll.parallel.task.flower_app import is_app
 from atoll.parallel.task.task import TaskNotFound, task_name
 from atoll.parallel.worker.process import Environment, Worker
+from atoll.protocol import service_manager
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import call_at_end
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,13 @@ async def run_agent(
     handle_signals: bool = True,
     authorities: Callable[[], bytes] | None = None,
 ) -> int:
-    """Run one agent until SIGTERM or SIGINT, or until it is done; returns the exit code of its process.
+    """Run one agent until a signal ends it, or until it is done; returns the exit code of its process.
 
     Args:
         config: the agent's settings.
         tasks: references of the tasks that it allows, by the names that coordinators use (`tasks_by_name`).
         runner: trains and evaluates; None: a worker process for each task.
-        handle_signals: end in order at SIGTERM and SIGINT; in the main thread only.
+        handle_signals: end in order at the signals that end a process; in the main thread only.
         authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: those of
             the membership; without one the agent is `--insecure` and verifies nothing.
 
@@ -52,8 +53,7 @@ async def run_agent(
             be used, or a task does not load. The exit code is then 2.
     """
     state = StateDirectory(config.state)
-    gate = None
-    loop, handled = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
+    gate = let_go = None
     try:
         taking = Membership.take(
             state.identity,
@@ -62,7 +62,7 @@ async def run_agent(
             coordinator=config.coordinator,
             insecure=config.insecure,
         )
-        if (membership := await unless_stopped(taking, handled)) is None:
+        if (membership := await (unless_stopped(taking) if handle_signals else taking)) is None:
             return 0
         gate = Gate(config.policy, state.path)
         if runner is None:
@@ -80,12 +80,13 @@ async def run_agent(
             logger.info("stopped by %s: the agent ends, and finished updates wait in its spool", number.name)
             agent.stop()
 
-        for number in handled:
-            loop.add_signal_handler(number, end, number)
+        if handle_signals:
+            let_go = call_at_end(end)
+        service_manager.tell(service_manager.READY, f"{config.site}, dialling {membership.address}")
         return await agent.run()
     finally:
-        for number in handled:
-            loop.remove_signal_handler(number)
+        if let_go is not None:
+            let_go()
         if gate is not None:
             gate.close()
         state.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import call_at_end
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.protocol.wire.allocator import keep_freed_memory, share_heaps
 from atoll.server.config.process import CoordinatorConfig
@@ -210,8 +211,7 @@ def _stop_on_signals() -> asyncio.Event:
         logger.info("stopped by %s: the coordinator ends", number.name)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    call_at_end(end)
     return stop
 
 

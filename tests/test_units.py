@@ -19,6 +19,9 @@ HARDENED = {
     "KillSignal": "SIGTERM",
     "KillMode": "mixed",
     "Restart": "on-failure",
+    "Type": "notify",
+    "NotifyAccess": "main",
+    "ExecReload": "/bin/kill -HUP $MAINPID",
     "StateDirectoryMode": "0700",
 }
 

@@ -1,11 +1,23 @@
-"""The log of a process, for the person at the terminal: one line for each event, on standard error."""
+"""The log of a process, for the person at the terminal or for a program: one line for each event, on standard error."""
 
+import json
 import logging
 import os
+import stat
+import time
+from contextlib import suppress
+
+from atoll.cli.printing import take_notes
+
+VARIABLE = "ATOLL_LOG"
+"""The environment variable of the form of the log, for the processes that this one starts."""
+
+FIELDS = ("run", "round")
+"""The fields that a record of Atoll's may have beside its message (`logging`'s `extra`), if it is about one of them."""
 
 
-class _Lines(logging.Formatter):
-    """Lines of a time, the name of the process if it has one, a level from `warning` upward, and the message."""
+class _Text(logging.Formatter):
+    """Lines of a local time, the name of the process if it has one, a level from `warning` upward, and the message."""
 
     def __init__(self, source: str) -> None:
         super().__init__("%(message)s")
@@ -15,19 +27,78 @@ class _Lines(logging.Formatter):
         """Return the line; the traceback of an exception follows on lines of its own."""
         line = super().format(record)
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return f"{self.formatTime(record, '%H:%M:%S')} {self._source}{level}{line}"
+        return f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} {self._source}{level}{line}"
 
 
-def configure(source: str = "") -> None:
+class _Json(logging.Formatter):
+    """Lines of JSON objects: `time` (UTC), `level`, `process`, `logger`, `message`; `site`, `FIELDS`, `traceback`."""
+
+    def __init__(self, process: str, site: str) -> None:
+        super().__init__("%(message)s")
+        self._process, self._site = process, site
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object in one line."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        said: dict[str, object] = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+        }
+        if self._site:
+            said["site"] = self._site
+        said |= {name: value for name in FIELDS if (value := record.__dict__.get(name)) is not None}
+        said |= {"logger": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False)
+
+
+class _Stream(logging.StreamHandler):  # type: ignore[type-arg]
+    """Standard error, whose file is begun anew at its path after a rotation has moved or removed it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._path = ""
+        with suppress(OSError):
+            found = os.readlink("/proc/self/fd/2")
+            if stat.S_ISREG(os.fstat(2).st_mode) and os.path.samestat(os.stat(found), os.fstat(2)):
+                self._path = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line."""
+        if self._path:
+            with suppress(OSError):  # the folder is away, or may not be written to: the older file takes the line
+                self._follow()
+        super().emit(record)
+
+    def _follow(self) -> None:
+        before = os.fstat(2)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), before):
+                return
+        mode = stat.S_IMODE(before.st_mode)
+        opened = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
+        for number in (1, 2):
+            if os.path.samestat(os.fstat(number), before):
+                os.dup2(opened, number)
+        os.close(opened)
+
+
+def configure(process: str, site: str = "", form: str = "text") -> None:
     """Send Atoll's records from `info` upward, and the warnings of other libraries, to standard error.
 
-    Several agents may share one terminal: each passes its site's name as `source`, which follows the time in every
-    line.
+    Args:
+        process: `coordinator`, `agent`, `rank` or `authority`.
+        site: the name of an agent's site; it follows the time in every line, as several agents may share a terminal.
+        form: `text`, lines for a person, or `json`.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Lines(source))
+    handler = _Stream()
+    handler.setFormatter(_Json(process, site) if form == "json" else _Text(site))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(logging.INFO)
+    take_notes(logging.getLogger("atoll").info if form == "json" else None)
+    os.environ[VARIABLE] = form
 
 
 def quiet_grpc() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from atoll.aggregation.text_files import NotText, text_of
@@ -41,6 +42,16 @@ Set = Annotated[
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
 CheckJson = Annotated[bool, typer.Option("--json", help="With --check: print the effective settings as JSON.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Log = Annotated[
+    str,
+    typer.Option(
+        "--log",
+        metavar="text|json",
+        click_type=click.Choice(["text", "json"]),
+        envvar="ATOLL_LOG",
+        help="Form of the log's lines on standard error: for a person, or JSON objects for a program.",
+    ),
+]
 DropEmpty = Annotated[
     bool,
     typer.Option(
@@ -99,12 +110,20 @@ def _exact(value: float) -> str:
 
 
 def read_join_code(text: str | None) -> str | None:
-    """Return the join code as given, or the text of standard input for `-`.
+    """Return the join code as given, or the text of standard input for `-`, of a file for `@FILE`.
 
-    A code from standard input appears in no list of processes.
+    These appear in no list of processes.
     """
     from atoll.protocol.identity.join_code import TEXT_MAX
 
+    if text is not None and text.startswith("@"):
+        try:
+            with open(text[1:], "rb") as file:
+                return text_of(file.read(2 * TEXT_MAX + 4), text[1:]).strip()
+        except OSError as error:
+            raise CommandError(f"--join {text}: {error.strerror}") from error
+        except NotText as error:
+            raise CommandError(f"--join {text}: {error}") from error
     if text != "-":
         return text
     with waiting_for("the join code on standard input", "until its end, Ctrl-D on a terminal"):

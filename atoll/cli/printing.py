@@ -40,6 +40,11 @@ def notes_to(take: Callable[[str], None]) -> Iterator[None]:
         _taker.reset(token)
 
 
+def take_notes(take: Callable[[str], None] | None) -> None:
+    """Give the notes of this thread to a function from now on; None: to standard error."""
+    _taker.set(take)
+
+
 def are_taken() -> bool:
     """Return whether a program takes the notes of this thread."""
     return _taker.get() is not None
@@ -90,11 +95,6 @@ def shortened(text: str, num_letters: int = 80) -> str:
 def clock(at: float | None) -> str:
     """Return an instant, in seconds since the epoch, as date and local time."""
     return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def time_of_day(at: float) -> str:
-    """Return the local time of an instant, in seconds since the epoch, as a line of the log begins."""
-    return datetime.fromtimestamp(at).strftime("%H:%M:%S")
 
 
 def seconds(duration: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The end of a command by SIGINT or SIGTERM at a moment at which the command does not handle them itself.
+"""The end of a command by SIGINT, SIGTERM or SIGHUP at a moment at which the command does not handle them itself.
 
 The person reads one line, `atoll: stopped by SIGTERM before a round began; nothing was written`; there is no traceback,
 and what the command had opened is closed. `atoll.cli.main` begins this before anything slow is imported. A command
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from atoll.protocol.signals import ENDING, end_by_default, ending, leave_closed_terminal, survive_hang_up
+
 INTERRUPTED = 130
 """The exit code of a command that a signal has ended, and 0 for a service, which ends in no other way."""
 
@@ -22,8 +24,6 @@ SERVICES = (["coordinator"], ["agent"], ["aggregator"], ["authority", "serve"])
 
 LAUNCHER = "TORCHELASTIC_RUN_ID"
 """The environment variable of a rank under `torchrun`, which ends it: it must end at once, also in a wait in C."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 TELL_S = 5.0
 """Seconds from the end of a command until the person is told of threads for which its process waits."""
@@ -69,9 +69,9 @@ def one_line() -> Iterator[None]:
     has ended, and its exit code stands: a signal while Python shuts down does not change it, but a second one does, and
     the first does while Python waits for threads of the task's, of which the person is told.
     """
-    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    if LAUNCHER in os.environ:
-        handled = []
+    if _is_service(sys.argv[1:]):
+        survive_hang_up()
+    handled = () if LAUNCHER in os.environ else ending()
     for number in handled:
         signal.signal(number, _stop)
     atexit.register(_leave)  # the first of all, so that Python calls it last
@@ -91,8 +91,8 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     """Print the line, and end the process in order; the next signal ends it at once."""
     global _code
     _code = _code_of(sys.argv[1:])
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_DFL)
+    end_by_default()
+    leave_closed_terminal()
     os.write(2, f"atoll: stopped by {signal.Signals(number).name}{_left}\n".encode())
     sys.unraisablehook = lambda _: None  # a callback or a finalizer that the exception interrupts would print it
     if "logging" in sys.modules:  # and a library would log it that closes what it holds, as pools of connections do
@@ -104,7 +104,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 def _block() -> None:
     """Keep signals waiting during a fork: Python drops one that reaches the child before it has begun."""
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
 def _unblock() -> None:
@@ -115,14 +115,14 @@ def _unblock_in_child() -> None:
     """Give a process that the task forks the default handlers: its parent ends it."""
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGTERM) is _stop:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is _stop:
+            signal.signal(number, signal.SIG_DFL)
     _unblock()
 
 
 def _ignore_one(_number: int, _frame: FrameType | None) -> None:
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_DFL)
+    end_by_default()
     if _threads():
         os._exit(INTERRUPTED)
 
@@ -154,5 +154,8 @@ def _leave() -> None:
 
 def _code_of(arguments: list[str]) -> int:
     """Return the exit code of the command after a signal; --check of a service has not found the settings sound."""
-    is_service = any(arguments[: len(words)] == words for words in SERVICES)
-    return 0 if is_service and "--check" not in arguments else INTERRUPTED
+    return 0 if _is_service(arguments) and "--check" not in arguments else INTERRUPTED
+
+
+def _is_service(arguments: list[str]) -> bool:
+    return any(arguments[: len(words)] == words for words in SERVICES)

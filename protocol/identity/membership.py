@@ -5,7 +5,7 @@ import logging
 import random
 import signal
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Wanted
 from atoll.protocol.identity.renewal import keep_renewed, over
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import call_at_end
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +79,10 @@ class Membership:
             await keep_renewed(self.keeper, renew, rng=random.Random())
 
 
-async def unless_stopped(
-    taking: Coroutine[Any, Any, Membership], signals: Iterable[signal.Signals]
-) -> Membership | None:
-    """Return the membership; None: one of these signals ended the wait for the coordinator.
+async def unless_stopped(taking: Coroutine[Any, Any, Membership]) -> Membership | None:
+    """Return the membership; None: a signal ended the wait for the coordinator.
 
-    The signal handlers stay installed; the caller replaces them by its own.
+    The signal handlers stay installed; the caller replaces them.
     """
     task = asyncio.ensure_future(taking)
 
@@ -91,8 +90,7 @@ async def unless_stopped(
         logger.info("stopped by %s before it was enrolled", number.name)
         task.cancel()
 
-    for number in signals:
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    call_at_end(end)
     try:
         await asyncio.wait({task})
     finally:

@@ -181,7 +181,7 @@ class JournaledDriver(ABC, Generic[E, F]):
 
     def _carry_out(self, posted: _Posted[F]) -> None:
         for line in posted.decision.lines:
-            logger.info("%s: %s", self.run_id, line)
+            logger.info("%s: %s", self.run_id, line, extra={"run": self.run_id})
         for effect in posted.effects:
             self._act(effect)
         posted.done.set_result(posted.effects)

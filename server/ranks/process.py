@@ -24,6 +24,7 @@ from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import call_at_end
 from atoll.protocol.wire.bulk_messages import add_aggregator
 from atoll.protocol.wire.channel import PROTOCOL, reached_as, server_options
 from atoll.protocol.wire.stream import Stream, StreamBroken
@@ -51,8 +52,6 @@ DISPLACED_S = 10.0
 
 CALLS_PER_CLIENT = 16
 EXIT_OK = 0
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""The signals that end a rank."""
 
 
 async def host_rank(
@@ -86,7 +85,7 @@ async def host_rank(
         who, here = aggregator(config.rank), identity_folder(config.state)
         where = {"join": config.join, "coordinator": config.coordinator, "insecure": config.insecure}
         taking = Membership.take(here, who, **where)  # type: ignore[arg-type]
-        if (membership := await unless_stopped(taking, SIGNALS)) is None:
+        if (membership := await unless_stopped(taking)) is None:
             return EXIT_OK
         channels = [membership.dialer.channel(membership.address, COORDINATOR)]
         try:
@@ -123,8 +122,7 @@ async def _serve(
         logger.info("stopped by %s: the rank ends", number.name)
         stop.set()
 
-    for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    call_at_end(end)
     server, bound = await _listen(rank, config, _listener(membership))
     address = reached_as(bound, config.public)
 

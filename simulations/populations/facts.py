@@ -28,6 +28,7 @@ from atoll.parallel.task.collated import form_fault
 from atoll.parallel.task.randomness import generators_kept, seeded_data_of
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.signals import ENDING
 from atoll.simulations.populations.opened_files import OPENED
 from atoll.simulations.populations.partitions import Ints
 from atoll.simulations.populations.pool import NoLabels, labels_of, reading
@@ -255,7 +256,7 @@ def _answers(connections: dict[Connection, None]) -> Iterator[tuple[int, list[Si
 
 def _serve(connection: Connection, task: Task, blocks: Sequence[tuple[int, Sequence[str]]]) -> None:
     """Read blocks of sites in a child process; at a failure end, since this process's parent then reads the site."""
-    for one in (signal.SIGINT, signal.SIGTERM):  # the parent handles them, and ends this process
+    for one in ENDING:  # the parent handles them, and ends this process
         signal.signal(one, signal.SIG_IGN)
     end_with_the_parent()
     OPENED.news()  # what the parent has opened, it knows

@@ -1,6 +1,8 @@
 """The lines of a process's log: time, the site's name at an agent, level, message."""
 
+import json
 import logging
+import os
 import re
 import subprocess
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import log
+from atoll.cli.printing import take_notes
 from atoll.protocol.identity.join_code import JoinCode
 from tests.cli.federation import ATOLL
 from tests.cli.invoking import TINY
@@ -23,6 +26,8 @@ def _logging_as_before() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("atoll")
     before = (root.level, root.handlers[:], ours.level)
     yield
+    os.environ.pop(log.VARIABLE, None)
+    take_notes(None)
     root.setLevel(before[0])
     root.handlers[:] = before[1]
     ours.setLevel(before[2])
@@ -32,13 +37,15 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of standard error without their times, each of which is checked."""
     written = capsys.readouterr().err.splitlines()
     assert all(
-        re.match(r"\d\d:\d\d:\d\d ", line) for line in written if not line.startswith((" ", "Traceback", "OSError"))
+        re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line)
+        for line in written
+        if not line.startswith((" ", "Traceback", "OSError"))
     )
-    return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in written]
+    return [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", "", line) for line in written]
 
 
 def test_a_process_without_a_name_writes_the_message_and_its_level(capsys: pytest.CaptureFixture[str]) -> None:
-    log.configure()
+    log.configure("coordinator")
     logging.getLogger("atoll.server").info("round 1: closed (%s)", "enough")
     logging.getLogger("atoll.server").warning("the disk is full")
     logging.getLogger("atoll.server").debug("a detail")
@@ -46,14 +53,14 @@ def test_a_process_without_a_name_writes_the_message_and_its_level(capsys: pytes
 
 
 def test_every_line_of_an_agent_has_its_site_s_name(capsys: pytest.CaptureFixture[str]) -> None:
-    log.configure("100%d north")
+    log.configure("agent", "100%d north")
     logging.getLogger("atoll.client").info("connected to %s", "127.0.0.1:7070")
     logging.getLogger("another.library").error("at fault")
     assert lines(capsys) == ["100%d north: connected to 127.0.0.1:7070", "100%d north: error: at fault"]
 
 
 def test_a_traceback_follows_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    log.configure("north")
+    log.configure("agent", "north")
     try:
         raise OSError("no space left")
     except OSError:
@@ -67,10 +74,26 @@ def test_a_traceback_follows_its_line(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_the_second_of_two_configurations_counts_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    log.configure("north")
-    log.configure("south")
+    log.configure("agent", "north")
+    log.configure("agent", "south")
     logging.getLogger("atoll").info("ready")
     assert lines(capsys) == ["south: ready"]
+
+
+def test_a_line_for_a_program_is_an_object_with_stable_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("agent", "north", "json")
+    try:
+        raise OSError("no space left")
+    except OSError:
+        logging.getLogger("atoll.client").exception("the \n spool of %s", "r-1", extra={"run": "r-1", "round": 3})
+    [line] = capsys.readouterr().err.splitlines()
+    found = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found.pop("time"))
+    assert found.pop("traceback").endswith("OSError: no space left")
+    assert found == {
+        **{"level": "error", "process": "agent", "site": "north", "run": "r-1", "round": 3},
+        **{"logger": "atoll.client", "message": "the \n spool of r-1"},
+    }
 
 
 @pytest.mark.real
@@ -91,4 +114,4 @@ def test_an_agent_s_process_writes_its_site_s_name(tmp_path: Path) -> None:
     first, *others = written.read_text().splitlines()
     assert first.startswith("atoll agent north, for ")
     assert others
-    assert all(re.match(r"\d\d:\d\d:\d\d north: ", line) for line in others), others
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d north: ", line) for line in others), others

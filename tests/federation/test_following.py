@@ -56,8 +56,8 @@ def test_followers_of_a_killed_coordinator_miss_nothing_and_repeat_nothing(tmp_p
             assert record == {key: shown[key] for key in record}
         assert events[-1]["run"]["state"] == "finished"
 
-        told = [line.split(" ", 1)[1] for line in it.log("coordinator").splitlines() if " trouble-1: " in line]
-        followed = [line.split(" ", 1)[1] for line in it.log("lines").splitlines() if " trouble-1: " in line]
+        told = [line.split(" ", 2)[2] for line in it.log("coordinator").splitlines() if " trouble-1: " in line]
+        followed = [line.split(" ", 2)[2] for line in it.log("lines").splitlines() if " trouble-1: " in line]
         assert followed == told
         sentences = it.show("round", "show", 2)["sentences"]
         assert set(sentences) <= set(it.log("round").splitlines())

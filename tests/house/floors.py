@@ -95,12 +95,14 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "json_values.py",
             "progress.py",
             "secrets.py",
+            "service_manager.py",
             "threads.py",
         ),
         (
             "disclosure.py",
             "displaced.py",
             "folder_id.py",
+            "signals.py",
             "strict_json.py",
             "value_type.py",
             "variants.py",
@@ -147,11 +149,11 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "atoll": (
         (
-            *("cli", "cli/log.py", "cli/printing.py", "cli/sections.py"),
+            *("cli", "cli/printing.py", "cli/sections.py"),
             *("cli/shutdown_deadline.py", "cli/stopping.py"),
             "exports",
         ),
-        ("cli/completion.py", "cli/faults.py", "cli/waiting.py"),
+        ("cli/completion.py", "cli/faults.py", "cli/log.py", "cli/waiting.py"),
         ("cli/options.py", "cli/worker_check.py"),
         ("cli/flower_plan.py",),
         (

@@ -12,6 +12,7 @@ from tests.pages.blocks import EXAMPLES, PAGES, Block, blocks_of
 from tests.pages.given import GIVEN, Given
 from tests.pages.shell import CommandFailed, Shell, lines_of, service_of
 from tests.pages.world import begin_run, make_project
+from tests.waiting import BOUND_S
 
 EXECUTED_ELSEWHERE = "run"
 """The comment above the blocks that `tests/test_readme.py` executes together, with the outputs after them."""
@@ -127,7 +128,7 @@ def test_the_state_of_every_session_is_written_down() -> None:
     ],
 )
 def test_a_command_that_does_otherwise_is_noticed(line: str, words: str, tmp_path: Path) -> None:
-    shell = Shell(tmp_path, free_address(), bound_s=5)
+    shell = Shell(tmp_path, free_address(), bound_s=5 if words == "does not end" else BOUND_S)
     try:
         with pytest.raises(CommandFailed, match=words):
             shell.run(line, "a.md:1")

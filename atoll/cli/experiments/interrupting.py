@@ -1,10 +1,11 @@
-"""The end in order of a simulated run on SIGINT or SIGTERM."""
+"""The end in order of a simulated run on SIGINT, SIGTERM or SIGHUP."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
+
+from atoll.protocol.signals import end_by_default, handled_by
 
 
 class Interruptible(Protocol):
@@ -16,18 +17,11 @@ class Interruptible(Protocol):
 
 @contextmanager
 def with_signals(federation: "Interruptible") -> Iterator[None]:
-    """Interrupt the run on SIGINT or SIGTERM; a second signal ends the process at once."""
+    """Interrupt the run on SIGINT, SIGTERM or SIGHUP; a second signal ends the process at once."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
         federation.interrupt()
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
+        end_by_default()
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for each in before:
-        signal.signal(each, interrupt)
-    try:
+    with handled_by(interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

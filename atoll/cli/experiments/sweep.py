@@ -1,9 +1,8 @@
 """`atoll sweep`: simulate every combination of a grid of settings, and compare the runs in a table and plots."""
 
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +16,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note
 from atoll.cli.printing import table as say_table
 from atoll.cli.stopping import INTERRUPTED, if_stopped
+from atoll.protocol.signals import handled_by
 
 if TYPE_CHECKING:
     from atoll.parallel.task.array_task import ArrayTask
@@ -235,7 +235,7 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked: Asked) -> "Progress":
 
     shown = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))
     try:
-        with _signals_as_interrupt():
+        with handled_by(_interrupt):
             return run_cells(grid, folder, jobs=jobs, watch=watching(grid, folder, asked, shown.see))
     except KeyboardInterrupt:
         note("interrupted; the same command resumes it")
@@ -245,19 +245,9 @@ def _run(grid: "Grid", folder: Path, jobs: int, asked: Asked) -> "Progress":
         if_stopped("")
 
 
-@contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into a KeyboardInterrupt, which ends the running cells first."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(_number: int, _frame: object) -> None:
+    """Raise what Ctrl-C raises, which ends the running cells first."""
+    raise KeyboardInterrupt
 
 
 def _found(grid: "Grid", folder: Path, states: "Mapping[str, str]") -> "Iterator[tuple[Cell, RunReport | None, str]]":

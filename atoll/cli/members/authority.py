@@ -193,6 +193,7 @@ def serve(
         str, typer.Option("--coordinator", metavar="HOST:PORT", help="The coordinator's address for clients.")
     ],
     days: Days = 30.0,
+    log_form: options.Log = "text",
 ) -> None:
     """Run the authority: sign the requests of a coordinator until a signal comes. Needs outbound connections only, also
     through HTTPS_PROXY.
@@ -203,25 +204,26 @@ def serve(
     if_stopped("before it dialled")
     import asyncio
     import os
-    import signal
 
     from atoll.cli import log
+    from atoll.protocol import service_manager
     from atoll.protocol.identity.join_code import is_address
     from atoll.protocol.identity.proxy import HttpProxy
+    from atoll.protocol.signals import call_at_end
     from atoll.server.identity.authority_server import AuthorityServer
 
     if not is_address(coordinator):
         raise CommandError(f"--coordinator {coordinator!r} is no address; allowed: HOST:PORT, with a port in 1..65535")
     server = AuthorityServer(_open(folder, days), folder, HttpProxy.of(os.environ))
-    log.configure()
+    log.configure("authority", form=log_form)
 
     note(f"atoll authority in {folder}, dialling the coordinator at {coordinator}")
 
     async def until_stopped() -> None:
         serving = asyncio.current_task()
         assert serving is not None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        service_manager.tell(service_manager.READY, f"dialling {coordinator}")
+        call_at_end(lambda _number: serving.cancel())
         await server.serve(coordinator)
 
     try:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from atoll.protocol.identity.join_code import JoinCode
     from atoll.protocol.identity.names import Wanted
 
-Code = Annotated[str, typer.Argument(metavar="CODE", help="The join code; - reads it from standard input.")]
+Code = Annotated[
+    str, typer.Argument(metavar="CODE", help="The join code; - reads it from standard input, @FILE from a file.")
+]
 Folder = Annotated[
     Path | None,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import Any
 from atoll.aggregation.printable import count_of
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
-from atoll.cli.printing import as_json_line, note, say, time_of_day
+from atoll.cli.printing import as_json_line, clock, note, say
 from atoll.cli.runs.elsewhere import is_elsewhere, is_named
 from atoll.cli.runs.views import open_history, read_view
 
@@ -46,7 +46,7 @@ def follow_run(run: str, state: Path, database: str = "", *, after: int | None =
             is_placed = True
         elif item["kind"] == "event":
             for line in item["lines"]:
-                say(f"{time_of_day(item['at'])} {name}: {line}")
+                say(f"{clock(item['at'])} {name}: {line}")
         else:
             is_placed &= item["kind"] != "jumped"
             note_trouble(item)

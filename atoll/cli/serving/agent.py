@@ -31,7 +31,8 @@ Join = Annotated[
     typer.Option(
         "--join",
         metavar="CODE",
-        help="The join code, at the first start; `atoll client invite NAME` prints it; - reads it from standard input.",
+        help="The join code, at the first start; `atoll client invite NAME` prints it; - reads it from standard input, "
+        "@FILE from a file.",
     ),
 ]
 Coordinator = Annotated[
@@ -83,6 +84,7 @@ def agent(
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
     json: options.CheckJson = False,
+    log_form: options.Log = "text",
 ) -> None:
     """Run the agent of a site: train on its data when invited, and send the update. Needs outbound connections only.
 
@@ -108,7 +110,7 @@ def agent(
     from atoll.client.process import run_agent
     from atoll.protocol.wire.allocator import keep_freed_memory
 
-    log.configure(settings.site)
+    log.configure("agent", settings.site, log_form)
     keep_freed_memory()
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
     note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}; dialling {where}")

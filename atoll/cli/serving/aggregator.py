@@ -66,6 +66,7 @@ def aggregator(
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
     json: options.CheckJson = False,
+    log_form: options.Log = "text",
     with_parent: WithParent = False,
 ) -> None:
     """Run one aggregation rank: receive the updates of its clients, store its part of the model, fold with the other
@@ -95,14 +96,16 @@ def aggregator(
     from atoll.cli import log
     from atoll.cli.serving.dialled import dialled
     from atoll.cli.temporary import writing_to
+    from atoll.protocol import service_manager
     from atoll.server.errors import OperatorError
     from atoll.server.ranks.process import host_rank
 
-    log.configure()
+    log.configure("rank", form=log_form)
     where = dialled(settings.coordinator, settings.join, settings.state / "identity")
     note(f"aggregation rank {settings.rank} of {settings.ranks} dials {where}")
 
     def ready(address: str) -> None:
+        service_manager.tell(service_manager.READY, f"rank {settings.rank} of {settings.ranks} on {address}")
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
 
     try:

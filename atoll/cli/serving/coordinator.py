@@ -79,6 +79,7 @@ def coordinator(
     accept_clock: AcceptClock = False,
     check: options.Check = False,
     json: options.CheckJson = False,
+    log_form: options.Log = "text",
 ) -> None:
     """Host runs: invite clients, collect their updates, aggregate them, commit the new version.
 
@@ -98,7 +99,7 @@ def coordinator(
         return
     from atoll.cli import log
 
-    log.configure()
+    log.configure("coordinator", form=log_form)
     run = file.run if isinstance(file, RunFile) else None
     raise typer.Exit(_host(file, again=again, stay=stay or run is None, accept_clock=accept_clock))
 
@@ -151,6 +152,7 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool, accept_clock: 
 
     with loading():
         from atoll.cli.temporary import writing_to
+        from atoll.protocol import service_manager
         from atoll.server.config.run import RunFile
         from atoll.server.errors import OperatorError
         from atoll.server.process import host
@@ -159,6 +161,7 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool, accept_clock: 
 
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:
         starting.close()
+        service_manager.tell(service_manager.READY, f"listening on {ports.address}")
         note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
         if ports.enrolment is not None:
             note(f"invite a site: atoll client invite NAME --state {file.coordinator.state}")

@@ -3,8 +3,7 @@
 import json
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.aggregation.printable import count_of
@@ -17,6 +16,7 @@ from atoll.parallel.launch.line import Json, Line, Listener
 from atoll.parallel.launch.rank_fault import take_faults
 from atoll.parallel.launch.spec import Spec
 from atoll.parallel.trainer.run import RESULT, Result
+from atoll.protocol.signals import handled_by
 
 POLL_S = 0.1
 """Seconds between two looks for a fault of a rank."""
@@ -57,7 +57,7 @@ def _launch(request: Request, max_restarts: int, folder: Path, result: Path) -> 
             signals.append(number)
             stop.request()
 
-        with _handling_signals(on_signal):
+        with handled_by(on_signal):
             code, fault = _wait(Launcher(*elastic(spec)), folder, stop, signals)
     if fault is not None:
         return fault
@@ -134,13 +134,3 @@ def _end(launcher: Launcher) -> int:
         launcher.kill()
         code = launcher.wait()
     return 1 if code is None else code
-
-
-@contextmanager
-def _handling_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

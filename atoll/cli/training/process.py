@@ -1,12 +1,11 @@
 """The training in this process, which is one rank of it or the whole of it."""
 
 import os
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from atoll.cli.exports.live import live_export
 from atoll.cli.faults import EXIT_AWAY, EXIT_OPERATOR, TEMPORARY, CommandError, RunFailed, temporary_cause
@@ -32,6 +31,7 @@ from atoll.parallel.trainer.logs import Report, json_log, to_all
 from atoll.parallel.trainer.run import LOG, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
 from atoll.parallel.world import is_lost_peer, read_world
+from atoll.protocol.signals import end_by_default, handled_by
 
 REFUSED = (
     JobRefused,
@@ -151,25 +151,23 @@ def _stop_request() -> Iterator[Callable[[], bool]]:
     The signals are handled from its first call on, after the first step: until then there is nothing to save, and a
     signal ends the command. The second signal has its default effect.
     """
-    before: dict[int, object] = {}
-    is_stopping = False
+    is_stopping = is_handled = False
 
     def on_signal(_number: int, _frame: object) -> None:
         nonlocal is_stopping
         is_stopping = True
-        for number in before:
-            signal.signal(number, signal.SIG_DFL)
+        end_by_default()
 
-    def is_told() -> bool:
-        if not before:
-            before.update({int(each): signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)})
-        return is_stopping
+    with ExitStack() as handling:
 
-    try:
+        def is_told() -> bool:
+            nonlocal is_handled
+            if not is_handled:
+                is_handled = True
+                handling.enter_context(handled_by(on_signal))
+            return is_stopping
+
         yield is_told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def _fault_of(error: Exception, request: Request) -> Fault:

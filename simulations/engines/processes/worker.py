@@ -28,6 +28,7 @@ from atoll.parallel.engine.orphans import end_with_the_parent
 from atoll.parallel.heap import keep_freed_blocks
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Statistics
+from atoll.protocol.signals import ENDING
 from atoll.simulations.engines.batched.batched import BatchTrainer
 from atoll.simulations.engines.batched.together import together_if_possible
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
@@ -170,7 +171,7 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
         form: the form of the results.
         version: the descriptor of the version's memory; -1: it comes through the connection.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a supervisor sends them to the whole group
+    for number in ENDING:  # a terminal or a supervisor sends them to the whole group
         signal.signal(number, signal.SIG_IGN)  # the parent handles them, and ends this process
     end_with_the_parent()
     keep_freed_blocks()

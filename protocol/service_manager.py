@@ -1,0 +1,21 @@
+"""The service manager that started this process: systemd, if its unit says Type=notify."""
+
+import os
+import socket
+from contextlib import suppress
+
+READY, STOPPING = "READY=1", "STOPPING=1"
+
+
+def tell(state: str, status: str = "") -> None:
+    """Tell the service manager the state of this process, and one line for `systemctl status`; without one, do nothing.
+
+    The protocol is that of sd_notify(3): a datagram to the socket that NOTIFY_SOCKET names.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    place = "\0" + address[1:] if address.startswith("@") else address
+    text = f"{state}\nSTATUS={status}" if status else state
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.sendto(text.encode(), place)
