@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.vocabulary import ClientId, Digest, RunId
-from atoll.server.clock import Clock
+from atoll.server.clock import MonotoneClock
 from atoll.server.config.run import RunConfig
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.journal.journal import Batch, Journal, RunRow
@@ -55,7 +55,9 @@ SHARE_BACK = 0.1
 class Million:
     """One process of the coordinator."""
 
-    def __init__(self, state: StateDirectory, machine: RunMachine, seq: int, clock: Clock, *, rss_before: int) -> None:
+    def __init__(
+        self, state: StateDirectory, machine: RunMachine, seq: int, clock: MonotoneClock, *, rss_before: int
+    ) -> None:
         self.journal, self.machine, self.clock = Journal(state), machine, clock
         self._seq = seq
         self._rss_before = rss_before
@@ -126,7 +128,7 @@ class Million:
 
 def first(state: StateDirectory, clients: int, rules: RunRules) -> Million:
     """Begin the run, and connect all clients."""
-    clock, rss_before = Clock(), _rss()
+    clock, rss_before = MonotoneClock(), _rss()
     million = Million(state, RunMachine(rules), 0, clock, rss_before=rss_before)
     config = RunConfig(name="million", task="benchmarks.tasks:empty", rounds=rules.rounds, round=rules.policy)
     million.journal.add_run(RunRow.new(RUN, config, rules, clock.now()))
@@ -142,7 +144,7 @@ def again(path: Path, clients: int) -> Million:
     begun, rss_before = time.perf_counter(), _rss()
     state = StateDirectory.open(path, create=False)
     journal = Journal(state)
-    clock = Clock(journal.last_instant())
+    clock = MonotoneClock(journal.last_instant())
     [row] = journal.runs()
     recovered = journal.load(RUN)
     machine = recovered.replay(row.rules)

@@ -1,13 +1,37 @@
-"""The coordinator's clock: seconds since the epoch that never run backward, also across a restart."""
+"""The coordinator's two clocks, and their comparison. The monotone clock counts, the true one dates.
+
+    monotone    deadlines, leases, the journal's order: it never runs backward, and no jump of the other one moves it
+    true        the system's clock: signatures, certificates, the audit log; it can be wrong, and can be set
+
+No third clock says which of the two is right. But a machine also counts the seconds since it was booted, and no setting
+of its clock changes that count: within one boot, a true clock that does not agree with it has been set.
+"""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from atoll.protocol.identity.clock_hint import instant, span
+
+START_MAX_S = 120.0
+"""Largest difference between the true clock and what it should show at a start [s]."""
+JUMP_S = 5.0
+"""Least jump of the true clock of a running process that is told [s]; NTP turns a clock more gently than that."""
+APART_S = 60.0
+"""Least difference between the two clocks that is told [s]."""
+DOWN_MAX_S = 30 * 86400.0
+"""Longest downtime across a boot of the machine that is taken for one [s]; a longer one may be a wrong year."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Clock:
-    """The wall clock at the start of the process, advanced by the monotonic clock.
+class MonotoneClock:
+    """Seconds since the epoch that never run backward, also across a restart.
 
-    A jump of the system's clock moves no deadline.
+    It is the system's clock at the start of the process, advanced by the monotonic clock: a jump of the system's clock
+    moves no deadline.
 
     Args:
         not_before: the last instant in the journal [s since the epoch]; the clock never shows an earlier one.
@@ -33,3 +57,114 @@ class Clock:
         """Advance the clock to at least this instant [s since the epoch]."""
         self._not_before = max(self._not_before, not_before)
         self._offset = max(self._offset, not_before - self._monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at the true clock, and at the count that no setting changes."""
+
+    true: float
+    """The system's clock [s since the epoch]."""
+    uptime: float = 0.0
+    """Seconds since the boot, with those of a machine that sleeps [s]."""
+    boot: str = ""
+    """Random id of the boot; empty: not known, and no two readings are of one boot."""
+
+    @classmethod
+    def take(cls) -> "Reading":
+        """Read this machine's clock and count."""
+        uptime = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        return cls(time.time(), uptime, _boot_id())
+
+
+def jump_between(before: Reading, now: Reading) -> float | None:
+    """Return by how much the true clock was set between two readings of one boot [s]; None: the boots differ.
+
+    jump = (now.true - before.true) - (now.uptime - before.uptime)
+    """
+    if not before.boot or before.boot != now.boot:
+        return None
+    return (now.true - before.true) - (now.uptime - before.uptime)
+
+
+def fault_at_start(last: Reading, now: Reading) -> str:
+    """Return the reason for which a start by this clock is refused, or "".
+
+    Within one boot the clock must agree with the machine's count. After another boot a later time is a downtime, of
+    `DOWN_MAX_S` at most where the boot is known. One before the last true time contradicts that, whatever the boot.
+
+    Args:
+        last: the last reading of the process before.
+        now: the present reading.
+    """
+    jump = jump_between(last, now)
+    by = now.true - last.true
+    shows, was = (
+        f"this machine's clock shows {instant(now.true)}",
+        f"the journal's last true time, {instant(last.true)}",
+    )
+    if by < -START_MAX_S:
+        fault = f"{shows}, {span(by)} behind {was}"
+    elif jump is not None and abs(jump) > START_MAX_S:
+        side = "ahead of" if jump > 0 else "behind"
+        counted = f"{was}, and the {span(now.uptime - last.uptime)} that the machine has counted since"
+        fault = f"{shows}, {span(jump)} {side} {counted}"
+    elif jump is None and last.boot and by > DOWN_MAX_S:
+        fault = f"{shows}, {span(by)} ahead of {was}"
+    else:
+        return ""
+    return f"{fault}: one of the two is wrong. Set the clock (NTP) and start again, or, {ACCEPT}"
+
+
+ACCEPT = "if it is right now, start once with --accept-clock"
+
+
+class ClockComparison:
+    """The comparison of the true clock with the machine's count and with the monotone clock, from a start on.
+
+    Args:
+        reading: at the start.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._base = reading
+
+    def jump(self, now: Reading) -> float:
+        """Return by how much the true clock was set since the last jump or the start [s]; 0: by less than `JUMP_S`."""
+        jump = jump_between(self._base, now)
+        if jump is None:  # without a count of the boot, the process's own clock of the same kind has no name
+            jump = (now.true - self._base.true) - (now.uptime - self._base.uptime)
+        if abs(jump) < JUMP_S:
+            return 0.0
+        self._base = now
+        return jump
+
+
+def jumped(by: float, now: float) -> str:
+    """Return the sentence about a jump of the true clock by `by` seconds to `now` [s since the epoch]."""
+    side = "forward" if by > 0 else "back"
+    return (
+        f"this machine's clock was set {side} by {span(by)}: from {instant(now - by)} to {instant(now)}; signatures "
+        "and certificates follow it at once, deadlines do not move"
+    )
+
+
+def apart(monotone: float, true: float) -> str:
+    """Return the sentence about a monotone clock that is apart from the true one [s since the epoch], or ""."""
+    by = monotone - true
+    if abs(by) < APART_S:
+        return ""
+    side = "ahead of" if by > 0 else "behind"
+    return (
+        f"the journal's clock shows {instant(monotone)}, {span(by)} {side} this machine's clock, which shows "
+        f"{instant(true)}: one of them was wrong before; times of rounds are by the journal's clock, signatures, "
+        "certificates and the audit log by the machine's"
+    )
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

@@ -1,7 +1,7 @@
 """The ports of a coordinator: clients and aggregation ranks, the operator's commands, enrolment."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -29,6 +29,8 @@ from atoll.server.transport.call_limits import CallLimits, Connections
 from atoll.server.transport.limits import Callers, calls_max, connections_max
 from atoll.server.transport.shutdown import stop_servers
 
+CLOCKS = "clocks"
+"""The name by which the health service is asked whether the clocks agree."""
 ADMIN_CALLS_MAX = 100
 """Most open calls at the operator's port."""
 
@@ -69,8 +71,7 @@ class Ports:
                 rpc.add_SigningServicer_to_server(SigningService(gate.signer), clients)
             for server in (clients, admins):
                 rpc.add_MembershipServicer_to_server(MembershipService(enrolments), server)
-        await _add_health(clients, "Coordinator")
-        await _add_health(admins, "Admin")
+        checks = [await _add_health(clients, "Coordinator"), await _add_health(admins, "Admin")]
         reflected = (_full_name("Coordinator"), _full_name("Admin"), health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(reflected, admins)
         address, admin_address = gate.listener.bind(clients, config.listen), gate.listener.bind(admins, config.admin)
@@ -78,7 +79,8 @@ class Ports:
         if members is not None:
             guard, audit = Guard(register), CallAudit(coordinator.audit)
             enrolment = _enrolment_port(config, members, guard, audit, address, admin_address)
-            await _add_health(enrolment.server, "Enrolment")  # for probes, which have no certificate
+            checks.append(await _add_health(enrolment.server, "Enrolment"))  # for probes, which have no certificate
+        _report_clocks(coordinator, checks)
         return cls(clients, admins, address, admin_address, enrolment)
 
     async def start(self) -> None:
@@ -132,12 +134,24 @@ def _enrolment_port(
     return port
 
 
-async def _add_health(server: grpc.aio.Server, service: str) -> None:
-    """Add the health service; it reports `service`, and the server as a whole, as serving."""
+async def _add_health(server: grpc.aio.Server, service: str) -> health.aio.HealthServicer:
+    """Add the health service; it reports `service`, the clocks, and the server as a whole, as serving."""
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    for name in ("", _full_name(service)):
+    for name in ("", _full_name(service), CLOCKS):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return checks
+
+
+def _report_clocks(coordinator: Coordinator, checks: Sequence[health.aio.HealthServicer]) -> None:
+    """Let the health service report `CLOCKS` as not serving while clocks differ."""
+    status = health_pb2.HealthCheckResponse
+
+    def report(agree: bool) -> None:
+        for each in checks:
+            coordinator.spawn(each.set(CLOCKS, status.SERVING if agree else status.NOT_SERVING))
+
+    coordinator.clocks.on_told.append(report)
 
 
 def _full_name(service: str) -> str:

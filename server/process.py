@@ -19,6 +19,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import differing_keys
 from atoll.server.errors import OperatorError
 from atoll.server.files.disk_limits import check_free_min
+from atoll.server.hosting.clock_watch import check_clock
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.identity.setup import Gate, equip_ranks, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
@@ -40,6 +41,7 @@ async def host(
     *,
     again: bool = False,
     stay: bool = False,
+    accept_clock: bool = False,
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> int:
@@ -54,6 +56,7 @@ async def host(
         run: a run to start or to continue; None: only the runs in the state directory.
         again: start a new run although the last one of this name had the same settings.
         stay: keep serving after the last run has ended.
+        accept_clock: start although the machine's clock does not agree with the journal's last true time.
         on_ready: called once the ports answer.
         on_end: called when the shutdown begins.
 
@@ -76,9 +79,11 @@ async def host(
         StateDirectory.open(config.state, database=config.database) as state,
         _gone_if_refused(state.path, may_go=is_new) as stays,
     ):
+        accepted = check_clock(state, accept=accept_clock)  # certificates are made by this clock
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
-            coordinator.signer = publisher(gate, state, coordinator.clock)
+            coordinator.signer = publisher(gate, state)
+            coordinator.clocks.accepted(accepted)
             ports = await Ports.open(coordinator, gate)
             stop, ranks = _stop_on_signals(), None
             try:

@@ -23,10 +23,14 @@ from atoll.client.session.events import (
     RunEnded,
     StatisticsRequest,
 )
+from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId, Version
 
 SKEW_S = 300.0
 """Largest difference between this clock and the coordinator's [s]."""
+FUTURE_MAX_S = 240.0
+"""Largest time by which the newest instant that was seen may be in the future [s]; a later one was seen by a clock that
+was ahead, and tells nothing: once the clocks are right, it would refuse every message until they have caught up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,9 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float) -> Seen |
         now: this client's wall clock [s since the epoch].
     """
     if abs(late := _age(issued_us, now)) > SKEW_S:
-        return Refused(FailureReason.CLOCK_SKEW, _clocks(late))
-    if issued_us <= seen.issued_us:
+        return Refused(FailureReason.CLOCK_SKEW, _clocks(late, now))
+    is_of_wrong_clock = -_age(seen.issued_us, now) > FUTURE_MAX_S
+    if issued_us <= seen.issued_us and not is_of_wrong_clock:
         return Refused(FailureReason.REPLAYED, "a message as new as this one, or newer, arrived before")
     seen = replace(seen, issued_us=issued_us)
     if not isinstance(event, Asked):
@@ -125,7 +130,8 @@ def _version(request: ModelRequest) -> Version:
     return request.version if isinstance(request, EvaluationRequest) else request.base_version
 
 
-def _clocks(late: float) -> str:
+def _clocks(late: float, now: float) -> str:
     side = "behind" if late > 0 else "ahead of"
     fault = f"it was signed {abs(late):.0f} s {side} this machine's clock; allowed: {SKEW_S:.0f}"
-    return f"{fault}. If the message is not an old one, set the clocks (NTP)"
+    clocks = f"it was signed at {instant(now - late)}, and this machine's clock shows {instant(now)}"
+    return f"{fault}. If the message is not an old one, set the clocks (NTP): {clocks}"

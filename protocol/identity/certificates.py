@@ -32,6 +32,9 @@ LIFETIME_S = 30 * 86400.0
 """Default lifetime of a leaf [s]."""
 
 AUTHORITY_LIFETIME_S = 10 * 365 * 86400.0
+AUTHORITY_EARLY_S = 365 * 86400.0
+"""Time by which an authority is valid before it is made [s]: the clock that made it may have been ahead, and nothing
+renews it."""
 
 SKEW_S = 300
 """Time by which a certificate is valid before it is issued, because clocks differ [s]."""
@@ -160,13 +163,22 @@ class Issuer:
     key: PrivateKey = field(repr=False)
 
     @classmethod
-    def create(cls, name: str, *, now: float, lifetime_s: float = AUTHORITY_LIFETIME_S) -> Self:
-        """Make an authority with a self-signed certificate; `name` is for people."""
+    def create(
+        cls, name: str, *, now: float, lifetime_s: float = AUTHORITY_LIFETIME_S, early_s: float = SKEW_S
+    ) -> Self:
+        """Make an authority with a self-signed certificate; `name` is for people.
+
+        Args:
+            name: of the authority.
+            now: seconds since the epoch.
+            lifetime_s: of the certificate, from `now` on.
+            early_s: time before `now` at which it begins [s].
+        """
         key = new_key()
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         builder = (
-            _builder(key.public_key(), subject, subject, now, lifetime_s)
+            _builder(key.public_key(), subject, subject, now, lifetime_s, early_s)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -209,9 +221,9 @@ class Issuer:
 
 
 def _builder(
-    key: PublicKey, subject: x509.Name, issuer: x509.Name, now: float, lifetime_s: float
+    key: PublicKey, subject: x509.Name, issuer: x509.Name, now: float, lifetime_s: float, early_s: float = SKEW_S
 ) -> x509.CertificateBuilder:
-    begin = math.floor(now) - SKEW_S  # certificates count whole seconds
+    begin = math.floor(now) - early_s  # certificates count whole seconds
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from atoll.aggregation.folders import sync_folder
 from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.identity.certificates import (
+    SKEW_S,
     CertificateError,
     Leaf,
     check_issued,
@@ -78,6 +79,10 @@ class Credential:
     def is_expired(self, now: float) -> bool:
         """Return whether the certificate has expired at `now` [s since the epoch]."""
         return now >= self.leaf.expires_at
+
+    def is_early(self, now: float) -> bool:
+        """Return whether the certificate is not valid yet at `now` [s since the epoch]: a clock is, or was, wrong."""
+        return now < self.leaf.issued_at - SKEW_S
 
     def renew_at(self, jitter: float) -> float:
         """Return the instant to renew it [s since the epoch].

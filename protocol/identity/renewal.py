@@ -43,13 +43,14 @@ class NotRenewed(OSError):
     """A renewal that failed this time, and is repeated."""
 
 
-async def keep_renewed(keeper: Keeper, renew: Renew, *, rng: random.Random) -> None:
-    """Renew the keeper's credential whenever it is due, until cancelled.
+async def keep_renewed(keeper: Keeper, renew: Renew, *, rng: random.Random, may_end: bool = True) -> None:
+    """Renew the keeper's credential whenever it is due, or not valid yet, until cancelled.
 
     Args:
         keeper: of the credential.
         renew: asks for a certificate.
         rng: source of the jitter.
+        may_end: whether an expired credential ends the membership; not of one that its own authority renews.
 
     Raises:
         MembershipEnded: the identity is revoked, or the credential has expired.
@@ -58,8 +59,8 @@ async def keep_renewed(keeper: Keeper, renew: Renew, *, rng: random.Random) -> N
     jitter, complaint = rng.random(), ""
     while True:
         mine = keeper.current
-        wait = mine.renew_at(jitter) - time.time()
-        if wait > 0:
+        wait = mine.renew_at(jitter) - (now := time.time())
+        if wait > 0 and not mine.is_early(now):  # one that is not valid yet was made by a clock that was ahead
             await asyncio.sleep(min(wait, LOOK_S))
             continue
         try:
@@ -67,7 +68,8 @@ async def keep_renewed(keeper: Keeper, renew: Renew, *, rng: random.Random) -> N
             logger.info("the certificate of %s is renewed", mine.identity)
             jitter, complaint, wait = rng.random(), "", LEAST_WAIT_S
         except NotRenewed as error:
-            _check_alive(keeper)
+            if may_end:
+                _check_alive(keeper)
             level, complaint = (logging.WARNING if str(error) != complaint else logging.DEBUG), str(error)
             logger.log(level, "the certificate of %s is not renewed yet: %s; trying again", mine.identity, error)
             life = mine.leaf.expires_at - mine.leaf.issued_at

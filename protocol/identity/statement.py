@@ -27,6 +27,7 @@ from google.protobuf.message import Message
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf
+from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.names import Role
 
 LEFT_OUT = frozenset({"ServerMessage.signature", "Invite.manifest", "Invite.data", "Evaluate.manifest"})
@@ -104,7 +105,8 @@ def check_publisher(publisher: pb.Publisher, ca_pem: bytes, now: float) -> Ed255
 def _check_time(what: str, begin: float, end: float, now: float) -> None:
     if not begin - SKEW_S <= now <= end:
         raise NotTrusted(
-            f"{what} is not valid now: it is from {begin:.0f} to {end:.0f}, and this clock shows {now:.0f}"
+            f"{what} is not valid now: it is from {instant(begin)} to {instant(end)}, and this machine's clock shows "
+            f"{instant(now)}: compare the clocks of the two machines (NTP)"
         )
 
 

@@ -21,6 +21,8 @@ class Action(StrEnum):
     RUN_END = "run.end"
     ROUND_COMMIT = "round.commit"
     ROUND_ABANDON = "round.abandon"
+    CLOCK_ACCEPT = "clock.accept"
+    CLOCK_JUMP = "clock.jump"
     CLIENT_JOIN = "client.join"
     CLIENT_LEAVE = "client.leave"
     CLIENT_LOST = "client.lost"

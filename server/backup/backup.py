@@ -42,6 +42,7 @@ TRANSIENT = frozenset(
     {
         "lock",
         "coordinator.json",
+        "clock.json",
         "conflicts.json",
         "presence.json",
         "state.db-wal",

@@ -13,7 +13,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import TERMINAL, ClientId, FailureReason, LossReason, RoundId, RunId, RunState
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
-from atoll.server.clock import Clock
+from atoll.server.clock import MonotoneClock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting import messages
 from atoll.server.hosting.control_streams import Connection, Hub
@@ -56,7 +56,7 @@ class Attendance:
         self,
         config: CoordinatorConfig,
         runs: Mapping[RunId, HostedRun],
-        clock: Clock,
+        clock: MonotoneClock,
         ranks: Ranks | None,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         audit: AuditLog,

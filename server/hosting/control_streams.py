@@ -35,6 +35,7 @@ class Connection:
     gives_statistics: bool = False  # its agent answers AskStatistics
     spreads_parts: bool = False  # its agent understands `Invite.spreads`
     takes_messages: bool = False  # its agent answers messages of a server program
+    clock_ahead: float | None = None  # of its machine's clock, see `ClockWatch.ahead`; None: its agent does not say it
     clock_offset: float | None = None  # its agent's clock less this one [s]; None: an older agent
     certificate_until: float | None = None  # [s since the epoch]; None: it has none
     since: float = 0.0  # [s since the epoch]

@@ -6,6 +6,7 @@ decisions of a run are its machine's, their execution its driver's; connections 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,7 +24,7 @@ from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, 
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import entries_of
-from atoll.server.clock import Clock
+from atoll.server.clock import MonotoneClock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.config.run_changes import are_equal, moved_ends, with_number_of_versions
@@ -31,6 +32,8 @@ from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
 from atoll.server.hosting.attendance import Attendance
+from atoll.server.hosting.clock_watch import ClockWatch
+from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.fair_executor import FairExecutor
 from atoll.server.hosting.hosted_run import HostedRun, MessageRuns
 from atoll.server.hosting.keep import Keep
@@ -100,8 +103,9 @@ class Coordinator:
         self.journal = Journal(state)
         self.runs: dict[RunId, HostedRun] = {}
         self.queue: list[RunId] = []
-        self.clock = Clock(self.journal.last_instant())
-        self.audit = AuditLog(audit_folder(state.path), self.clock.now)
+        self.clock = MonotoneClock(self.journal.last_instant())
+        self.audit = AuditLog(audit_folder(state.path), time.time)
+        self.clocks = ClockWatch(state, self.clock, self.audit, lambda: self.signer.last if self.signer else 0.0)
         self.compute = FairExecutor(2, "compute")
         self._folding = FairExecutor(1, "fold")  # apart from inspections of late updates; one at a time saves memory
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -111,6 +115,7 @@ class Coordinator:
         ranks = Ranks(config.aggregators, lambda: self.attendance.send_ranks(), places, self.arrivals)
         self.ranks = ranks if config.aggregators else None
         self.attendance: Attendance = Attendance(config, self.runs, self.clock, self.ranks, spawn, self.audit, places)
+        self.clocks.on_jump.append(self._clock_jumped)
         self.statistics = StatisticsRequests(config, state.path, self.attendance, self.clock, self.audit, spawn)
         self.uploads = Uploads(
             self.judge,
@@ -173,6 +178,7 @@ class Coordinator:
         for threads in (self.compute, self._folding):  # no thread may write once the directory is unlocked
             await on_thread(None, threads.shutdown)
         self.state.mark_alive(self.clock.now())
+        self.clocks.look()
         self.journal.close()
         self.audit.record(Action.COORDINATOR_STOP, str(self.state.path), "crashed" if self.crashed.done() else "ok")
         await on_thread(None, self.audit.close)
@@ -217,9 +223,20 @@ class Coordinator:
         while True:
             try:
                 self.state.mark_alive(self.clock.now())
+                self.clocks.look()
             except OSError as error:
                 logger.warning("cannot note that this process is alive: %s", error)
             await asyncio.sleep(ALIVE_S)
+
+    def clock_refusal(self, connection: Connection) -> str:
+        """Return the reason for which a site's clock lets it not be connected: it would refuse what is signed here."""
+        return "" if self.signer is None else self.clocks.refusal(connection.client_id, connection.clock_ahead)
+
+    def _clock_jumped(self, by: float) -> None:
+        """Let the sites connect again, to be told, whose clocks allow no signed message after a jump."""
+        for connection in self.attendance.hub:
+            if why := self.clock_refusal(connection):
+                self.attendance.hub.dismiss(connection.client_id, why)
 
     # ------------------------------------------------------------ runs
 

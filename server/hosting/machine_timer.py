@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from atoll.server.clock import Clock
+from atoll.server.clock import MonotoneClock
 
 
 class MachineTimer:
@@ -19,7 +19,7 @@ class MachineTimer:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        clock: Clock,
+        clock: MonotoneClock,
         deadline: Callable[[], float | None],
         passed: Callable[[], object],
     ) -> None:

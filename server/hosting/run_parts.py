@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from atoll.protocol.vocabulary import ClientId, Digest, RunId, RunState
-from atoll.server.clock import Clock
+from atoll.server.clock import MonotoneClock
 from atoll.server.config.run import RunConfig
 from atoll.server.folding.evaluator import Evaluator
 from atoll.server.folding.reducer import Reducer
@@ -42,7 +42,7 @@ class SharedParts:
     journal_thread: Executor
     """The only thread that writes to `journal`."""
     hub: Hub
-    clock: Clock
+    clock: MonotoneClock
     keep_rounds: int
     """The number of round records that the journal keeps for each run."""
     crash: Callable[[BaseException], None]

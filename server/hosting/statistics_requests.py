@@ -20,7 +20,7 @@ from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog
-from atoll.server.clock import Clock
+from atoll.server.clock import MonotoneClock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import OperatorError
@@ -67,7 +67,7 @@ class StatisticsRequests:
         config: CoordinatorConfig,
         state: Path,
         attendance: Attendance,
-        clock: Clock,
+        clock: MonotoneClock,
         audit: AuditLog,
         spawn: "Callable[[Coroutine[Any, Any, int]], asyncio.Task[int]]",
     ) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from atoll.aggregation.folders import sync_folder
 from atoll.protocol.identity.certificates import (
+    AUTHORITY_EARLY_S,
     AUTHORITY_LIFETIME_S,
     LIFETIME_S,
     CertificateError,
@@ -115,7 +116,7 @@ class Authority:
         """
         if (folder / KEY).exists() or (folder / CERTIFICATE).exists():
             raise CredentialError([f"{folder} holds an authority already"])
-        issuer = Issuer.create(name, now=time.time(), lifetime_s=AUTHORITY_LIFETIME_S)
+        issuer = Issuer.create(name, now=time.time(), lifetime_s=AUTHORITY_LIFETIME_S, early_s=AUTHORITY_EARLY_S)
         make_private_folder(folder)
         write_private(folder / CERTIFICATE, to_pem(issuer.certificate))
         write_private(folder / KEY, key_to_pem(issuer.key))

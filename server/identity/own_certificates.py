@@ -20,9 +20,12 @@ from atoll.protocol.identity.certificates import (
     key_to_pem,
     make_request,
     new_key,
+    read_certificates,
     read_leaf,
     read_request,
+    validity_of,
 )
+from atoll.protocol.identity.clock_hint import instant
 from atoll.protocol.identity.credential import Credential, CredentialError
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity, Role
@@ -53,7 +56,7 @@ class OwnCertificates:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def keeper(self, folder: Path, identity: Identity) -> Keeper:
-        """Open the credential in a folder; make one when there is none, or it has expired or is of another authority.
+        """Open the credential in a folder; make one when there is none, or it is not valid now or of another authority.
 
         Raises:
             CredentialError: the credential is damaged, or another identity's.
@@ -64,8 +67,12 @@ class OwnCertificates:
         keeper = Keeper(folder)
         if keeper.identity != identity:
             raise CredentialError([f"{folder} holds the credential of {keeper.identity}, not of {identity}"])
-        if keeper.current.is_expired(time.time()) or keeper.current.ca_pem != self._signer.ca_pem:
-            logger.info("the certificate of %s is no longer valid: a new one is made", identity)
+        mine, now = keeper.current, time.time()
+        if mine.is_expired(now) or mine.is_early(now) or mine.ca_pem != self._signer.ca_pem:
+            times, why = validity_of(read_certificates(mine.certificate_pem)[0]), "no longer valid"
+            if mine.is_early(now):
+                why = f"not valid yet, only {times}, and this machine's clock shows {instant(now)}"
+            logger.info("the certificate of %s is %s: a new one is made", identity, why)
             keeper.replace(await self._make(folder, identity))
         return keeper
 
@@ -106,7 +113,7 @@ class OwnCertificates:
     async def _keep(self, keeper: Keeper) -> None:
         rng = random.Random()
         try:
-            await keep_renewed(keeper, self._renew(keeper), rng=rng)
+            await keep_renewed(keeper, self._renew(keeper), rng=rng, may_end=False)
         except (MembershipEnded, OSError) as error:
             logger.error("the certificate of %s is no longer renewed: %s", keeper.identity, error)
 

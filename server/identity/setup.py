@@ -12,7 +12,6 @@ from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, aggregator
 from atoll.protocol.settings import ConfigError
-from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.identity.authority import Authority, Signer
 from atoll.server.identity.enrolments import Enrolments
@@ -21,6 +20,7 @@ from atoll.server.identity.register import Register
 from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.signing import Signer as Publisher
 from atoll.server.identity.signing import publisher_key
+from atoll.server.journal.clock_note import ClockNote
 from atoll.server.journal.placement import state_of_rank
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.transport.listener import InsecureListener, Listener, MutualListener
@@ -105,16 +105,18 @@ async def equip_ranks(gate: Gate, config: CoordinatorConfig) -> None:
             await gate.own_certificates.keeper(folder, aggregator(rank))
 
 
-def publisher(gate: Gate, state: StateDirectory, clock: Clock) -> Publisher | None:
-    """Make the signer of messages to clients; None when nothing is authenticated.
+def publisher(gate: Gate, state: StateDirectory) -> Publisher | None:
+    """Make the signer of messages to clients, which signs true times; None when nothing is authenticated.
 
     Raises:
         StoreCorrupted: its key is damaged, or others may read it.
     """
     if gate.members is None:
         return None
-    keeper, last = gate.members.keeper, (state.last_alive() or 0.0) + ALIVE_S
-    return Publisher(publisher_key(identity_folder(state.path)), lambda: keeper.current, clock.now, not_before=last)
+    keeper, note = gate.members.keeper, ClockNote.read(state.path)
+    last = (state.last_alive() or 0.0) if note is None else note.signed
+    key = publisher_key(identity_folder(state.path))
+    return Publisher(key, lambda: keeper.current, time.time, not_before=last + ALIVE_S if last else 0.0)
 
 
 def identity_folder(state: Path) -> Path:

@@ -22,14 +22,21 @@ from atoll.server.errors import StoreCorrupted
 KEY = "publisher.pem"
 
 
+SET_BACK_MAX_S = 240.0
+"""Largest step back of the true clock that signatures do not follow [s]: their instants then count on from the last
+one until the clock has caught up, within what a site allows. After a longer step, sites refuse what is signed in their
+future, so signatures follow the clock at once; sites forget the instants that no right clock can have shown
+(`client/session/rollback_rules.py`)."""
+
+
 class Signer:
-    """Signs messages, each with a later instant than the one before, also across a restart.
+    """Signs messages with the true time, each with a later instant than the one before, also across a restart.
 
     Args:
         key: the publisher's key.
         credential: returns the coordinator's own credential; called for each Welcome, so that a renewed one is used at
             once.
-        clock: seconds since the epoch, never running backward.
+        clock: the true clock [s since the epoch], which may be set.
         not_before: the last instant at which an earlier process may have signed [s since the epoch].
     """
 
@@ -49,17 +56,29 @@ class Signer:
         """Sign a message for this client in place and return it; a Welcome also gets the publisher's key."""
         if message.HasField("welcome"):
             message.welcome.publisher.CopyFrom(self._publisher())
-        issued_us = self._last_us = max(_micros(self._clock()), self._last_us + 1)
+        issued_us = self._last_us = self._next_us()
         message.signature.Clear()
         signed = self._key.sign(statement(message, client, issued_us))
         message.signature.issued_us, message.signature.ed25519 = issued_us, signed
         return message
 
+    @property
+    def last(self) -> float:
+        """The newest instant that was signed [s since the epoch]."""
+        return self._last_us / 1e6
+
+    def _next_us(self) -> int:
+        now_us = _micros(self._clock())
+        if self._last_us - now_us > _micros(SET_BACK_MAX_S):
+            return now_us
+        return max(now_us, self._last_us + 1)
+
     def _publisher(self) -> pb.Publisher:
-        credential = self._credential()
-        if self._certified is None or self._certified[0] != credential.certificate_pem:
-            self._certified = credential.certificate_pem, certify(self._key, credential, self._clock())
-        return self._certified[1]
+        credential, now = self._credential(), self._clock()
+        certified = self._certified
+        if certified is None or certified[0] != credential.certificate_pem or certified[1].issued_us > _micros(now):
+            certified = self._certified = credential.certificate_pem, certify(self._key, credential, now)
+        return certified[1]
 
 
 def certify(key: Ed25519PrivateKey, credential: Credential, now: float) -> pb.Publisher:

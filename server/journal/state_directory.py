@@ -5,6 +5,7 @@ database.json                         instead of state.db: the database of a ser
 lock                                  locked while a coordinator runs; its process id and start time
 coordinator.json                      the addresses of the coordinator
 alive                                 the last time at which it was alive
+clock.json                            the true clock at that time, see `journal/clock_note`
 conflicts.json                        the names that two processes use at this moment, see `names/places`
 presence.json                         who is connected at this moment, and what arrives, see `names/presence`
 statistics/<number>.json              statistics of the sites' data, see `server/statistics/results`

@@ -17,6 +17,7 @@ from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.identity.register import Member, members_in
 from atoll.server.journal.binding import has_state, open_database
+from atoll.server.journal.clock_note import ClockNote
 from atoll.server.journal.codec import decode_record
 from atoll.server.journal.holder import RunningCoordinator, is_held, running_coordinator
 from atoll.server.journal.journal import (
@@ -70,6 +71,11 @@ class History:
     def conflicts(self) -> list[dict[str, Any]]:
         """Return the names that two processes use at this moment, see `names/places`; without a coordinator none."""
         return [] if self.coordinator() is None else conflicts_shown(self.path, time.time())
+
+    def clocks(self) -> list[str]:
+        """Return the sentences about clocks that differ now, see `hosting/clock_watch`; without a coordinator none."""
+        note = None if self.coordinator() is None else ClockNote.read(self.path)
+        return [] if note is None else note.told
 
     def presence(self) -> Presence | None:
         """Return who is connected at this moment; without a coordinator no client is, None: that is not known here."""

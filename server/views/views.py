@@ -185,6 +185,7 @@ def _facts(history: History, row: RunRow) -> Document:
         "exchanges": history.newest_record(row.run_id) or 0 if row.config.is_of_messages else None,
         "created_at": row.created_at,
         "ended_at": row.ended_at,
+        "clocks": history.clocks(),
     }
 
 

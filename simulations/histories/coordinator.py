@@ -7,7 +7,7 @@ from typing import Protocol
 from atoll.aggregation.printable import count_of
 from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
-from atoll.server.clock import Clock
+from atoll.server.clock import MonotoneClock
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -129,7 +129,7 @@ class SimulatedCoordinator:
         """Start the process, for the first time or again."""
         world = self.world
         wall, monotonic = lambda: world.now + self.set_by, lambda: world.now
-        self.clock = Clock(self.disk.last_instant(), wall=wall, monotonic=monotonic)
+        self.clock = MonotoneClock(self.disk.last_instant(), wall=wall, monotonic=monotonic)
         self.is_up = True
         if self.disk.entries:
             self._recover()

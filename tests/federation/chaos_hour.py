@@ -69,7 +69,7 @@ task = Chaos()
 """
 TROUBLES = {
     "disk": r"disk failed: disk_full",
-    "clock": r"clock is lost: left \(clock_skew",
+    "clock": r"the clock of site clock is 1 h 0 min ahead",
     "approval": r"approval awaiting approval|approval failed: awaits_approval",
     "coordinator": r"the coordinator is back after",
 }

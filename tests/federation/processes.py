@@ -45,7 +45,7 @@ class Federation:
             )
         return self.running[name]
 
-    def coordinator(self, *, environment=(), stay=False, **settings):
+    def coordinator(self, *, environment=(), stay=False, extra=(), **settings):
         keys = {"name": "trouble", "rounds": 2, "coordinator.listen": self.address}
         keys["coordinator.enrol"] = "127.0.0.1:0"
         keys |= {key.replace("__", "."): value for key, value in settings.items()}
@@ -53,6 +53,7 @@ class Federation:
         return self.start(
             *("coordinator", "coordinator", self.task, "--state", self.state, *overrides),
             *(["--stay"] if stay else []),
+            *extra,
             **dict(environment),
         )
 

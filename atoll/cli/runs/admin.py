@@ -85,14 +85,17 @@ def dialer(state: Path) -> Dialer:
         what = f"there is no {folder}: the authority is on another machine, so the owner's certificate is made by hand"
         raise CommandError(what, _BY_HAND.format(folder))
     keeper = Keeper(folder)
-    if keeper.current.is_expired(time.time()):
-        what = f"the owner's certificate in {folder} has expired, and the coordinator has not renewed it: see its log"
+    now = time.time()
+    if keeper.current.is_expired(now) or keeper.current.is_early(now):
+        state_of_it = "is not valid yet" if keeper.current.is_early(now) else "has expired"
+        what = f"the owner's certificate in {folder} {state_of_it}, and the coordinator has not renewed it: see its log"
         times = validity_of(read_certificates(keeper.current.certificate_pem)[0])
-        clocks = f"it is valid {times}, and this machine's clock shows {instant(time.time())}: the clock may be wrong"
+        clocks = f"it is valid {times}, and this machine's clock shows {instant(now)}: the clock may be wrong"
         raise CommandError(
             what,
             clocks,
-            f"restart the coordinator, or, with the authority on another machine, {_BY_HAND.format(folder)}",
+            "a running coordinator renews it within a minute of a setting of the clock: try again, restart it, or,"
+            f" with the authority on another machine, {_BY_HAND.format(folder)}",
         )
     return MutualDialer(keeper)
 

@@ -8,7 +8,7 @@ import typer
 from atoll.aggregation.printable import count_of, instead_of
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
-from atoll.cli.printing import as_json, best_text, clock, metrics_text, say, shortened, table
+from atoll.cli.printing import as_json, best_text, clock, metrics_text, note, say, shortened, table
 from atoll.cli.runs.elsewhere import is_elsewhere
 from atoll.cli.runs.sites import show_sites
 from atoll.cli.runs.statistics import statistics
@@ -186,6 +186,8 @@ def list_runs(
         ],
         empty=f"{state} has no run yet; start one: atoll run start RUN.toml",
     )
+    for sentence in dict.fromkeys(sentence for row in rows for sentence in row.get("clocks", [])):
+        note(sentence)
 
 
 def _progress(row: dict[str, Any]) -> tuple[str, str]:

@@ -56,6 +56,14 @@ Aggregators = Annotated[
         help="Shard the aggregation over N ranks, each a process on this machine; short for coordinator.aggregators.",
     ),
 ]
+AcceptClock = Annotated[
+    bool,
+    typer.Option(
+        "--accept-clock",
+        help="Start although this machine's clock is minutes ahead of or behind the journal's last true time: it is "
+        "right now. The audit log keeps it.",
+    ),
+]
 Stay = Annotated[bool, typer.Option("--stay", help="Do not end with the last run; `atoll run start` adds more.")]
 
 
@@ -68,6 +76,7 @@ def coordinator(
     insecure: options.Insecure = None,
     again: Again = False,
     stay: Stay = False,
+    accept_clock: AcceptClock = False,
     check: options.Check = False,
     json: options.CheckJson = False,
     log_form: options.Log = "text",
@@ -92,7 +101,7 @@ def coordinator(
 
     log.configure("coordinator", form=log_form)
     run = file.run if isinstance(file, RunFile) else None
-    raise typer.Exit(_host(file, again=again, stay=stay or run is None))
+    raise typer.Exit(_host(file, again=again, stay=stay or run is None, accept_clock=accept_clock))
 
 
 def _check(file: "HostFile | RunFile", json: bool) -> None:
@@ -138,7 +147,7 @@ def _check_task(file: "RunFile") -> None:
         raise CommandError(*faults)
 
 
-def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
+def _host(file: "HostFile | RunFile", *, again: bool, stay: bool, accept_clock: bool) -> int:
     import asyncio
 
     with loading():
@@ -168,7 +177,8 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     )
     try:
         with writing_to("coordinator.state", where):
-            return asyncio.run(host(file.coordinator, run, again=again, stay=stay, on_ready=ready, on_end=end_in_time))
+            given: dict[str, bool] = {"again": again, "stay": stay, "accept_clock": accept_clock}
+            return asyncio.run(host(file.coordinator, run, **given, on_ready=ready, on_end=end_in_time))
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error
     finally:

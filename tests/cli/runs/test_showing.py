@@ -39,7 +39,19 @@ def test_runs_are_listed_in_their_order(it: Federation) -> None:
         ("queued-1", "queued", 0),
     ]
     assert runs[0].keys() == {
-        *("run", "name", "task", "state", "cause", "version", "rounds", "created_at", "ended_at", "exchanges"),
+        *(
+            "run",
+            "name",
+            "task",
+            "state",
+            "cause",
+            "version",
+            "rounds",
+            "created_at",
+            "ended_at",
+            "exchanges",
+            "clocks",
+        ),
     }
     header, first, *_ = said("run", "list", "--state", it.state).splitlines()
     assert header.split() == ["run", "task", "state", "version", "of", "created", "cause"]

@@ -39,6 +39,26 @@ def judged(*events, seen=None):
     return seen
 
 
+def test_an_instant_that_a_wrong_clock_has_let_in_refuses_nothing_once_the_clocks_are_right():
+    ahead = NOW + 3600
+    seen = judge(invite(3, 2, D1), int(ahead * 1e6), Seen(), ahead)  # both machines were an hour ahead
+    assert isinstance(seen, Seen)
+    right = judge(invite(4, 2, D1), int(NOW * 1e6), seen, NOW)
+    assert isinstance(right, Seen)
+    assert right.issued_us == int(NOW * 1e6)
+    older = judge(invite(2, 1, D0), int(NOW * 1e6), seen, NOW)
+    assert isinstance(older, Refused)
+    assert older.reason is FailureReason.ROLLBACK, "rounds still only grow"
+    again = judge(invite(4, 2, D1), int(NOW * 1e6), right, NOW)
+    assert isinstance(again, Refused)
+    assert again.reason is FailureReason.REPLAYED
+
+
+def test_a_message_of_another_time_names_both_clocks():
+    refused = judge(invite(1), int((NOW + 3600) * 1e6), Seen(), NOW)
+    assert "signed at 1970-01-12 14:46:40 UTC, and this machine's clock shows 1970-01-12 13:46:40 UTC" in refused.detail
+
+
 @pytest.mark.parametrize(
     "events",
     [

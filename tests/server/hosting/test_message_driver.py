@@ -15,7 +15,7 @@ import pytest
 from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol.durable import DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId
-from atoll.server.clock import Clock
+from atoll.server.clock import MonotoneClock
 from atoll.server.config.run import RunConfig
 from atoll.server.exchanges.events import Event, ExchangeAsked, Message, ProgramEnded, ProgramStarted, RepliesPulled
 from atoll.server.exchanges.machine import ExchangeMachine
@@ -82,7 +82,7 @@ class Hosted:
             journal=self.journal,
             journal_thread=thread,
             hub=self.nodes,  # type: ignore[arg-type]
-            clock=Clock(),
+            clock=MonotoneClock(),
             keep_rounds=10,
             crash=self.crashes.append,
             is_in_flight=lambda *_: False,

@@ -60,6 +60,25 @@ def test_every_message_has_a_later_instant_whatever_the_clock_shows(tmp_path):
     assert issued == [100_500_001, 100_500_002, 100_500_003, 101_000_000, 101_000_001, 102_000_000]
 
 
+def test_after_a_long_step_back_of_the_clock_signatures_follow_it_at_once_and_after_a_short_one_they_count_on(tmp_path):
+    key, now = publisher_key(tmp_path), [10_000.0]
+    signer = Signer(key, lambda: OWN, lambda: now[0])
+    issued = []
+    for now[0] in (10_000.0, 9_800.0, 10_001.0, 6_400.0, 6_400.0, 6_401.0):
+        issued.append(signer.sign(message(), "north").signature.issued_us)
+    assert issued == [10**10, 10**10 + 1, 10_001 * 10**6, 6_400 * 10**6, 6_400 * 10**6 + 1, 6_401 * 10**6]
+    assert signer.last == 6_401.0
+
+
+def test_the_publisher_is_certified_anew_once_the_clock_was_set_back(tmp_path):
+    key, now = publisher_key(tmp_path), [time.time() + 600]
+    signer = Signer(key, lambda: OWN, lambda: now[0])
+    signer.sign(pb.ServerMessage(welcome=pb.Welcome(lease_s=1.0)), "north")
+    now[0] -= 600
+    signed = signer.sign(pb.ServerMessage(welcome=pb.Welcome(lease_s=1.0)), "north")
+    assert check_publisher(signed.welcome.publisher, OWN.ca_pem, now[0]) == key.public_key()
+
+
 def test_a_message_that_is_signed_again_is_signed_anew(tmp_path):
     key = publisher_key(tmp_path)
     signer = Signer(key, lambda: OWN, time.time)

@@ -1,0 +1,171 @@
+"""The watch over the coordinator's clocks: the check at the start, jumps while it runs, and the clocks of its sites."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from atoll.protocol.identity.clock_hint import instant, span
+from atoll.protocol.identity.statement import SKEW_S
+from atoll.protocol.vocabulary import ClientId
+from atoll.server.audit.actions import Action
+from atoll.server.audit.log import AuditLog
+from atoll.server.clock import ClockComparison, MonotoneClock, Reading, apart, fault_at_start, jumped
+from atoll.server.errors import OperatorError
+from atoll.server.journal.clock_note import ClockNote
+from atoll.server.journal.state_directory import StateDirectory
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 3600.0
+"""The interval at which a difference that lasts is logged again [s]."""
+CLOCK_MAX = 253402300800.0
+"""Begin of the year 10000 [s since the epoch]; no clock shows it, and no date is written for it."""
+HEARD_S = 600.0
+"""The time for which the clock of a site that was refused for it is remembered [s]."""
+
+
+def check_clock(state: StateDirectory, *, accept: bool) -> str:
+    """Compare the true clock with the last true time of the journal, before anything is signed or issued by it.
+
+    Args:
+        state: the state directory, locked.
+        accept: the operator says that the clock is right now.
+
+    Returns:
+        The difference that the operator has accepted; "": there is none.
+
+    Raises:
+        OperatorError: the two are minutes apart.
+    """
+    note, alive = ClockNote.read(state.path), state.last_alive()
+    last = note.reading if note is not None else None if alive is None else Reading(alive)
+    fault = "" if last is None else fault_at_start(last, Reading.take())
+    if fault and not accept:
+        raise OperatorError(fault)
+    return fault
+
+
+class ClockWatch:
+    """Compares the clocks of a running coordinator, and tells of differences: in its log, the audit log and the views.
+
+    Args:
+        state: the state directory.
+        monotone: the clock of the deadlines.
+        audit: the audit log.
+        signed: returns the newest instant that was signed [s since the epoch].
+    """
+
+    def __init__(
+        self, state: StateDirectory, monotone: MonotoneClock, audit: AuditLog, signed: Callable[[], float]
+    ) -> None:
+        self._folder, self._monotone, self._audit, self._signed = state.path, monotone, audit, signed
+        self._comparison = ClockComparison(Reading.take())
+        self._jumped = 0.0
+        self._sites: dict[ClientId, tuple[float, float]] = {}  # how far ahead [s], and when that was heard
+        self._logged_at: dict[str, float] = {}
+        self.told: list[str] = []
+        """Sentences about clocks that differ now."""
+        self.on_jump: list[Callable[[float], None]] = []
+        """Functions that learn of a jump, in seconds."""
+        self.on_told: list[Callable[[bool], None]] = []
+        """Functions that learn whether all clocks agree, when that changes."""
+
+    def accepted(self, fault: str) -> None:
+        """Record that the operator has accepted a difference at the start; "": there was none."""
+        if fault:
+            logger.warning("accepted by --accept-clock: %s", fault)
+            self._audit.record(Action.CLOCK_ACCEPT, instant(time.time()), fault)
+
+    def look(self) -> None:
+        """Read the clocks, tell of what has changed since the last look, and note the true time.
+
+        Raises:
+            OSError: the note cannot be written.
+        """
+        reading = Reading.take()
+        if by := self._comparison.jump(reading):
+            self._jumped += by
+            logger.warning("%s", jumped(by, reading.true))
+            self._audit.record(Action.CLOCK_JUMP, f"{by:+.1f} s", jumped(by, reading.true))
+            for listener in self.on_jump:
+                listener(by)
+        self._tell(reading)
+        ClockNote(reading, self._signed(), self.told).write(self._folder)
+
+    # ------------------------------------------------------------ sites
+
+    def ahead(self, clock: float) -> float | None:
+        """Return how far a site's clock, of its Hello [s since the epoch], is ahead of the true one; None: not said.
+
+        The result is as of the start of this process: see `now_ahead`.
+        """
+        return clock - time.time() + self._jumped if 0 < clock < CLOCK_MAX else None
+
+    def now_ahead(self, ahead: float) -> float:
+        """Return how far a clock is ahead now, after the jumps of this machine's clock since [s]."""
+        return ahead - self._jumped
+
+    def refusal(self, client_id: ClientId, ahead: float | None) -> str:
+        """Return the reason for which a site is not connected whose clock allows no signed message, or ""."""
+        if ahead is None:
+            return ""
+        self._sites[client_id] = ahead, time.monotonic()
+        if abs(by := self.now_ahead(ahead)) <= SKEW_S:
+            return ""
+        side, now = "ahead of" if by > 0 else "behind", time.time()
+        return (
+            f"the clock of site {client_id} shows {instant(now + by)}, {span(by)} {side} the coordinator's clock, "
+            f"which shows {instant(now)}; allowed: {SKEW_S:.0f} s. Set the wrong one (NTP): the agent waits for it"
+        )
+
+    def forget(self, client_id: ClientId) -> None:
+        """Forget the clock of a site that has left."""
+        self._sites.pop(client_id, None)
+
+    # ------------------------------------------------------------ words
+
+    def _tell(self, reading: Reading) -> None:
+        told = [sentence for sentence in (apart(self._monotone.now(), reading.true), *self._of_sites()) if sentence]
+        kinds = {_kind(sentence): sentence for sentence in told}
+        now = time.monotonic()
+        for kind, sentence in kinds.items():
+            if kind not in self._logged_at or now - self._logged_at[kind] >= AGAIN_S:
+                self._logged_at[kind] = now
+                logger.warning("%s", sentence)
+        if self._logged_at.keys() - kinds.keys():
+            self._logged_at = {kind: at for kind, at in self._logged_at.items() if kind in kinds}
+            if not kinds:
+                logger.info("the clocks agree again")
+        if bool(told) is not bool(self.told):
+            for listener in self.on_told:
+                listener(not told)
+        self.told = told
+
+    def _of_sites(self) -> list[str]:
+        """Return the sentences about sites whose clocks differ; when most do by the same, about this machine's."""
+        heard = time.monotonic() - HEARD_S
+        self._sites = {
+            name: (ahead, at)
+            for name, (ahead, at) in self._sites.items()
+            if at >= heard or abs(self.now_ahead(ahead)) <= SKEW_S
+        }
+        by = {name: self.now_ahead(ahead) for name, (ahead, _) in self._sites.items()}
+        wrong = {name: ahead for name, ahead in by.items() if abs(ahead) > SKEW_S}
+        for side in (1, -1):
+            same = sorted(abs(ahead) for ahead in wrong.values() if ahead * side > 0)
+            if len(same) >= 2 and len(same) * 2 > len(by):
+                word = "ahead of" if side > 0 else "behind"
+                middle, count = span(same[len(same) // 2]), f"{len(same)} of {len(by)} sites"
+                return [
+                    f"the clocks of {count} are about {middle} {word} this machine's, which is probably wrong (NTP)"
+                ]
+        return [
+            f"the clock of site {name} is {span(ahead)} {'ahead of' if ahead > 0 else 'behind'} this machine's: the "
+            "site is not connected until they agree; set the wrong one (NTP)"
+            for name, ahead in sorted(wrong.items())
+        ]
+
+
+def _kind(sentence: str) -> str:
+    """Return a sentence without its numbers, which change with each look."""
+    return "".join(letter for letter in sentence if not letter.isdigit())

@@ -1,0 +1,75 @@
+"""A machine's clock that a test sets, for one real process: a preloaded library shifts the system's clock by a file.
+
+All of the process sees the shifted clock, TLS included. Monotonic clocks stay as they are.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static long long shift_ns(void) {
+    static int file = -2;
+    if (file == -2) file = open(getenv("TEST_CLOCK") ? getenv("TEST_CLOCK") : "", O_RDONLY | O_CLOEXEC);
+    char text[32] = {0};
+    if (file < 0 || pread(file, text, 31, 0) <= 0) return 0;
+    return llround(atof(text) * 1e9);
+}
+
+int clock_gettime(clockid_t id, struct timespec *at) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int rc = real(id, at);
+    if (rc == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
+        long long ns = at->tv_sec * 1000000000LL + at->tv_nsec + shift_ns();
+        at->tv_sec = ns / 1000000000LL;
+        at->tv_nsec = ns % 1000000000LL;
+    }
+    return rc;
+}
+
+time_t time(time_t *out) {
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    if (out) *out = at.tv_sec;
+    return at.tv_sec;
+}
+
+int gettimeofday(struct timeval *restrict out, void *restrict zone) {
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    out->tv_sec = at.tv_sec;
+    out->tv_usec = at.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler shifts the clock of a process")
+
+
+class SetClock:
+    """The clock of the processes that are started with `environment`; `set` shifts it at once."""
+
+    def __init__(self, folder: Path, seconds: float = 0.0) -> None:
+        self._file, library = folder / "clock.txt", folder / "clock.so"
+        (folder / "clock.c").write_text(SOURCE)
+        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, folder / "clock.c", "-ldl", "-lm"], check=True)
+        self.environment = {"LD_PRELOAD": str(library), "TEST_CLOCK": str(self._file)}
+        self.set(seconds)
+
+    def set(self, seconds: float) -> None:
+        """Let the clock show this many seconds more than the machine's."""
+        with self._file.open("r+b" if self._file.exists() else "wb") as file:  # in place: the library has it open
+            os.pwrite(file.fileno(), f"{seconds:<30}".encode(), 0)
