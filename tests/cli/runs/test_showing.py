@@ -35,7 +35,7 @@ def test_runs_are_listed_in_their_order(it: Federation) -> None:
     runs = shown("run", "list", "--state", it.state)
     assert [(run["run"], run["state"], run["version"]) for run in runs] == [
         ("done-1", "finished", 2),
-        ("open-1", "running", 0),
+        ("open-1", "waiting", 0),
         ("queued-1", "queued", 0),
     ]
     assert runs[0].keys() == {
@@ -203,7 +203,7 @@ def test_the_log_of_a_process_is_one_line_for_each_thing(it: Federation) -> None
     assert lines[0].startswith("atoll coordinator on 127.0.0.1:")
     assert lines[1].startswith("invite a site: atoll client invite NAME")
     assert any(line.endswith("done-1: round 2: committed as version 2") for line in lines)
-    assert all(line[2] == line[5] == ":" for line in lines[3:]), lines
+    assert all(line[13] == line[16] == ":" for line in lines[3:]), lines
     assert it.log("a").startswith("atoll agent a, for four_numbers_task:task, state in ")
 
 
@@ -226,7 +226,7 @@ def test_a_run_is_stopped_and_resumed_and_all_is_shown_after_a_kill(it: Federati
     it.processes["coordinator"].kill()
     it.processes["coordinator"].wait()
     assert running_coordinator(it.state) is None
-    assert it.run_state("open") == "running"
+    assert it.run_state("open") == "waiting"
     audit = shown("audit", "verify", "--state", it.state)
     assert audit["faults"] == []
     done = [event["action"] for event in shown("audit", "show", "--last", 5000, "--state", it.state)["events"]]

@@ -273,19 +273,20 @@ def test_code_that_changes_what_others_read_is_refused_by_name(fields: dict[str,
         tried(rows, **fields)
 
 
-def test_a_metric_reads_the_outputs_before_a_loss_has_changed_them_in_place() -> None:
-    seen = []
-
+def test_a_metric_reads_the_outputs_before_a_loss_has_changed_them_in_place(caplog: pytest.LogCaptureFixture) -> None:
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         outputs /= 0.25
         return nn.functional.cross_entropy(outputs, targets)
 
     def largest(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, int]:
-        seen.append(float(outputs.abs().max()))
-        return seen[-1], 1
+        assert float(outputs.abs().max()) <= 1
+        return 1.0, 1
 
-    tried(loss=loss, metrics={"largest": largest}, model=lambda: nn.Sequential(nn.Linear(5, 3), nn.Hardtanh()))
-    assert max(seen) <= 1
+    bounded = {"model": lambda: nn.Sequential(nn.Linear(5, 3), nn.Hardtanh(-0.5, 0.5))}
+    tried(loss=loss, metrics={"largest": largest}, **bounded)
+    assert caplog.text == ""
+    tried(metrics={"largest": largest}, model=lambda: nn.Sequential(nn.Linear(5, 3), nn.Hardtanh(2.0, 3.0)))
+    assert "it raises AssertionError" in caplog.text
 
 
 class Ragged(Dataset[Any]):
