@@ -337,9 +337,9 @@ class _Trial:
             yield from [len(found.sums)] if found is not None and not found.fault else []
 
     def _tried(self, metric: Any, one: _Seen, room: int) -> Tried:
-        given = map_tensors(torch.Tensor.clone, (one.outputs, one.targets))
+        outputs, targets = given = map_tensors(torch.Tensor.clone, (one.outputs, one.targets))
         with torch.no_grad(), within(one.rows.context):
-            found = tried(metric, *given, room)
+            found = tried(metric, outputs, targets, room)
         if _differ(given, (one.outputs, one.targets)):
             self._changing.add(id(metric))
         return found
