@@ -8,7 +8,7 @@ a state costs some microseconds a module; building the model anew costs its whol
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,6 +75,9 @@ CLOSED = {
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx", "torch.jit", "torch._C")
 """Packages of torch whose objects hold compiled code."""
 
+CACHED = type(lru_cache(lambda: None))
+"""The type of a function that keeps its results."""
+
 INSIDE = ("_parameters", "_buffers", "_modules")
 """The attributes of a module whose entries are attributes to its user."""
 
@@ -101,11 +104,18 @@ class AsBuilt:
         roots: objects by the names that their differences get.
         filled: tensors whose values each job loads or checks by itself.
         with_process: torch's hooks of all modules and the flags of this process and thread, too.
+        with_caches: results that functions keep (`functools.lru_cache`), too; those with new ones are emptied.
     """
 
     def __init__(
-        self, roots: Mapping[str, Any], filled: "Iterable[torch.Tensor]" = (), *, with_process: bool = False
+        self,
+        roots: Mapping[str, Any],
+        filled: "Iterable[torch.Tensor]" = (),
+        *,
+        with_process: bool = False,
+        with_caches: bool = False,
     ) -> None:
+        self._with_caches = with_caches
         self._cells: list[Cell] = [*flags_of_process()] if with_process else []
         self._bytes, self._walked_max = 0, WALKED_MAX
         self._filled = {id(tensor) for tensor in filled}
@@ -178,6 +188,8 @@ class AsBuilt:
             return ()
         if isinstance(value, FunctionType):
             return self._function(path, value)
+        if isinstance(value, CACHED):
+            return self._cache(path, value)
         if isinstance(value, MethodType | partial):
             return [(path, part) for part in _called(value)]
         if isinstance(value, type):
@@ -240,6 +252,12 @@ class AsBuilt:
         names = [name for name in _names_in(function.__code__) if name in known and is_data(known[name])]
         self._cells += [Global(f"global {name}", known, name) for name in names]
         yield from ((f"global {name}", known[name]) for name in _names_in(function.__code__) if name in known)
+
+    def _cache(self, path: str, function: Any) -> Iterable[tuple[str, Any]]:
+        if self._with_caches:
+            size, empty = (lambda: function.cache_info().currsize), (lambda _: function.cache_clear())
+            self._cells.append(Drawn(path, size, empty))
+        return [(path, function.__wrapped__)]
 
     def _class(self, kind: type) -> Iterator[tuple[str, Any]]:
         """Watch the plain attributes of a task's own class and of its bases, and what their methods refer to."""

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from atoll.aggregation.tensors.layout import BESIDE, Layout, Tensor, in_order
 from atoll.parallel.adapters.peft_models import adapter_faults
+from atoll.parallel.local_training.as_built import AsBuilt
 from atoll.parallel.local_training.frozen import frozen_of, keep_frozen, load_base
 from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
 from atoll.parallel.task.base import TRAINED
@@ -229,12 +230,19 @@ def bare_model(task: "Task", seed: int) -> torch.nn.Module:
 
 
 def model_on_meta(task: "Task") -> torch.nn.Module:
-    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise."""
+    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise.
+
+    What its code keeps for the next model, such as a table in a cache or in a global, is given back: it has no values.
+    """
+    before = AsBuilt({"model": task.model}, with_caches=True)
     try:
         with torch.device("meta"):
             return task.model()
     except Exception:  # any: of code that needs values, and of code that fails without them, too
+        before.restore()
         return task.model()
+    finally:
+        before.restore()
 
 
 def load_parameters(model: torch.nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:

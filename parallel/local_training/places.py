@@ -43,6 +43,13 @@ def is_data(value: Any) -> bool:
     return isinstance(value, DATA)
 
 
+def _is_given_back(value: Any) -> bool:
+    """Return whether a variable gets its first value back in place of this one: data, or a model without values."""
+    if is_data(value) or not TENSORS or not isinstance(value, torch.nn.Module):
+        return is_data(value)
+    return any(parameter.is_meta for parameter in value.parameters())
+
+
 def is_generator(value: Any) -> bool:
     """Return whether a value is a random generator with a state: not one of a secret, or of the system."""
     if isinstance(value, np.random.Generator | np.random.RandomState):
@@ -307,7 +314,7 @@ class Global(Cell):
     def is_same(self) -> bool:
         """Return whether it is as it was."""
         found = self.now.get(self.name)
-        return found is self.value or not is_data(found)
+        return found is self.value or not _is_given_back(found)
 
     def changed(self) -> str:
         """Return its path if the value differs."""
@@ -331,7 +338,7 @@ class Closure(Cell):
     def is_same(self) -> bool:
         """Return whether it is as it was."""
         found = _contents(self.now)
-        return found is self.value or not is_data(found)
+        return found is self.value or not _is_given_back(found)
 
     def changed(self) -> str:
         """Return its path if the value differs."""
@@ -389,7 +396,7 @@ class Values(Cell):
 
 
 class Drawn(Cell):
-    """A random generator, or a flag of the process, which has none."""
+    """A random generator; or a flag of the process or a function's cache, which have none."""
 
     __slots__ = ("first", "generator", "get", "put")
 

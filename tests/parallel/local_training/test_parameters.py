@@ -1,3 +1,4 @@
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from atoll import Task
 from atoll.parallel.local_training.parameters import (
     buffers_of,
     initial_parameters,
     load_parameters,
+    model_on_meta,
     parameters_of,
     update_of,
 )
@@ -204,3 +207,37 @@ def test_tied_weights_are_trained_under_the_name_that_travels() -> None:
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
     model["b"].weight = model["a"].weight
     assert buffers_of(model) == []
+
+
+@functools.lru_cache
+def _table() -> torch.Tensor:
+    return torch.ones(5)
+
+
+_pretrained: dict[str, torch.Tensor] = {}
+_shared: nn.Module | None = None
+
+
+class Cached(nn.Module):
+    """A model whose tables are made once for the process."""
+
+    def __init__(self) -> None:
+        global _shared
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        if not _pretrained:
+            _pretrained.update({"weight": torch.zeros(3, 5), "bias": torch.ones(3)})
+        self.layer.load_state_dict(_pretrained)
+        if _shared is None:
+            _shared = nn.Linear(3, 3)
+        self.shared = _shared
+        self.register_buffer("table", _table())
+
+
+def test_a_model_on_meta_leaves_nothing_for_the_next_one() -> None:
+    task = Task(model=lambda: Cached(), data=lambda site, split: None, loss=nn.functional.cross_entropy)
+    assert all(parameter.is_meta for parameter in model_on_meta(task).parameters())
+    model = task.model()
+    assert not any(tensor.is_meta for tensor in model.state_dict().values())
+    assert model.table.tolist() == [1.0] * 5
+    assert task.model().shared is model.shared, "what is made for real stays"
