@@ -87,16 +87,14 @@ class Wait:
     missing: tuple[Missing, ...] = ()
     detail: str = ""  # of the disk
 
-    def sentence(self, now: float) -> str:
-        """Return the cause with the names, and the duration until `now`."""
+    def sentence(self) -> str:
+        """Return the cause with its beginning and the names; the same for who reads it later."""
         if self.cause == DISK:
-            lasts = duration_of(now - self.since)
-            return f"waiting for room on the coordinator's disk since {_instant(self.since)} ({lasts}): {self.detail}"
+            return f"waiting for room on the coordinator's disk since {_instant(self.since)}: {self.detail}"
         names = [f"{m.client} ({m.why}{f', since {_instant(m.since)}' if m.since else ''})" for m in self.missing]
         who = ", ".join(names[:NAMES_MAX]) + (f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else "")
         lacking = who or "no client has joined yet: `atoll client invite NAME` invites a site"
-        duration = duration_of(now - self.since)
-        return f"waiting for clients since {_instant(self.since)} ({duration}): {lacking}"
+        return f"waiting for clients since {_instant(self.since)}: {lacking}"
 
 
 def wait_of(machine: RunMachine) -> Wait | None:
@@ -127,16 +125,6 @@ def _missing(membership: Membership) -> tuple[Missing, ...]:
 
 def _instant(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def duration_of(seconds: float) -> str:
-    """Return a duration for a person, with two units at most."""
-    seconds = max(0, int(seconds))
-    for size, unit, smaller, its in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            rest = seconds % size // smaller
-            return f"{seconds // size} {unit}" + (f" {rest} {its}" if rest else "")
-    return f"{seconds} s"
 
 
 def what_a_round_lacks(machine: RunMachine) -> str:

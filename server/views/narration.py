@@ -62,10 +62,10 @@ class Narrator:
     def _new_wait(self, machine: RunMachine, event: Event) -> tuple[str, ...]:
         lacks = wait_of(machine) if isinstance(event, TimePassed | DiskShort) else None
         if lacks is not None and lacks.cause == DISK:
-            return (lacks.sentence(machine.ledger.now),)
+            return (lacks.sentence(),)
         wait = wait_for_clients(machine)
         if wait and lacks is not None:
-            return (f"{wait}; {lacks.sentence(machine.ledger.now)}",)  # each hour
+            return (f"{wait}; {lacks.sentence()}",)  # each hour
         if not wait or len(self._waits) >= WAITS_MAX:
             self._waits.clear()
         if not wait or wait in self._waits:

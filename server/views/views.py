@@ -1,6 +1,5 @@
 """The views of runs in JSON types, for the commands on this machine and for remote ones."""
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -169,7 +168,7 @@ def _waiting_for(history: History, row: RunRow, machine: RunMachine | None) -> D
     if (wait := wait_of(machine)) is None:
         return None
     missing = [{"site": one.client, "since": one.since, "why": one.why} for one in wait.missing]
-    sentence = wait.sentence(time.time())
+    sentence = wait.sentence()
     return {"cause": wait.cause, "since": wait.since, "missing": missing, "sentence": sentence}
 
 
@@ -243,7 +242,7 @@ def _plain_wait(history: History, machine: RunMachine) -> str:
     if machine.ledger.state is RunState.RUNNING and history.coordinator() is None:
         return "no coordinator holds the state directory: start it, and the run goes on"
     wait = wait_of(machine)
-    return what_a_run_waits_for(machine) + (f"; {wait.sentence(time.time())}" if wait is not None else "")
+    return what_a_run_waits_for(machine) + (f"; {wait.sentence()}" if wait is not None else "")
 
 
 def _round(history: History, run_id: RunId, number: int) -> Document:
