@@ -1,7 +1,6 @@
 """The service manager that started this process: systemd, if its unit says Type=notify."""
 
 import os
-import socket
 from contextlib import suppress
 
 READY, STOPPING = "READY=1", "STOPPING=1"
@@ -15,6 +14,8 @@ def tell(state: str, status: str = "") -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
+    import socket  # here: a command that computes nothing imports little
+
     place = "\0" + address[1:] if address.startswith("@") else address
     text = f"{state}\nSTATUS={status}" if status else state
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:

@@ -1,6 +1,5 @@
 """The signals that end a process of Atoll in order, and SIGHUP, which a service without a terminal survives."""
 
-import asyncio
 import errno
 import logging
 import os
@@ -70,6 +69,8 @@ def call_at_end(end: Callable[[signal.Signals], object]) -> Callable[[], None]:
     Returns:
         A function that takes the handlers away.
     """
+    import asyncio  # here: a command that computes nothing imports little
+
     loop, numbers = asyncio.get_running_loop(), ending()
 
     def handle(number: signal.Signals) -> None:

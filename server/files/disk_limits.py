@@ -11,11 +11,15 @@ from atoll.server.errors import OperatorError
 logger = logging.getLogger(__name__)
 
 
+FREE_MIN = 64 << 20
+"""The default of `coordinator.disk_free_min` [bytes]."""
+
+
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
     """The limits of the disk space for uploads [bytes]."""
 
-    free_min: int = 64 << 20
+    free_min: int = FREE_MIN
     """Space that uploads leave free, so that the journal can record that the disk is full."""
     incoming_max: int = 0
     """Most space for a run's uploads that are not accepted yet, reserved space included; 0: no limit."""
@@ -39,10 +43,10 @@ def check_free_min(state: Path, free_min: int) -> None:
     """
     folder = next(path for path in (state.absolute(), *state.absolute().parents) if path.exists())
     disk = shutil.disk_usage(folder)
-    if free_min >= disk.total:
+    if free_min >= disk.total and free_min != FREE_MIN:  # a disk smaller than the default counts as full
         raise OperatorError(
             f"coordinator.disk_free_min: got {free_min}; the disk of {state} has {count_of(disk.total, 'byte')} "
-            f"in all, so no update would ever be accepted; allowed: less, such as {64 << 20} (64 MiB), which is the "
+            f"in all, so no update would ever be accepted; allowed: less, such as {FREE_MIN} (64 MiB), which is the "
             "default, or a state directory on a larger disk (--state)"
         )
     if free_min > disk.free:

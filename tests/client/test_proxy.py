@@ -35,8 +35,9 @@ async def test_session_download_and_upload_go_through_the_proxy(tmp_path, monkey
             await coordinator.invite(version, inline=False)
             await coordinator.accepted.wait()
         tunnels = [(line["to"], line["status"]) for line in proxy.lines if "to" in line]
-        assert tunnels == [(ELSEWHERE, "200")] * num_tunnels
-        await until(lambda: sum("up" in line for line in proxy.lines) == num_tunnels)
+        assert set(tunnels) == {(ELSEWHERE, "200")}
+        assert num_tunnels <= len(tunnels) <= num_tunnels + 1, "an update has a connection without the session"
+        await until(lambda: sum("up" in line for line in proxy.lines) == len(tunnels))
         assert sum(line.get("up", 0) for line in proxy.lines) > 2 * MIB
         assert sum(line.get("down", 0) for line in proxy.lines) > 2 * MIB
     said = caplog.text + "".join(capfd.readouterr())

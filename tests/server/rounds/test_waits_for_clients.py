@@ -16,6 +16,7 @@ from atoll.server.rounds.events import (
     DrawCohort,
     EndRun,
     Invite,
+    LossReason,
     OpenNextRound,
     PauseRequested,
     ResumeRequested,
@@ -141,7 +142,7 @@ def test_a_client_that_is_lost_in_each_of_ten_rounds_never_ends_the_run():
         drive.join("ab")
         drive.do(RoundDue())
         drive.draw("ab")
-        assert kinds(drive.lose("b"))[-1] == "OpenNextRound"
+        assert kinds(drive.lose("b", why=LossReason.LEFT))[-1] == "OpenNextRound"
     assert drive.machine.ledger.failures == 0
 
 
@@ -233,7 +234,7 @@ def test_a_buffer_waits_for_clients_and_fills_when_they_come():
 def test_the_next_round_after_an_absence_is_due():
     drive = waiting()
     drive.begin("ab")
-    assert isinstance(drive.lose("b")[-1], OpenNextRound)
+    assert isinstance(drive.lose("b", why=LossReason.LEFT)[-1], OpenNextRound)
 
 
 # ---------------------------------------------------------------- the disk
