@@ -78,12 +78,11 @@ class Reading:
 
 
 def jump_between(before: Reading, now: Reading) -> float | None:
-    """Return by how much the true clock was set between two readings of one boot [s]; None: the boots differ.
+    """Return by how much the true clock was set between two readings of one boot [s]; None: the boots differ."""
+    return _jump(before, now) if before.boot and before.boot == now.boot else None
 
-    jump = (now.true - before.true) - (now.uptime - before.uptime)
-    """
-    if not before.boot or before.boot != now.boot:
-        return None
+
+def _jump(before: Reading, now: Reading) -> float:
     return (now.true - before.true) - (now.uptime - before.uptime)
 
 
@@ -131,9 +130,7 @@ class ClockComparison:
 
     def jump(self, now: Reading) -> float:
         """Return by how much the true clock was set since the last jump or the start [s]; 0: by less than `JUMP_S`."""
-        jump = jump_between(self._base, now)
-        if jump is None:  # without a count of the boot, the process's own clock of the same kind has no name
-            jump = (now.true - self._base.true) - (now.uptime - self._base.uptime)
+        jump = _jump(self._base, now)  # one process lives within one boot, also where the boot has no name
         if abs(jump) < JUMP_S:
             return 0.0
         self._base = now

@@ -18,8 +18,6 @@ logger = logging.getLogger(__name__)
 
 AGAIN_S = 3600.0
 """The interval at which a difference that lasts is logged again [s]."""
-CLOCK_MAX = 253402300800.0
-"""Begin of the year 10000 [s since the epoch]; no clock shows it, and no date is written for it."""
 HEARD_S = 600.0
 """The time for which the clock of a site that was refused for it is remembered [s]."""
 
@@ -60,7 +58,6 @@ class ClockWatch:
     ) -> None:
         self._folder, self._monotone, self._audit, self._signed = state.path, monotone, audit, signed
         self._comparison = ClockComparison(Reading.take())
-        self._jumped = 0.0
         self._sites: dict[ClientId, tuple[float, float]] = {}  # how far ahead [s], and when that was heard
         self._logged_at: dict[str, float] = {}
         self.told: list[str] = []
@@ -84,7 +81,7 @@ class ClockWatch:
         """
         reading = Reading.take()
         if by := self._comparison.jump(reading):
-            self._jumped += by
+            self._sites = {name: (ahead - by, at) for name, (ahead, at) in self._sites.items()}
             logger.warning("%s", jumped(by, reading.true))
             self._audit.record(Action.CLOCK_JUMP, f"{by:+.1f} s", jumped(by, reading.true))
             for listener in self.on_jump:
@@ -94,28 +91,23 @@ class ClockWatch:
 
     # ------------------------------------------------------------ sites
 
-    def ahead(self, clock: float) -> float | None:
-        """Return how far a site's clock, of its Hello [s since the epoch], is ahead of the true one; None: not said.
-
-        The result is as of the start of this process: see `now_ahead`.
-        """
-        return clock - time.time() + self._jumped if 0 < clock < CLOCK_MAX else None
-
-    def now_ahead(self, ahead: float) -> float:
-        """Return how far a clock is ahead now, after the jumps of this machine's clock since [s]."""
-        return ahead - self._jumped
-
     def refusal(self, client_id: ClientId, ahead: float | None) -> str:
-        """Return the reason for which a site is not connected whose clock allows no signed message, or ""."""
+        """Return the reason for which a site is not connected whose clock allows no signed message, or "".
+
+        Args:
+            client_id: the site.
+            ahead: its clock less this machine's [s]; None: not said.
+        """
         if ahead is None:
             return ""
         self._sites[client_id] = ahead, time.monotonic()
-        if abs(by := self.now_ahead(ahead)) <= SKEW_S:
+        if abs(ahead) <= SKEW_S:
             return ""
-        side, now = "ahead of" if by > 0 else "behind", time.time()
+        side, now = "ahead of" if ahead > 0 else "behind", time.time()
         return (
-            f"the clock of site {client_id} shows {instant(now + by)}, {span(by)} {side} the coordinator's clock, "
-            f"which shows {instant(now)}; allowed: {SKEW_S:.0f} s. Set the wrong one (NTP): the agent waits for it"
+            f"the clock of site {client_id} shows {instant(now + ahead)}, {span(ahead)} {side} the coordinator's "
+            f"clock, which shows {instant(now)}; allowed: {SKEW_S:.0f} s. Set the wrong one (NTP): the agent waits for "
+            "it"
         )
 
     def forget(self, client_id: ClientId) -> None:
@@ -145,11 +137,9 @@ class ClockWatch:
         """Return the sentences about sites whose clocks differ; when most do by the same, about this machine's."""
         heard = time.monotonic() - HEARD_S
         self._sites = {
-            name: (ahead, at)
-            for name, (ahead, at) in self._sites.items()
-            if at >= heard or abs(self.now_ahead(ahead)) <= SKEW_S
+            name: (ahead, at) for name, (ahead, at) in self._sites.items() if at >= heard or abs(ahead) <= SKEW_S
         }
-        by = {name: self.now_ahead(ahead) for name, (ahead, _) in self._sites.items()}
+        by = {name: ahead for name, (ahead, _) in self._sites.items()}
         wrong = {name: ahead for name, ahead in by.items() if abs(ahead) > SKEW_S}
         for side in (1, -1):
             same = sorted(abs(ahead) for ahead in wrong.values() if ahead * side > 0)

@@ -1,7 +1,6 @@
 """The open control streams: one connection for each client, with the messages that wait for it."""
 
 import asyncio
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,6 +15,9 @@ reconnects."""
 
 CLOCK_NEWS_S = 0.5
 """The change of an agent's clock from which on it is news: less is the way of its messages [s]."""
+
+CLOCK_MAX = 253402300800.0
+"""Begin of the year 10000 [s since the epoch]; no clock shows it, and no date is written for it."""
 
 DISMISS_S = 5.0
 """The time that a client has to read why its stream ends [s]."""
@@ -35,8 +37,7 @@ class Connection:
     gives_statistics: bool = False  # its agent answers AskStatistics
     spreads_parts: bool = False  # its agent understands `Invite.spreads`
     takes_messages: bool = False  # its agent answers messages of a server program
-    clock_ahead: float | None = None  # of its machine's clock, see `ClockWatch.ahead`; None: its agent does not say it
-    clock_offset: float | None = None  # its agent's clock less this one [s]; None: an older agent
+    clock_offset: float | None = None  # its agent's clock less this machine's [s]; None: an older agent
     certificate_until: float | None = None  # [s since the epoch]; None: it has none
     since: float = 0.0  # [s since the epoch]
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
@@ -46,7 +47,7 @@ class Connection:
 
     def note_clock(self, clock: float, now: float) -> None:
         """Note the agent's clock in a message that has just arrived; both in seconds since the epoch, 0: not said."""
-        if not (math.isfinite(clock) and clock > 0):
+        if not 0 < clock < CLOCK_MAX:
             return
         if self.clock_offset is None or abs(clock - now - self.clock_offset) > CLOCK_NEWS_S:
             self.clock_offset = clock - now

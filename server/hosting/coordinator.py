@@ -50,8 +50,10 @@ from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.names import presence
 from atoll.server.names.places import Places
-from atoll.server.names.presence import Arriving, PresenceFile
+from atoll.server.names.presence import Arriving, Presence
+from atoll.server.names.shown_file import ShownFile
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import (
     CoordinatorStarted,
@@ -73,8 +75,9 @@ from atoll.server.transfers.verdicts import refused
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SHOWN_S = 0.5
-"""The interval between two looks at who is connected, for commands [s]."""
+SHOWN_S, SHOWN_SHARE = 0.5, 20
+"""The least interval between two looks at who is connected, for commands [s], and as a multiple of the look itself:
+with 100,000 clients it may not take the event loop's time."""
 
 ALIVE_S = 0.5
 """The interval at which the process notes that it is alive [s]."""
@@ -207,11 +210,13 @@ class Coordinator:
 
     async def _show_presence(self) -> None:
         """Show to commands who is connected and what arrives, whenever it changes."""
-        shown = PresenceFile(self.state.path)
+        shown, clock = ShownFile(self.state.path / presence.FILE, "who is connected"), asyncio.get_running_loop().time
         while True:
+            begun = clock()
             arriving = [Arriving(*key, *found) for key, found in self.arrivals.all().items() if self._awaits(key)]
-            shown.show(self.attendance.present(), arriving)
-            await asyncio.sleep(SHOWN_S)
+            now = Presence(tuple(self.attendance.present()), tuple(arriving))
+            await on_thread(None, shown.show, now)
+            await asyncio.sleep(max(SHOWN_S, SHOWN_SHARE * (clock() - begun)))
 
     def _awaits(self, key: tuple[RunId, RoundId, ClientId]) -> bool:
         """Return whether an update that is on its way in can still change its run."""
@@ -230,11 +235,13 @@ class Coordinator:
 
     def clock_refusal(self, connection: Connection) -> str:
         """Return the reason for which a site's clock lets it not be connected: it would refuse what is signed here."""
-        return "" if self.signer is None else self.clocks.refusal(connection.client_id, connection.clock_ahead)
+        return "" if self.signer is None else self.clocks.refusal(connection.client_id, connection.clock_offset)
 
     def _clock_jumped(self, by: float) -> None:
         """Let the sites connect again, to be told, whose clocks allow no signed message after a jump."""
         for connection in self.attendance.hub:
+            if connection.clock_offset is not None:
+                connection.clock_offset -= by
             if why := self.clock_refusal(connection):
                 self.attendance.hub.dismiss(connection.client_id, why)
 

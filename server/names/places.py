@@ -1,7 +1,6 @@
 """The places of names with the coordinator's clock and log, and the file that shows the conflicts to commands.
 
-conflicts.json    in the coordinator's state directory: the names that two processes use at once. It says how things
-                  are at this moment, so it is neither synced nor part of a backup
+conflicts.json    in the coordinator's state directory (`shown_file`): the names that two processes use at once
 """
 
 import json
@@ -11,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.durable import write_atomically
 from atoll.server.names.conflicts import Claimant, NameConflicts
+from atoll.server.names.shown_file import ShownFile
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +30,15 @@ class Places:
     """
 
     def __init__(self, folder: Path | None, now: Callable[[], float]) -> None:
-        self._folder, self.now = folder, now
+        self.now = now
         self._kinds = {
             CLIENT: NameConflicts(
                 CLIENT, "stop one of the two, or give it a name and a credential of its own (atoll client invite NAME)"
             ),
             RANK: NameConflicts(RANK, "stop one of the two, or start it as another rank"),
         }
-        self._shown: Rows = []
-        if folder is not None:
-            (folder / FILE).unlink(missing_ok=True)  # of an earlier process
+        path = folder / FILE if folder is not None else None
+        self._shown = ShownFile(path, "the names that are used twice", absent=[])
 
     def enter(self, kind: str, name: str, claimant: Claimant, holder: Claimant | None, heard_at: float) -> str:
         """Return the reason for which a process does not have the place of a name; empty: it has.
@@ -71,13 +69,7 @@ class Places:
     def _show(self) -> None:
         now = self.now()
         rows: Rows = [{"kind": kind, **asdict(c)} for kind, names in self._kinds.items() for c in names.current(now)]
-        if rows == self._shown or self._folder is None:
-            return
-        try:
-            write_atomically(self._folder / FILE, json.dumps(rows).encode(), is_durable=False)
-            self._shown = rows
-        except OSError as error:
-            logger.warning("the names that are used twice cannot be shown: %s", error)
+        self._shown.show(rows)
 
 
 def conflicts_shown(folder: Path, now: float) -> Rows:

@@ -84,7 +84,6 @@ class CoordinatorService(rpc.CoordinatorServicer):
             most = self._coordinator.config.max_connections
             what = f"{count_of(most, 'client is', 'clients are')} connected (max_connections): try again later"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
-        connection.clock_ahead = self._coordinator.clocks.ahead(first.hello.clock)
         if refusal := self._coordinator.clock_refusal(connection):  # before it joins runs, whose rounds it would fail
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
         if refusal := self._coordinator.attendance.refusal_of(connection):

@@ -85,7 +85,7 @@ def exchange(history: History, row: RunRow, number: int) -> Document:
 
 
 def clients(history: History, row: RunRow) -> list[Document]:
-    """Return a row for each node, with the keys of a client's row of any run."""
+    """Return a row for each node: what a run of messages says of a client (`attendance`)."""
     found, machine = exchanges_of(history, row)
     ledger, is_attended = machine.ledger, history.coordinator() is not None
     sent = [one for each in found.values() for one in each.sent]
@@ -101,20 +101,12 @@ def clients(history: History, row: RunRow) -> list[Document]:
                 "connected": is_connected,
                 "available": is_connected and ledger.is_open,
                 "why_not": "" if is_connected else "it is not connected",
-                "seen_at": None,
                 "software": node.software,
                 "last_failure": None
                 if failed is None
                 else {"reason": failed.reason, "detail": failed.detail, "at": failed.ended_at},
-                "evaluates": True,
-                "num_examples": 0,
-                "label": "",
-                "download_seconds": None,
-                "train_seconds": None,
-                "upload_seconds": None,
                 "invited": asked[client_id],
                 "used": replied[client_id],
-                "name_conflict": "",
             }
         )
     return rows

@@ -2,7 +2,8 @@
 
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.identity.register import Member, Standing
-from atoll.server.names.presence import Arriving, Presence, PresenceFile, Present, presence_shown
+from atoll.server.names.presence import FILE, Arriving, Presence, Present, presence_shown
+from atoll.server.names.shown_file import ShownFile
 from atoll.server.views.attendance import UNKNOWN, attended
 
 HERE = Present("north", 1000.0, "10.0.0.7:4711", "atoll 0.2.0", -1.5, 5000.0)
@@ -57,13 +58,13 @@ def test_a_renewed_certificate_counts_although_the_connection_has_the_older_one(
 
 
 def test_the_file_shows_what_was_written_and_none_of_an_earlier_process(tmp_path):
-    shown, arriving = PresenceFile(tmp_path), Arriving("run-1", 2, "north", 10, 20)
+    shown, arriving = ShownFile(tmp_path / FILE, "it"), Arriving("run-1", 2, "north", 10, 20)
     assert presence_shown(tmp_path) is None
-    shown.show([HERE], [arriving])
+    shown.show(Presence((HERE,), (arriving,)))
     assert presence_shown(tmp_path) == Presence((HERE,), (arriving,))
-    shown.show([], [])
+    shown.show(Presence())
     assert presence_shown(tmp_path) == Presence()
     (tmp_path / "presence.json").write_text('{"clients": [{"x": 1}]}')
     assert presence_shown(tmp_path) is None
-    PresenceFile(tmp_path)
+    ShownFile(tmp_path / FILE, "it")
     assert not (tmp_path / "presence.json").exists()

@@ -1,0 +1,42 @@
+"""A file of the state directory that shows to commands how things are at this moment.
+
+It is neither synced nor part of a backup, and that of an earlier process is removed at the start.
+"""
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from atoll.protocol.durable import write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+class ShownFile:
+    """The file of one running coordinator, written when its content has changed.
+
+    Args:
+        path: of the file; None: nothing is shown.
+        what: its content, in the line of the log about a failure.
+        absent: the content for which no file stands.
+    """
+
+    def __init__(self, path: Path | None, what: str, absent: Any = None) -> None:
+        self._path, self._what, self._shown = path, what, absent
+        self._has_failed = False
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def show(self, content: Any) -> None:
+        """Write JSON values or dataclasses; a failure is logged once in a row, and tried again with the next call."""
+        if self._path is None or content == self._shown:
+            return
+        try:
+            write_atomically(self._path, json.dumps(content, default=asdict).encode(), is_durable=False)
+            self._shown, self._has_failed = content, False
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning("%s cannot be shown to commands: %s", self._what, error)
+            self._has_failed = True
