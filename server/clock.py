@@ -28,7 +28,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class MonotoneClock:
-    """Seconds since the epoch that never run backward, also across a restart.
+    """A clock of seconds since the epoch that never runs backward, also across a restart.
 
     It is the system's clock at the start of the process, advanced by the monotonic clock: a jump of the system's clock
     moves no deadline.

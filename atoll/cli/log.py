@@ -1,4 +1,4 @@
-"""The log of a process, for the person at the terminal or for a program: one line for each event, on standard error."""
+"""The log of a process on standard error: one line for each event, for a person or a program."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ FIELDS = ("run", "round")
 
 
 class _Text(logging.Formatter):
-    """Lines of a local time, the name of the process if it has one, a level from `warning` upward, and the message."""
+    """Formatter of lines: a local time, the name of the process if it has one, a level from `warning` up, the message."""
 
     def __init__(self, source: str) -> None:
         super().__init__("%(message)s")
@@ -31,7 +31,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """Lines of JSON objects: `time` (UTC), `level`, `process`, `logger`, `message`; `site`, `FIELDS`, `traceback`."""
+    """Formatter of JSON objects: `time` (UTC), `level`, `process`, `site`, `FIELDS`, `logger`, `message`, `traceback`."""
 
     def __init__(self, process: str, site: str) -> None:
         super().__init__("%(message)s")
@@ -55,7 +55,7 @@ class _Json(logging.Formatter):
 
 
 class _Stream(logging.StreamHandler):  # type: ignore[type-arg]
-    """Standard error, whose file is begun anew at its path after a rotation has moved or removed it."""
+    """Handler of standard error, whose file is begun anew at its path after a rotation has moved or removed it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ def check_clock(state: StateDirectory, *, accept: bool) -> str:
 
 
 class ClockWatch:
-    """Compares the clocks of a running coordinator, and tells of differences: in its log, the audit log and the views.
+    """The comparison of the clocks of a running coordinator, told in its log, the audit log and the views.
 
     Args:
         state: the state directory.
