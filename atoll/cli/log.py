@@ -17,7 +17,7 @@ FIELDS = ("run", "round")
 
 
 class _Text(logging.Formatter):
-    """Formatter of lines: a local time, the name of the process if it has one, a level from `warning` up, the message."""
+    """Formatter of lines: a local time, the process, a level from `warning` up, the message."""
 
     def __init__(self, source: str) -> None:
         super().__init__("%(message)s")
@@ -31,7 +31,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """Formatter of JSON objects: `time` (UTC), `level`, `process`, `site`, `FIELDS`, `logger`, `message`, `traceback`."""
+    """JSON formatter: `time` (UTC), `level`, `process`, `site`, `FIELDS`, `logger`, `message`, `traceback`."""
 
     def __init__(self, process: str, site: str) -> None:
         super().__init__("%(message)s")
