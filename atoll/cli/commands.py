@@ -31,16 +31,17 @@ app = typer.Typer(cls=Commands, name="atoll", no_args_is_help=True, pretty_excep
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from atoll import __version__
+        from atoll.protocol.build import software
 
-        typer.echo(f"atoll {__version__}")
+        typer.echo(software())
         raise typer.Exit
 
 
 @app.callback()
 def atoll(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version with its build, and exit."),
     ] = False,
 ) -> None:
     """Federated learning that loses no accepted update: a coordinator, an agent at each site, one task for both."""
