@@ -187,7 +187,7 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
                 keys = ", ".join(differing_keys(run.config, config))
                 text = "run %s continues with the settings that it was started with, others are given now for %s: "
                 text += "pause it, and `atoll run resume %s --set KEY=VALUE` changes them"
-                logger.warning(text, run.run_id, keys, run.run_id)
+                logger.warning(text, run.run_id, keys, run.run_id, extra={"run": run.run_id})
             return run.run_id
     if namesakes and not again and await coordinator.has_settings(namesakes[-1].run_id, config):
         ended = namesakes[-1].machine.ledger
@@ -196,11 +196,12 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
         more = f" --rounds {ended.version + 1}" if has_all else ""
         reopen = f"--stay and `atoll run resume {run_id}{more}` continue it, "
         what = (run_id, ended.state, ended.cause, reopen)
-        logger.warning("run %s with these settings is %s already (%s): %s--again starts a new one", *what)
+        text = "run %s with these settings is %s already (%s): %s--again starts a new one"
+        logger.warning(text, *what, extra={"run": run_id})
         return run_id
     run_id = await coordinator.add_run(config)
     if told := coordinator.namesake_of(run_id):
-        logger.warning("run %s is new: %s", run_id, told)
+        logger.warning("run %s is new: %s", run_id, told, extra={"run": run_id})
     return run_id
 
 
