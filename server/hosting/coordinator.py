@@ -19,6 +19,7 @@ from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.part_manifest import PartManifest
+from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState, Version
 from atoll.server.audit.actions import Action
@@ -257,6 +258,17 @@ class Coordinator:
         """Room for one more run to start or resume."""
         return len(self.running) < self.config.max_runs
 
+    def named(self, run: str) -> RunId:
+        """Return the run with this id, or else the newest one with this name.
+
+        Raises:
+            UnknownRun: there is none.
+        """
+        try:
+            return RunId(newest_named(run, ((run_id, it.config.name) for run_id, it in self.runs.items())))
+        except RunNotNamed as error:
+            raise UnknownRun(str(error)) from None
+
     def state_of(self, run_id: RunId) -> RunState:
         """Return the state of a run."""
         return self.runs[run_id].machine.ledger.state
@@ -311,7 +323,7 @@ class Coordinator:
             raise
         self._host(row, RunMachine(config.rules), 0, evaluator, reducer)
         if warning := config.round.warning_of_staleness():
-            logger.warning("run %s: %s", run_id, warning)
+            logger.warning("run %s: %s", run_id, warning, extra={"run": run_id})
         return config
 
     async def has_settings(self, run_id: RunId, config: RunConfig) -> bool:
@@ -367,7 +379,7 @@ class Coordinator:
             config = await self._reconfigured(run, overrides)
             lines += moved_ends(before, config or before, version=version)
         for line in lines:
-            logger.info("run %s: %s", run_id, line)
+            logger.info("run %s: %s", run_id, line, extra={"run": run_id})
         is_pausing = run.machine.ledger.pause_reason is not None
         digests = {} if config is None else {"config": digest_of(config.model_dump_json().encode())}
         self.audit.record(Action.RUN_RESUME, run_id, digests=digests)
@@ -426,14 +438,16 @@ class Coordinator:
             run.post(CoordinatorStarted(down_since, self.config.start_allowance))
             for client_id in ledger.membership.members:
                 self.attendance.expect(client_id)
-            logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where)
+            logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where, extra={"run": row.run_id})
             self.audit.record(Action.RUN_RECOVER, row.run_id, run.where, digests={"model": ledger.model_digest})
 
     async def _recovered_rounds(self, row: RunRow) -> RunDriver:
         """Rebuild a run's machine from its last snapshot and every event since."""
         recovered = self.journal.load(row.run_id)
         for fault in recovered.faults:
-            logger.warning("%s: an older snapshot is used instead, and nothing is lost", fault)
+            logger.warning(
+                "%s: an older snapshot is used instead, and nothing is lost", fault, extra={"run": row.run_id}
+            )
         machine = recovered.replay(row.rules)
         if not (is_over := machine.ledger.state in TERMINAL):
             self._factory.check_can_go_on(row.run_id, row.config)
