@@ -86,5 +86,8 @@ def _log(asked: Asked) -> None:
         logger.info("verified: request %d for statistics of %s", request.number, request.task, extra=extra)
         return
     what = f"round {request.round_id}" if isinstance(request, Invitation) else f"the evaluation of {request.version}"
-    extra = {"run": request.run_id, "round": request.round_id if isinstance(request, Invitation) else None}
+    extra: dict[str, object] = {
+        "run": request.run_id,
+        "round": request.round_id if isinstance(request, Invitation) else None,
+    }
     logger.info("verified: %s of %s, version %s", what, request.run_id, request.model_digest[:12], extra=extra)
