@@ -24,6 +24,9 @@ from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 
+WHY_MAX = 200
+"""Characters of the reason for which no session is open, as a notice has it."""
+
 UNSENT_MAX = 100
 """Reports that wait for a connection; a newer one replaces the oldest."""
 
@@ -75,6 +78,8 @@ class CoordinatorConnection:
         self._is_hanging_up = False
         self._displaced, self._displaced_wait = Displaced(displaced_wait, random.SystemRandom()), 0.0
         self._complaint = ""
+        self.why, self.is_refused_for_clock = "", False
+        """The end of the last session, or of the attempt to open one, while none is open."""
 
     @property
     def current(self) -> Link | None:
@@ -131,6 +136,7 @@ class CoordinatorConnection:
                 self._verifier.welcome(first)
             welcome = first.welcome
             self._link, self._complaint, held_since = link, "", clock()
+            self.why, self.is_refused_for_clock = "", False
             rotating = self._spawn(link.connection.keep_fresh())
             self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
@@ -168,6 +174,8 @@ class CoordinatorConnection:
 
     async def _explain(self, end: StreamBroken) -> None:
         """Log why the session ended, as a warning once for each cause in a row."""
+        is_of_clock = end.code is grpc.StatusCode.FAILED_PRECONDITION and end.detail.startswith("the clock of site ")
+        self.why, self.is_refused_for_clock = end.detail if is_of_clock else str(end)[:WHY_MAX], is_of_clock
         if end.is_displaced:
             wait = self._displaced_wait = self._displaced.next_wait()
             level = logging.WARNING if self._displaced.is_news else logging.DEBUG
