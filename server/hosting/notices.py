@@ -79,19 +79,20 @@ class CoordinatorWatch:
 
     def _of_sites(self, book: Book, now: float) -> Iterator[Notice]:
         hub, hold = self._coordinator.attendance.hub, self._config.away
-        for client in sorted({*self._expected()}):
+        for client in sorted(self._expected()):
             if client not in hub:
                 since = book.since(f"{Condition.AWAY} {client}", now)
                 yield told.of_absent(client, since, hold, self._place)
 
-    def _expected(self) -> Iterator[str]:
-        """Yield the sites that are members; without a register those of the runs that are open."""
-        if self._members is None:
-            open_ = [run for run in self._coordinator.runs.values() if run.machine.ledger.is_open]
-            yield from {client for run in open_ for client in run.machine.ledger.membership.members}
+    def _expected(self) -> set[str]:
+        """Return the sites that should be connected: members with a valid certificate, and those of open runs."""
+        open_ = [run for run in self._coordinator.runs.values() if run.machine.ledger.is_open]
+        found = {str(client) for run in open_ for client in run.machine.ledger.membership.members}
         for member in self._known:
-            if member.identity.role is Role.CLIENT and member.standing in (Standing.MEMBER, Standing.BY_HAND):
-                yield member.identity.name
+            if member.identity.role is Role.CLIENT:
+                is_valid = member.standing in (Standing.MEMBER, Standing.BY_HAND)
+                (found.add if is_valid else found.discard)(member.identity.name)
+        return found
 
     def _of_the_rest(self, now: float) -> Iterator[Notice]:
         coordinator, place = self._coordinator, self._place

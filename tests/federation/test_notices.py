@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.federation.processes import ATOLL, federation
+from tests.federation.processes import ATOLL, TASK, federation
 from tests.protocol.notices.receivers import http_server, mail_server
 
 FAST = {"rounds": 1, "round__cohort_size": 1, "round__quorum": 1, "evaluation__clients_every": 0, "notify__away": 1}
@@ -21,8 +21,15 @@ def test_a_run_that_finishes_and_a_site_that_goes_are_told_once_whatever_is_kill
         def told():
             return Counter((body["condition"], body["subject"]) for body in server.bodies)
 
+        def north(*join):
+            there = ("--site", "north", "--state", tmp_path / "north")
+            it.start("north", "agent", TASK, *there, "--set", "reconnect_max=0.5", *join)
+
         it.coordinator(**settings)
-        it.agent("north", exit_when_done=False)
+        it.wait_for(lambda: "invite a site" in it.log("coordinator"))
+        invited = [ATOLL, "client", "invite", "north", "--state", it.state]
+        code = subprocess.run(invited, capture_output=True, text=True, check=True, timeout=100).stdout.strip()
+        north("--join", code)
         it.wait_for(lambda: told()[("run_finished", "trouble-1")])
         it.kill("north")
         it.wait_for(lambda: told()[("away", "north")])
@@ -36,7 +43,7 @@ def test_a_run_that_finishes_and_a_site_that_goes_are_told_once_whatever_is_kill
         assert shown == next(body["message"] for body in server.bodies if body["condition"] == "away")
         assert it.log("coordinator").count("site north is away since") == 1
         assert "secret" not in it.log("coordinator")
-        it.agent("north")
+        north()
         it.wait_for(lambda: it.show("run", "list")[0]["notices"] == [])
 
 
