@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.identity.names import Identity, Role
-from benchmarks.memory_watch import Peaks
 from benchmarks.members import equip
+from benchmarks.memory_watch import Peaks
 from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, wait_for_address
 from benchmarks.proxy import Proxy, Way
 from benchmarks.report import Bar, conclude, say
@@ -106,7 +106,7 @@ def measured(num_sites: int, num_bytes: int) -> dict[str, Any]:
             "up_bytes_of_a_round": line[Way.UP] // ROUNDS,
             "down_bytes_of_a_round": line[Way.DOWN] // ROUNDS,
             "coordinator_disk_bytes": disks["coordinator"].greatest,
-            "coordinator_disk_formula": (KEEP + 2 + num_sites) * num_bytes,
+            "disk_formula": (KEEP + 2 + num_sites) * num_bytes,
             "coordinator_disk_after": size_of(state),
             "site_disk_bytes": disks[sites[0]].greatest,
             "memory_bytes": peaks.greatest,
@@ -120,7 +120,7 @@ def bars_of(row: dict[str, Any]) -> list[Bar]:
     fixed = 4_000_000
     return [
         Bar.at_most(f"{name}: bytes of a round and a site", line, 2 * size * 1.02 + LINE_BYTES),
-        Bar.at_most(f"{name}: coordinator's disk", row["coordinator_disk_bytes"], row["coordinator_disk_formula"] + fixed),
+        Bar.at_most(f"{name}: coordinator's disk", row["coordinator_disk_bytes"], row["disk_formula"] + fixed),
         Bar.at_most(f"{name}: a site's disk", row["site_disk_bytes"], 4 * size + fixed),
     ]
 

@@ -26,7 +26,10 @@ SLOW_S = 10.0
 
 _ENDS: Mapping[str, tuple[Condition, str]] = {
     RunState.FAILED: (Condition.RUN_FAILED, "its operator sees the cause with `atoll run show {}`, and may resume it"),
-    RunState.STOPPED: (Condition.RUN_STOPPED, "its operator has ended it, and may reopen it with `atoll run resume {}`"),
+    RunState.STOPPED: (
+        Condition.RUN_STOPPED,
+        "its operator has ended it; `atoll run resume {}` reopens it",
+    ),
     RunState.FINISHED: (Condition.RUN_FINISHED, "the agent waits for the next run"),
 }
 
@@ -96,7 +99,9 @@ class AgentWatch:
             at = f"--state {self._state}"
             these = f" --terms {terms}" if terms else ""
             sentence = f"run {run_id} waits for approval here: `atoll site list {at}` shows its terms, `atoll site "
-            sentence += f"approve {run_id}{these} {at}` approves them, `atoll site reject {run_id} {at}` rejects the run"
+            sentence += (
+                f"approve {run_id}{these} {at}` approves them, `atoll site reject {run_id} {at}` rejects the run"
+            )
             yield Notice(Condition.APPROVAL, run_id, sentence, run=run_id)
 
     def _of_certificate(self, book: Book, now: float) -> Iterator[Notice]:
@@ -109,7 +114,9 @@ class AgentWatch:
             yield Notice(Condition.CERTIFICATE, "site, ended", sentence, is_once=True)
         elif leaf.expires_at - now < (leaf.expires_at - leaf.issued_at) * CERTIFICATE_LEFT:
             what = f"this site's certificate ends at {instant(leaf.expires_at)} and was not renewed"
-            sentence = f"{what}: the agent renews it when it reaches the coordinator at {self._address}; later it takes "
+            sentence = (
+                f"{what}: the agent renews it when it reaches the coordinator at {self._address}; later it takes "
+            )
             yield Notice(Condition.CERTIFICATE, "site", sentence + anew)
 
     def _of_disk_and_log(self, book: Book, now: float) -> Iterator[Notice]:

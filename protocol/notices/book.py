@@ -1,8 +1,8 @@
 """The book of notices: which condition lasts, what was told of it and when, what is due. Pure.
 
-A message is due when a condition begins, and of most again each day while it lasts; an end and a new beginning within the hour
-make no second one. What fails stays due. The book is written before each attempt, so that a process which dies in it
-repeats it an hour later at the earliest.
+A message is due when a condition begins, and of most again each day while it lasts; an end and a new beginning
+within the hour make no second one. What fails stays due. The book is written before each attempt, so that a process
+which dies in it repeats it an hour later at the earliest.
 """
 
 from collections.abc import Iterable, Sequence
@@ -132,7 +132,7 @@ class Book:
             del self.told[key]
 
     def failed(self, before: dict[str, Told | None]) -> None:
-        """Undo an attempt that has reached nobody."""
+        """Undo an attempt that has failed."""
         for key, told in before.items():
             if told is None:
                 self.told.pop(key, None)

@@ -26,7 +26,7 @@ class Condition(StrEnum):
     AUDIT = "audit"
     VERSION = "version"
     TEST = "test"
-    """Of `atoll notify` alone."""
+    """The test of `atoll notify`."""
 
 
 CERTIFICATE_LEFT = 1 / 4
@@ -61,7 +61,7 @@ class Notice:
     is_logged: bool = False
     """The log has the sentence already."""
     is_once: bool = False
-    """It is told once, however long the condition lasts; those of `ENDS` are anyway."""
+    """Told once, however long the condition lasts; those of `ENDS` are anyway."""
 
     @property
     def key(self) -> str:

@@ -135,7 +135,7 @@ def faults_of_machine(config: NotifyConfig) -> list[str]:
     """List what this machine lacks for a way of telling: the command, or the file of the password."""
     faults = []
     if config.command and shutil.which(name := shlex.split(config.command)[0]) is None:
-        faults.append(f"notify.command: there is no program {name!r} here that this user may run: install or correct it")
+        faults.append(f"notify.command: there is no program {name!r} here that this user may run: install it")
     if config.password_file is not None:
         try:
             read_password(config.password_file)
@@ -189,4 +189,4 @@ def _is_mail(text: str) -> bool:
         found = Address(addr_spec=text)
     except (ValueError, IndexError):
         return False
-    return bool(found.username and found.domain) and text.isprintable() and not set(text) & set(" <>,;\"")
+    return bool(found.username and found.domain) and text.isprintable() and not set(text) & set(' <>,;"')

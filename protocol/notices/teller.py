@@ -40,7 +40,7 @@ CLOSE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class Teller:
-    """Who tells: the process, as the log names it, and the site of an agent."""
+    """The process that tells, as its log names it, and the site of an agent."""
 
     process: str
     site: str = ""

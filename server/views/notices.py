@@ -84,7 +84,8 @@ def _end(run_id: str, state: RunState, machine: RunMachine | None, place: Place)
             who = f"missing: {named(one.client for one in wait.missing)}"
             return f"run {run_id} is paused{at}, as it has waited for sites for too long; {who}; it resumes by itself"
         return f"run {run_id} is paused{at}{_why(machine)}: {show} has the cause, {resume} continues it"
-    return f"run {run_id} is failed{at}{_why(machine)}: {show} has the cause, {resume} goes on once that is removed"
+    failed = f"run {run_id} is failed{at}{_why(machine)}"
+    return f"{failed}: {show} has the cause, {resume} goes on once that is removed"
 
 
 def _why(machine: RunMachine | None) -> str:
@@ -136,7 +137,7 @@ def of_authority(until: float, now: float, place: Place) -> Iterator[Notice]:
     """Yield the notice of an authority that ends within `AUTHORITY_LEFT_S`."""
     if until - now < AUTHORITY_LEFT_S:
         what = "has ended, and no certificate is valid" if now >= until else "ends, and with it every certificate,"
-        sentence = f"the authority of {place.state} {what} at {instant(until)}: replace it (docs/identity.md, authority)"
+        sentence = f"the authority of {place.state} {what} at {instant(until)}: replace it (docs/identity.md)"
         yield Notice(Condition.CERTIFICATE, "authority", sentence)
 
 
@@ -169,5 +170,3 @@ def of_software(client: str, before: str, now: str, place: Place) -> Notice:
     """Return the notice of a site whose agent has another version."""
     sentence = f"site {client} runs {now} now, {before} before; `atoll client list {place.there}` shows all versions"
     return Notice(Condition.VERSION, client, sentence)
-
-
