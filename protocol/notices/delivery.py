@@ -1,19 +1,12 @@
 """The delivery of a message, by a command, a URL or a mail. It blocks, for at most `BOUND_S` for each of its steps."""
 
-import http.client
 import json
 import os
 import shlex
 import signal
-import smtplib
-import ssl
 import subprocess
-import urllib.error
-import urllib.request
 from contextlib import suppress
-from email.message import EmailMessage
-from email.utils import formatdate, make_msgid
-from typing import IO, Any
+from typing import Any
 
 from atoll.protocol.notices.settings import NotifyConfig, read_password
 
@@ -41,7 +34,7 @@ def deliver(config: NotifyConfig, message: Message) -> None:
             _post(config, message)
         elif config.mail:
             _mail(config, message)
-    except (OSError, http.client.HTTPException, smtplib.SMTPException) as error:
+    except OSError as error:  # also urllib's and smtplib's
         raise NotDelivered(_in_words(error)) from error
 
 
@@ -68,24 +61,34 @@ def _run(config: NotifyConfig, message: Message) -> None:
         raise NotDelivered(f"{ended}{last}")
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str) -> None:
-        """Follow no redirection, which would lose the body of a POST."""
-        return None
-
-
 def _post(config: NotifyConfig, message: Message) -> None:
+    import http.client  # here, as below: a process that tells by another way, or not at all, imports little
+    import urllib.error
+    import urllib.request
+
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            """Follow no redirection, which would lose the body of a POST."""
+            return None
+
     headers = {"Content-Type": "application/json", "User-Agent": "atoll"}
     request = urllib.request.Request(config.url, _as_json(message), headers, method="POST")
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=BOUND_S):
+        with urllib.request.build_opener(NoRedirect).open(request, timeout=BOUND_S):
             pass
     except urllib.error.HTTPError as error:
         error.close()
         raise NotDelivered(f"it answers {error.code} {error.reason}"[:200]) from None
+    except http.client.HTTPException as error:
+        raise NotDelivered(f"it answers no HTTP ({type(error).__name__})") from None
 
 
 def _mail(config: NotifyConfig, message: Message) -> None:
+    import smtplib
+    import ssl
+    from email.message import EmailMessage
+    from email.utils import formatdate, make_msgid
+
     server, mail = config.server, EmailMessage()
     mail["From"] = server.user if "@" in server.user else config.mail
     mail["To"] = config.mail
@@ -121,12 +124,12 @@ def _as_json(message: Message) -> bytes:
     return json.dumps(message, ensure_ascii=False).encode()
 
 
-def _in_words(error: Exception) -> str:
-    """Return why a connection has failed, in one line; the answer of a mail server to a login is not repeated."""
-    if isinstance(error, smtplib.SMTPAuthenticationError):
-        return f"the mail server refuses the user and password ({error.smtp_code})"
-    if isinstance(error, smtplib.SMTPResponseException):
-        return f"the mail server answers {error.smtp_code} {error.smtp_error!r}"[:200]
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+def _in_words(error: OSError) -> str:
+    """Return why a delivery has failed, in one line; the answer of a mail server to a login is not repeated."""
+    if (code := getattr(error, "smtp_code", None)) is not None:
+        is_login = type(error).__name__ == "SMTPAuthenticationError"
+        said = "" if is_login else f" {error.smtp_error!r}"  # type: ignore[attr-defined]
+        return f"the mail server {'refuses the user and password' if is_login else 'answers'} ({code}){said}"[:200]
+    reason = getattr(error, "reason", error)  # of urllib
     text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason) or type(reason).__name__
     return " ".join(text.split())[:200]

@@ -1,10 +1,10 @@
 """The settings of notices: one way by which a person is told, and the limits from which on."""
 
 import os
+import re
 import shlex
 import shutil
 import stat
-from email.headerregistry import Address
 from pathlib import Path
 from typing import Annotated, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -17,6 +17,9 @@ from atoll.protocol.settings import STRICT, Folder
 Away = Annotated[float, Field(ge=1, le=366 * 86400, allow_inf_nan=False)]
 
 PASSWORD_BYTES_MAX = 4096
+
+_MAIL = re.compile(r"[^\s<>,;:\"@\\]+@[A-Za-z0-9.-]+", re.ASCII)
+"""A mail address without quotes, comments and further ones."""
 
 
 class MailServer(NamedTuple):
@@ -50,7 +53,7 @@ class NotifyConfig(BaseModel):
     `smtp://USER@HOST:PORT`, where USER may be an address with `%40` for its @."""
 
     password_file: Folder | None = None
-    """File of the password of `smtp`'s user, readable by its owner only (mode 0600)."""
+    """File of the password of `smtp`'s user, readable by its owner only (mode 0600); absent: it has none."""
 
     away: Away = 3600.0
     """Seconds that a site, or at an agent the coordinator, is away before it is told."""
@@ -99,7 +102,7 @@ class NotifyConfig(BaseModel):
     @field_validator("mail")
     @classmethod
     def _mail_is_an_address(cls, mail: str) -> str:
-        if mail and not _is_mail(mail):
+        if mail and not _MAIL.fullmatch(mail):
             raise ValueError("allowed: one mail address, such as oncall@example.org")
         return mail
 
@@ -120,7 +123,7 @@ class NotifyConfig(BaseModel):
         if len(ways) > 1:
             faults.append(f"{' and '.join(ways)}: allowed: one of command, url and mail; a command can tell several")
         for name in ("smtp", "password_file"):
-            if name in self.model_fields_set and not self.mail and getattr(self, name):
+            if not self.mail and getattr(self, name) != type(self).model_fields[name].default:
                 faults.append(f"{name} has no effect without mail: name the address in mail, or leave {name} out")
         if self.password_file is not None and self.mail and not self.server.user:
             faults.append("password_file has no effect without a user: name one in smtp, smtp://USER@HOST:PORT")
@@ -182,11 +185,3 @@ def _split(text: str) -> SplitResult | None:
         return found if found.port is None or found.port > 0 else None
     except ValueError:
         return None
-
-
-def _is_mail(text: str) -> bool:
-    try:
-        found = Address(addr_spec=text)
-    except (ValueError, IndexError):
-        return False
-    return bool(found.username and found.domain) and text.isprintable() and not set(text) & set(' <>,;"')

@@ -1,32 +1,26 @@
-"""The teller: it looks at the conditions of a process, writes each notice into its log, and has it delivered.
-
-notices.json     in the state directory: the book, replaced when it changes. It is no part of a backup
-"""
+"""The teller: it looks at the conditions of a process, writes each notice into its log, and has it delivered."""
 
 import asyncio
 import hashlib
-import json
 import logging
 import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll.aggregation.folders import in_words
 from atoll.protocol.backoff import delay
 from atoll.protocol.durable import write_atomically
-from atoll.protocol.notices.book import Book, Due, Told
+from atoll.protocol.notices.book import Book, Due
+from atoll.protocol.notices.book_file import FILE, encoded, read_book
 from atoll.protocol.notices.delivery import BOUND_S, Message, NotDelivered, deliver
-from atoll.protocol.notices.notice import Condition, Notice, merged
+from atoll.protocol.notices.notice import Notice, merged
 from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.threads import on_daemon_thread, on_thread
 
 logger = logging.getLogger(__name__)
-
-FILE = "notices.json"
 
 LOOK_S, LOOK_SHARE = 1.0, 20
 """Least interval between two looks [s], and as a multiple of the look itself."""
@@ -62,7 +56,7 @@ class Notices:
 
     def __init__(self, config: NotifyConfig, folder: Path, teller: Teller, look: Look) -> None:
         self.config, self._path, self._teller, self._look = config, folder / FILE, teller, look
-        self.book, self._written = _read(self._path)
+        self.book, self._written = read_book(self._path)
         self._events: list[Notice] = []
         self._logged: set[tuple[str, float]] = set()
         self._num_failed, self._retry_at, self._has_failed_to_write = 0, 0.0, False
@@ -149,7 +143,7 @@ class Notices:
 
     async def _write(self) -> bool:
         """Write the book if it has changed; return whether it is on disk."""
-        content = _encoded(self.book)
+        content = encoded(self.book)
         if content == self._written:
             return True
         try:
@@ -180,33 +174,3 @@ def message_of(teller: Teller, notice: Notice, at: float) -> Message:
     number = hashlib.sha256(f"{teller} {notice.key} {at}".encode()).hexdigest()[:16]
     host = socket.gethostname()
     return message | {"condition": str(notice.condition), "subject": notice.subject, "id": number, "host": host}
-
-
-def notices_shown(folder: Path) -> list[str]:
-    """Return the sentences about the conditions that last, by the book in a state directory."""
-    return _read(folder / FILE)[0].lasting
-
-
-def _encoded(book: Book) -> bytes:
-    told = {key: asdict(each) for key, each in book.told.items()}
-    due = {key: {**asdict(each.notice), "since": each.since} for key, each in book.due.items()}
-    found = {"told": told, "begun": book.begun, "due": due, "facts": book.facts, "lasting": book.lasting}
-    return json.dumps(found).encode()
-
-
-def _read(path: Path) -> tuple[Book, bytes]:
-    """Return the book in a file, and the file's content; a missing or illegible one is a new book."""
-    try:
-        content = path.read_bytes()
-        found: dict[str, Any] = json.loads(content)
-        due = {key: Due(_notice({**row}), float(row["since"])) for key, row in found["due"].items()}
-        told = {key: Told(**row) for key, row in found["told"].items()}
-        book = Book(told, found["begun"], due, found["facts"], found["lasting"], is_new=False)
-    except (OSError, ValueError, KeyError, TypeError):
-        return Book(), b""
-    return book, content
-
-
-def _notice(row: dict[str, Any]) -> Notice:
-    row.pop("since")
-    return Notice(**{**row, "condition": Condition(row["condition"])})

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, Table, func, select
 
 from atoll.aggregation.printable import instead_of
 from atoll.protocol.identity.names import Role
-from atoll.protocol.notices.teller import notices_shown
+from atoll.protocol.notices.book_file import notices_shown
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.identity.register import Member, members_in

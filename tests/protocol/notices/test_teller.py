@@ -7,9 +7,10 @@ import time
 import pytest
 
 from atoll.protocol.notices import teller
+from atoll.protocol.notices.book_file import FILE, notices_shown
 from atoll.protocol.notices.notice import Condition, Notice
 from atoll.protocol.notices.settings import NotifyConfig
-from atoll.protocol.notices.teller import FILE, Notices, Teller, notices_shown
+from atoll.protocol.notices.teller import Notices, Teller
 from tests.protocol.notices.receivers import http_server
 
 DISK = Notice(Condition.DISK, "/state", "the disk has 1 B free: free some")
