@@ -18,6 +18,7 @@ from atoll.client.config import AgentConfig
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.disk.stores import Stores
 from atoll.client.disk.verifier import Verifier
+from atoll.client.notices import AgentWatch
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.policy.disclosure import disclosed_answer, disclosed_failure
 from atoll.client.policy.gate import Gate, failure_of
@@ -125,6 +126,8 @@ class Agent:
             disclosure=lambda: gate.disclosure,
         )
         self._slot = self._make_job_slot()
+        keeper, address = membership.keeper, membership.address
+        self._watch = AgentWatch(config, state, gate, self._connection, keeper, address)
 
     def _session_rules(self) -> SessionRules:
         config = self._config
@@ -183,7 +186,11 @@ class Agent:
         if self._membership.keeper is not None:
             self._membership.keeper.on_replaced(lambda _: self._connection.renew())
         self._spawn(self._membership.keep())
+<<<<<<< HEAD
         self._accept_rollbacks()
+=======
+        self._spawn(self._watch.notices.run())
+>>>>>>> main
         self._connection.dial(0.0)
         while True:
             await asyncio.sleep(POLICY_POLL_S)
@@ -195,6 +202,7 @@ class Agent:
         if self._timer is not None:
             self._timer.cancel()
         self._slot.drop()
+        await self._watch.notices.close()
         await asyncio.gather(self._connection.hang_up(), self._runner.close())
         running = {task for task in self._background if task is not asyncio.current_task()}
         for task in running:
@@ -302,6 +310,7 @@ class Agent:
 
     def _run_ended(self, run_id: RunId, state: str) -> None:
         self._runner.run_ended(run_id)
+        self._watch.run_ended(run_id, state)
         if state == RunState.FINISHED:
             self._stores.residuals.forget(run_id)
 

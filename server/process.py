@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.notices.settings import NotifyConfig
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.signals import call_at_end
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
@@ -21,6 +22,7 @@ from atoll.server.errors import OperatorError
 from atoll.server.files.disk_limits import check_free_min
 from atoll.server.hosting.clock_watch import check_clock
 from atoll.server.hosting.coordinator import Coordinator
+from atoll.server.hosting.notices import CoordinatorWatch
 from atoll.server.identity.setup import Gate, equip_ranks, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.ports import Ports
@@ -42,6 +44,7 @@ async def host(
     again: bool = False,
     stay: bool = False,
     accept_clock: bool = False,
+    notify: NotifyConfig = NotifyConfig(),  # noqa: B008 - frozen
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> int:
@@ -56,6 +59,7 @@ async def host(
         run: a run to start or to continue; None: only the runs in the state directory.
         again: start a new run although the last one of this name had the same settings.
         stay: keep serving after the last run has ended.
+        notify: the way by which a person is told, and the limits.
         accept_clock: start although the machine's clock does not agree with the journal's last true time.
         on_ready: called once the ports answer.
         on_end: called when the shutdown begins.
@@ -84,6 +88,7 @@ async def host(
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
             coordinator.signer = publisher(gate, state)
             coordinator.clocks.accepted(accepted)
+            coordinator.notices = _watch(coordinator, gate, notify).notices
             ports = await Ports.open(coordinator, gate)
             stop, ranks = _stop_on_signals(), None
             try:
@@ -100,6 +105,13 @@ async def host(
                 if ranks is not None:
                     await ranks.stop()
                 await coordinator.stop()
+
+
+def _watch(coordinator: Coordinator, gate: Gate, notify: NotifyConfig) -> CoordinatorWatch:
+    if gate.members is None:
+        return CoordinatorWatch(coordinator, notify, None)
+    enrolments = gate.members.enrolments
+    return CoordinatorWatch(coordinator, notify, enrolments.members, lambda: enrolments.ca_pem)
 
 
 async def _start(

@@ -21,6 +21,7 @@ from atoll.cli.serving.agent import agent
 from atoll.cli.serving.aggregator import aggregator
 from atoll.cli.serving.backups import backup, restore
 from atoll.cli.serving.coordinator import coordinator
+from atoll.cli.serving.notify import notify
 from atoll.cli.settings import settings
 from atoll.cli.stopping import if_stopped
 from atoll.cli.training.plan import plan
@@ -68,6 +69,7 @@ app.add_typer(ranks.app, name="rank")
 app.add_typer(site.app, name="site")
 app.add_typer(audit.app, name="audit")
 app.add_typer(flower.app, name="flower")
+app.command()(notify)
 app.command()(backup)
 app.command()(restore)
 app.command()(plan)

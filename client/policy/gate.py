@@ -62,6 +62,8 @@ class Gate:
             self._log, self._history = DecisionLog(folder, now), PolicyHistory(folder)
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
+        self.awaiting: dict[str, str] = {}
+        """Runs that wait for the operator's approval, with the fingerprints of their terms."""
         self._folder, self._is_full, self._seen = folder, False, self._state()
         self._told_approver: BoundedMapping[str, str] = BoundedMapping(RUNS_MAX)
 
@@ -79,6 +81,11 @@ class Gate:
             self._log.note_checkpoint(checkpoint)
         except (OSError, ValueError) as error:
             logger.error("a checkpoint of the coordinator's audit log cannot be recorded: %s", error)
+
+    @property
+    def damage(self) -> str:
+        """The sentence about a broken chain of the site's own log; empty: none was found."""
+        return self._log.damage
 
     @property
     def error_details(self) -> bool:
@@ -219,7 +226,12 @@ class Gate:
             history = self._history.of(request, day=day_of(policy, now))
         except HistoryUnusable as error:
             return self._unusable(error), 0
-        return decide(policy, request, history, now), history.turn
+        decision = decide(policy, request, history, now)
+        if decision.rule is Rule.APPROVAL:
+            self.awaiting[request.run_id] = history.terms
+        else:
+            self.awaiting.pop(request.run_id, None)
+        return decision, history.turn
 
     def _note(self, request: PolicyRequest, now: float) -> None:
         if request.local is None:

@@ -167,6 +167,8 @@ class AuditFiles:
         self._place: _Place | None = None
         self.checkpoint: Checkpoint | None = None
         """Newest checkpoint that this process has written."""
+        self.damage = ""
+        """The sentence about damage that this process has found; empty: it has found none."""
         try:
             with exclusively(self._lock):
                 self._key = self._load_or_make_key()
@@ -347,11 +349,11 @@ class AuditFiles:
     def _continue_behind(self, path: Path, end: End, digest: str) -> _Place:
         """Leave a damaged file as it is, and record it in the first line of the next file."""
         place = self._begin(end.head)
-        logger.error(
-            "%s was changed by a person or a failing disk, not by a crash: %s. It stays as it is, and the log "
-            "continues in %s. First copy the folder; then `atoll audit verify` names the lines",
-            *(path, end.damage, place.path.name),
+        self.damage = (
+            f"{path} was changed by a person or a failing disk, not by a crash: {end.damage}. It stays as it is, and "
+            f"the log continues in {place.path.name}. First copy the folder; then `atoll audit verify` names the lines"
         )
+        logger.error("%s", self.damage)
         return self._record(place, FAULT, path.name, end.damage, {"file": digest})
 
     def _record(self, place: _Place, action: str, about: str, outcome: str, digests: dict[str, str]) -> _Place:

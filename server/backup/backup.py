@@ -44,6 +44,7 @@ TRANSIENT = frozenset(
         "coordinator.json",
         "clock.json",
         "conflicts.json",
+        "notices.json",
         "presence.json",
         "state.db-wal",
         "state.db-shm",

@@ -18,6 +18,7 @@ from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
+from atoll.protocol.notices.teller import Notices
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.threads import begin_on_thread, on_thread
@@ -132,6 +133,9 @@ class Coordinator:
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
         """The signer of messages to clients; None: the coordinator is `--insecure`, and nothing is signed."""
+        self.notices: Notices | None = None
+        """The notices to a person, from the end of `start` on."""
+        self._has_recovered = False
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
@@ -166,9 +170,14 @@ class Coordinator:
         self._rely_on(self.attendance.watch_leases())
         self._rely_on(self._show_presence())
         self._rely_on(self._stay_alive())
+        self._has_recovered = True
+        if self.notices is not None:
+            self._rely_on(self.notices.run())
 
     async def stop(self) -> None:
         """End everything. Decisions that are not on disk are lost; no client or caller has heard of them."""
+        if self.notices is not None and self._has_recovered:  # before, ended runs would seem to be deleted
+            await self.notices.close()
         for connection in self.attendance.hub:
             connection.close("the coordinator stops")
         if self.ranks is not None:

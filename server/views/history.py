@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, Table, func, select
 
 from atoll.protocol.identity.names import Role
+from atoll.protocol.notices.book_file import notices_shown
 from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.vocabulary import RoundId, RunId
 from atoll.server.errors import StateUnusable
@@ -76,6 +77,10 @@ class History:
         """Return the sentences about clocks that differ now, see `hosting/clock_watch`; without a coordinator none."""
         note = None if self.coordinator() is None else ClockNote.read(self.path)
         return [] if note is None else note.told
+
+    def notices(self) -> list[str]:
+        """Return what a person has to know now, see `hosting/notices`; without a coordinator nothing."""
+        return [] if self.coordinator() is None else notices_shown(self.path)
 
     def presence(self) -> Presence | None:
         """Return who is connected at this moment; without a coordinator no client is, None: that is not known here."""

@@ -188,7 +188,8 @@ def list_runs(
         ],
         empty=f"{state} has no run yet; start one: atoll run start RUN.toml",
     )
-    for sentence in dict.fromkeys(sentence for row in rows for sentence in row.get("clocks", [])):
+    said = (sentence for row in rows for sentence in (*row.get("clocks", ()), *row.get("notices", ())))
+    for sentence in dict.fromkeys(said):
         note(sentence)
 
 

@@ -89,11 +89,14 @@ def coordinator(
     """
     if_stopped("before it listened")
     from atoll.cli.files import load_host, overriding
+    from atoll.protocol.notices.settings import faults_of_machine
     from atoll.server.config.run import RunFile
 
     options.json_only_with(check, json)
     given = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
     file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in given.items()}))
+    if faults := faults_of_machine(file.notify):
+        raise CommandError(*faults)
     if check:
         _check(file, json)
         return
@@ -178,7 +181,8 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool, accept_clock: 
     try:
         with writing_to("coordinator.state", where):
             given: dict[str, bool] = {"again": again, "stay": stay, "accept_clock": accept_clock}
-            return asyncio.run(host(file.coordinator, run, **given, on_ready=ready, on_end=end_in_time))
+            hosting = host(file.coordinator, run, **given, notify=file.notify, on_ready=ready, on_end=end_in_time)
+            return asyncio.run(hosting)
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error
     finally:
