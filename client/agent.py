@@ -186,11 +186,8 @@ class Agent:
         if self._membership.keeper is not None:
             self._membership.keeper.on_replaced(lambda _: self._connection.renew())
         self._spawn(self._membership.keep())
-<<<<<<< HEAD
-        self._accept_rollbacks()
-=======
         self._spawn(self._watch.notices.run())
->>>>>>> main
+        self._accept_rollbacks()
         self._connection.dial(0.0)
         while True:
             await asyncio.sleep(POLICY_POLL_S)
