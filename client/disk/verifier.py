@@ -82,8 +82,8 @@ class Verifier:
 def _log(asked: Asked) -> None:
     request = asked.request
     if isinstance(request, StatisticsRequest):
-        extra = {"run": request.run_id}
-        logger.info("verified: request %d for statistics of %s", request.number, request.task, extra=extra)
+        about = {"run": request.run_id}
+        logger.info("verified: request %d for statistics of %s", request.number, request.task, extra=about)
         return
     what = f"round {request.round_id}" if isinstance(request, Invitation) else f"the evaluation of {request.version}"
     extra: dict[str, object] = {
