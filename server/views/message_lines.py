@@ -9,7 +9,7 @@ from atoll.server.exchanges.events import Effects, Event, ProgramEnded, ProgramS
 from atoll.server.exchanges.exchange import Exchange
 from atoll.server.exchanges.machine import ExchangeMachine
 from atoll.server.rounds.events import ClientFailed, EndRun, PauseRun, ResumeRequested, UpdateRefused
-from atoll.server.views.narration import LINE_MAX
+from atoll.server.views.narration import LINE_MAX, LogLine
 
 OF_FATES = {
     Fate.REPORTED: "replied",
@@ -36,7 +36,8 @@ def lines_of(machine: ExchangeMachine, event: Event, effects: Effects) -> Iterat
             yield "the run is resumed" + (", and waits until there is room" if wait else "")
         case ClientFailed(client_id, message, reason, detail) | UpdateRefused(client_id, message, reason, detail):
             said = conclusion(detail)[:LINE_MAX]
-            yield f"{client_id} gives no reply to message {message}: {reason}{f': {said}' if said else ''}"
+            line = f"{client_id} gives no reply to message {message}: {reason}{f': {said}' if said else ''}"
+            yield LogLine(line, site=client_id)
     for effect in effects:
         match effect:
             case RecordExchange(number) if (exchange := machine.exchange(number)) is not None:
