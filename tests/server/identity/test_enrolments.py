@@ -165,6 +165,7 @@ async def test_nothing_is_told_to_somebody_else_than_the_code_says(tmp_path: Pat
 @dataclass
 class Liar:
     ca_pem: bytes
+    cross_pem: bytes = b""
 
 
 @live
