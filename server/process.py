@@ -42,6 +42,7 @@ async def host(
     again: bool = False,
     stay: bool = False,
     accept_clock: bool = False,
+    accept_losses: bool = False,
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> int:
@@ -57,6 +58,7 @@ async def host(
         again: start a new run although the last one of this name had the same settings.
         stay: keep serving after the last run has ended.
         accept_clock: start although the machine's clock does not agree with the journal's last true time.
+        accept_losses: start although files are missing or damaged that the journal relies on.
         on_ready: called once the ports answer.
         on_end: called when the shutdown begins.
 
@@ -87,7 +89,8 @@ async def host(
             ports = await Ports.open(coordinator, gate)
             stop, ranks = _stop_on_signals(), None
             try:
-                starting = asyncio.ensure_future(_start(coordinator, ports, gate, run, again=again, on_open=stays))
+                begun = _start(coordinator, ports, gate, run, again=again, accept_losses=accept_losses, on_open=stays)
+                starting = asyncio.ensure_future(begun)
                 if await _is_stopped(stop, starting):
                     return EXIT_OK
                 asked, ranks = starting.result()
@@ -109,6 +112,7 @@ async def _start(
     run: RunConfig | None,
     *,
     again: bool,
+    accept_losses: bool,
     on_open: Callable[[], None],
 ) -> tuple[RunId | None, SpawnedRanks | None]:
     """Load all runs and their tasks, open the ports, and start the aggregation ranks that the settings ask for.
@@ -117,7 +121,7 @@ async def _start(
         The id of `run`, and the ranks, if there are any.
     """
     config = coordinator.config
-    await coordinator.start()
+    await coordinator.start(accept_losses=accept_losses)
     asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
     await ports.start()  # after the run was added: a client that joins learns of its task
     on_open()
