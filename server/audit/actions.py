@@ -40,5 +40,6 @@ class Action(StrEnum):
     STATE_RESTORE = "state.restore"
     AUDIT_REPAIR = "audit.repair"
     AUDIT_FAULT = "audit.fault"
+    AUDIT_ARCHIVE = "audit.archive"
     AUDIT_WITHHELD = "audit.withheld"
     AUDIT_LOST = "audit.lost"

@@ -48,6 +48,7 @@ TRANSIENT = frozenset(
         "clock.json",
         "conflicts.json",
         "database.json",
+        "notices.json",
         "presence.json",
         "state.db-wal",
         "state.db-shm",

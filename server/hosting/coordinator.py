@@ -18,7 +18,9 @@ from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
+from atoll.protocol.notices.teller import Notices
 from atoll.protocol.part_manifest import PartManifest
+from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.threads import begin_on_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState
 from atoll.server.audit.actions import Action
@@ -134,6 +136,9 @@ class Coordinator:
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
         """The signer of messages to clients; None: the coordinator is `--insecure`, and nothing is signed."""
+        self.notices: Notices | None = None
+        """The notices to a person, from the end of `start` on."""
+        self._has_recovered = False
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         shared = self._shared_parts()
@@ -181,9 +186,14 @@ class Coordinator:
         self._rely_on(self.attendance.watch_leases())
         self._rely_on(self._show_presence())
         self._rely_on(self._stay_alive())
+        self._has_recovered = True
+        if self.notices is not None:
+            self._rely_on(self.notices.run())
 
     async def stop(self) -> None:
         """End everything. Decisions that are not on disk are lost; no client or caller has heard of them."""
+        if self.notices is not None and self._has_recovered:  # before, ended runs would seem to be deleted
+            await self.notices.close()
         for connection in self.attendance.hub:
             connection.close("the coordinator stops")
         if self.ranks is not None:
@@ -273,6 +283,17 @@ class Coordinator:
         """Room for one more run to start or resume."""
         return len(self.running) < self.config.max_runs
 
+    def named(self, run: str) -> RunId:
+        """Return the run with this id, or else the newest one with this name.
+
+        Raises:
+            UnknownRun: there is none.
+        """
+        try:
+            return RunId(newest_named(run, ((run_id, it.config.name) for run_id, it in self.runs.items())))
+        except RunNotNamed as error:
+            raise UnknownRun(str(error)) from None
+
     def state_of(self, run_id: RunId) -> RunState:
         """Return the state of a run."""
         return self.runs[run_id].machine.ledger.state
@@ -327,7 +348,7 @@ class Coordinator:
             raise
         self._host(row, RunMachine(config.rules), 0, evaluator, reducer)
         if warning := config.round.warning_of_staleness():
-            logger.warning("run %s: %s", run_id, warning)
+            logger.warning("run %s: %s", run_id, warning, extra={"run": run_id})
         return config
 
     async def has_settings(self, run_id: RunId, config: RunConfig) -> bool:
@@ -383,7 +404,7 @@ class Coordinator:
             config = await self._reconfigured(run, overrides)
             lines += moved_ends(before, config or before, version=version)
         for line in lines:
-            logger.info("run %s: %s", run_id, line)
+            logger.info("run %s: %s", run_id, line, extra={"run": run_id})
         is_pausing = run.machine.ledger.pause_reason is not None
         digests = {} if config is None else {"config": digest_of(config.model_dump_json().encode())}
         self.audit.record(Action.RUN_RESUME, run_id, digests=digests)
@@ -440,7 +461,9 @@ class Coordinator:
         """Host a run of an earlier process again, and let it go on where that one has stopped."""
         row, machine = replayed.row, replayed.machine
         for fault in replayed.faults:
-            logger.warning("%s: an older snapshot is used instead, and nothing is lost", fault)
+            logger.warning(
+                "%s: an older snapshot is used instead, and nothing is lost", fault, extra={"run": row.run_id}
+            )
         if isinstance(machine, RunMachine):
             run: HostedRun = await self._recovered_rounds(row, machine, replayed.seq)
         else:
@@ -455,7 +478,7 @@ class Coordinator:
         if ledger.is_open:
             for client_id in ledger.membership.members:
                 self.attendance.expect(client_id)
-            logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where)
+            logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where, extra={"run": row.run_id})
             self.audit.record(Action.RUN_RECOVER, row.run_id, run.where, digests={"model": ledger.model_digest})
 
     async def _recovered_rounds(self, row: RunRow, machine: RunMachine, seq: int) -> RunDriver:

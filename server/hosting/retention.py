@@ -125,4 +125,5 @@ class Retention:
             )
             await on_thread(self._journal_thread, prune)
         except OSError as error:  # also a full disk: pruning writes before it frees
-            logger.error("run %s: garbage could not be collected and stays for now: %s", self._run_id, error)
+            text = "run %s: garbage could not be collected and stays for now: %s"
+            logger.error(text, self._run_id, error, extra={"run": self._run_id})

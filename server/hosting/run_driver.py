@@ -11,6 +11,7 @@ from atoll.parallel.task.randomness import training_seed
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.durable import DiskFull
+from atoll.protocol.log_fields import about
 from atoll.protocol.threads import on_daemon_thread, on_thread
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RoundId, RunState, Version
 from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
@@ -153,13 +154,13 @@ class RunDriver(JournaledDriver[Event, Effect]):
         self._spawn(self._watch_disk())
 
     async def _watch_disk(self) -> None:
-        """Wait until the disk has room, and tell the machine."""
-        while True:
+        """Wait until the disk has room, and tell the machine; a run that has ended waits for nothing."""
+        while self.machine.ledger.is_open:
             await asyncio.sleep(DISK_LOOK_S)
             if await on_thread(None, self.reducer.store.has_room, self._bytes_wanted):
+                self.post(DiskFree())
                 break
         self._is_watching_disk, self._bytes_wanted = False, 0
-        self.post(DiskFree())
 
     def start(self) -> None:
         """Start the tasks that write, act and evaluate."""
@@ -288,7 +289,8 @@ class RunDriver(JournaledDriver[Event, Effect]):
             is_ours = self.config.cohort.is_ours
             clients = drawn() if is_ours else await asyncio.wait_for(on_daemon_thread(drawn), SAMPLER_TIMEOUT_S)
         except Exception as error:
-            logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
+            with about(round=effect.round_id):
+                logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
             self.post(SamplerFailed(effect.round_id, detail_of(error)))
             return
         self.post(CohortDrawn(effect.round_id, clients))
@@ -297,6 +299,10 @@ class RunDriver(JournaledDriver[Event, Effect]):
         """Fold a round on a thread. While the disk is full the round waits, and keeps every update."""
         if effect is not self._folding:
             return  # the round was closed anew, without an update that is lost
+        with about(round=effect.round_id):
+            await self._fold(effect)
+
+    async def _fold(self, effect: Aggregate) -> None:
         begun, open_round = time.perf_counter(), self.machine.round
         if open_round is not None and sum(update.num_bytes for update in open_round.held) >= MUCH_BYTES:
             await on_thread(None, give_back)

@@ -21,7 +21,7 @@ from atoll.protocol.settings import load_text
 from atoll.protocol.wire.channel import PROTOCOL
 from atoll.protocol.wire.stream import first_status
 from atoll.server.config.run import RunFile
-from atoll.server.process import host
+from atoll.server.process import Accepted, host
 from benchmarks.members import equip
 from tests.waiting import BOUND_S
 
@@ -87,7 +87,7 @@ async def running(state, *, accept_losses=False, **overrides) -> AsyncIterator[L
             config.coordinator,
             config.run,
             stay=True,
-            accept_losses=accept_losses,
+            accepts=Accepted(losses=accept_losses),
             on_ready=lambda c, a: ready.set_result(Live(c, a)),
         )
     )

@@ -98,11 +98,14 @@ def coordinator(
     """
     if_stopped("before it listened")
     from atoll.cli.files import load_host, overriding
+    from atoll.protocol.notices.settings import faults_of_machine
     from atoll.server.config.run import RunFile
 
     options.json_only_with(check, json)
     given = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
     file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in given.items()}))
+    if faults := faults_of_machine(file.notify):
+        raise CommandError(*faults)
     if check:
         _check(file, json)
         return
@@ -110,7 +113,7 @@ def coordinator(
 
     log.configure("coordinator", form=log_form)
     run = file.run if isinstance(file, RunFile) else None
-    accepted = {"accept_clock": accept_clock, "accept_losses": accept_losses}
+    accepted = {"clock": accept_clock, "losses": accept_losses}
     raise typer.Exit(_host(file, accepted, again=again, stay=stay or run is None))
 
 
@@ -185,7 +188,7 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool,
         from atoll.protocol import service_manager
         from atoll.server.config.run import RunFile
         from atoll.server.errors import OperatorError
-        from atoll.server.process import host
+        from atoll.server.process import Accepted, host
 
     starting = ExitStack()
 
@@ -207,8 +210,17 @@ def _host(file: "HostFile | RunFile", accepted: dict[str, bool], *, again: bool,
     )
     try:
         with writing_to("coordinator.state", where):
-            given: dict[str, bool] = {"again": again, "stay": stay, **accepted}
-            return asyncio.run(host(file.coordinator, run, **given, on_ready=ready, on_end=end_in_time))
+            hosting = host(
+                file.coordinator,
+                run,
+                again=again,
+                stay=stay,
+                accepts=Accepted(**accepted),
+                notify=file.notify,
+                on_ready=ready,
+                on_end=end_in_time,
+            )
+            return asyncio.run(hosting)
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error
     finally:
