@@ -54,7 +54,7 @@ async def host(
     *,
     again: bool = False,
     stay: bool = False,
-    accepts: Accepted = Accepted(),  # noqa: B008 - frozen
+    accepts: Accepted = Accepted(),
     notify: NotifyConfig = NotifyConfig(),  # noqa: B008 - frozen
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
     on_end: Callable[[], None] = lambda: None,
