@@ -350,7 +350,7 @@ async def test_an_authority_that_is_away_is_asked_again_until_time_is_over(tmp_p
     authority.credential(NORTH).store(tmp_path / "me")
     tries = 0
 
-    async def away(request: bytes, signature: bytes) -> tuple[bytes, bytes]:
+    async def away(request: bytes, signature: bytes) -> tuple[bytes, bytes, bytes]:
         nonlocal tries
         tries += 1
         raise NotRenewed("nobody answers")
