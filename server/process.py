@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,23 @@ FAREWELL_S = 2.0
 EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The faults that the operator accepts for one start."""
+
+    clock: bool = False
+    """The machine's clock does not agree with the journal's last true time."""
+    losses: bool = False
+    """Files are missing or damaged on which the journal relies."""
+
+
 async def host(
     config: CoordinatorConfig,
     run: RunConfig | None = None,
     *,
     again: bool = False,
     stay: bool = False,
-    accept_clock: bool = False,
+    accepts: Accepted = Accepted(),
     notify: NotifyConfig = NotifyConfig(),  # noqa: B008 - frozen
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
     on_end: Callable[[], None] = lambda: None,
@@ -60,7 +71,7 @@ async def host(
         again: start a new run although the last one of this name had the same settings.
         stay: keep serving after the last run has ended.
         notify: the way by which a person is told, and the limits.
-        accept_clock: start although the machine's clock does not agree with the journal's last true time.
+        accepts: what the operator accepts for this start.
         on_ready: called once the ports answer.
         on_end: called when the shutdown begins.
 
@@ -83,7 +94,7 @@ async def host(
         StateDirectory.open(config.state, database=config.database) as state,
         _gone_if_refused(state.path, may_go=is_new) as stays,
     ):
-        accepted = check_clock(state, accept=accept_clock)  # certificates are made by this clock
+        accepted = check_clock(state, accept=accepts.clock)  # certificates are made by this clock
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
             coordinator.signer = publisher(gate, state)
@@ -92,7 +103,8 @@ async def host(
             ports = await Ports.open(coordinator, gate)
             stop, ranks = _stop_on_signals(), None
             try:
-                starting = asyncio.ensure_future(_start(coordinator, ports, gate, run, again=again, on_open=stays))
+                begun = _start(coordinator, ports, gate, run, again=again, accept_losses=accepts.losses, on_open=stays)
+                starting = asyncio.ensure_future(begun)
                 if await _is_stopped(stop, starting):
                     return EXIT_OK
                 asked, ranks = starting.result()
@@ -121,6 +133,7 @@ async def _start(
     run: RunConfig | None,
     *,
     again: bool,
+    accept_losses: bool,
     on_open: Callable[[], None],
 ) -> tuple[RunId | None, SpawnedRanks | None]:
     """Load all runs and their tasks, open the ports, and start the aggregation ranks that the settings ask for.
@@ -129,7 +142,7 @@ async def _start(
         The id of `run`, and the ranks, if there are any.
     """
     config = coordinator.config
-    await coordinator.start()
+    await coordinator.start(accept_losses=accept_losses)
     asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
     await ports.start()  # after the run was added: a client that joins learns of its task
     on_open()

@@ -17,9 +17,9 @@ from atoll.cli.members.join import join
 from atoll.cli.new import new
 from atoll.cli.plugins import plugins
 from atoll.cli.runs import models, ranks, rounds, runs
+from atoll.cli.serving import backups
 from atoll.cli.serving.agent import agent
 from atoll.cli.serving.aggregator import aggregator
-from atoll.cli.serving.backups import backup, restore
 from atoll.cli.serving.coordinator import coordinator
 from atoll.cli.serving.notify import notify
 from atoll.cli.settings import settings
@@ -70,8 +70,8 @@ app.add_typer(site.app, name="site")
 app.add_typer(audit.app, name="audit")
 app.add_typer(flower.app, name="flower")
 app.command()(notify)
-app.command()(backup)
-app.command()(restore)
+app.add_typer(backups.app, name="backup")
+app.command()(backups.restore)
 app.command()(plan)
 app.command()(population)
 app.command()(plugins)

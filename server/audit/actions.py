@@ -23,6 +23,7 @@ class Action(StrEnum):
     ROUND_ABANDON = "round.abandon"
     CLOCK_ACCEPT = "clock.accept"
     CLOCK_JUMP = "clock.jump"
+    LOSS_ACCEPT = "loss.accept"
     CLIENT_JOIN = "client.join"
     CLIENT_LEAVE = "client.leave"
     CLIENT_LOST = "client.lost"

@@ -22,7 +22,7 @@ from atoll.protocol.notices.teller import Notices
 from atoll.protocol.part_manifest import PartManifest
 from atoll.protocol.run_names import RunNotNamed, newest_named
 from atoll.protocol.threads import begin_on_thread, on_thread
-from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RejectReason, RoundId, RunId, RunState
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import entries_of
@@ -38,10 +38,10 @@ from atoll.server.hosting.clock_watch import ClockWatch
 from atoll.server.hosting.control_streams import Connection
 from atoll.server.hosting.fair_executor import FairExecutor
 from atoll.server.hosting.hosted_run import HostedRun, MessageRuns
-from atoll.server.hosting.keep import Keep
 from atoll.server.hosting.message_driver import MessageDriver
 from atoll.server.hosting.message_judge import MessageJudge
-from atoll.server.hosting.resuming import check_repeatable, check_resumable, of_another_moment, resumed_config, way_on
+from atoll.server.hosting.recovering import Replayed, check_has_model, check_losses, files_lost, losses_at_start
+from atoll.server.hosting.resuming import check_repeatable, check_resumable, resumed_config, way_on
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.hosting.run_factory import RunFactory, remove_files
 from atoll.server.hosting.run_parts import SharedParts
@@ -57,9 +57,12 @@ from atoll.server.names.places import Places
 from atoll.server.names.presence import Arriving, Presence
 from atoll.server.names.shown_file import ShownFile
 from atoll.server.ranks.registry import Ranks
+from atoll.server.required.keep import Keep
+from atoll.server.required.losses import Loss
 from atoll.server.rounds.events import (
     CoordinatorStarted,
     EndRun,
+    FilesLost,
     PauseRequested,
     PauseRun,
     ResumeRequested,
@@ -158,14 +161,27 @@ class Coordinator:
 
     # ------------------------------------------------------------ life
 
-    async def start(self) -> None:
-        """Recover every run from the journal and continue where the last process stopped."""
-        down_since = self.state.last_alive() or self.clock.now()
+    async def start(self, *, accept_losses: bool = False) -> None:
+        """Recover every run from the journal and continue where the last process stopped.
+
+        Args:
+            accept_losses: go on without files that the journal relies on and that are missing or damaged.
+
+        Raises:
+            OperatorError: there are such files, and `accept_losses` is not set.
+        """
+        alive = max(self.state.last_alive() or 0.0, self.journal.last_instant())
+        runs = [Replayed.of(self.journal, row) for row in self.journal.runs()]
+        losses = await on_thread(None, losses_at_start, self.state.path, self.journal, runs)
+        check_losses(losses, accept=accept_losses)
         self.audit.record(Action.COORDINATOR_START, str(self.state.path))
         for run_id in self.journal.deleted_runs():  # the last process may have ended before it removed their files
             await on_thread(None, remove_files, self.state, run_id)
-        for row in self.journal.runs():
-            await self._recover(row, min(down_since, self.clock.now()))
+        for loss in losses:
+            self._tell_of_loss(loss, is_accepted=accept_losses)
+        for run in runs:
+            lost = files_lost(losses, run.row.run_id) if accept_losses else None
+            await self._recover(run, min(run.down_since(alive), self.clock.now()), lost)
         self._start_next()
         self._rely_on(self.attendance.watch_leases())
         self._rely_on(self._show_presence())
@@ -408,6 +424,7 @@ class Coordinator:
         """Return the changed settings that a run follows from its resume on; None: they stay."""
         config = resumed_config(run, overrides)
         self._factory.check_can_go_on(run.run_id, config or run.config)
+        check_has_model(self.state.path, run)
         if config is not None:
             parts = await self._factory.parts_of_changed(run.config, config, run.run_id)
             check_resumable(run, has_changes=True)  # it may have gone on while the task was loaded
@@ -434,48 +451,49 @@ class Coordinator:
             raise UnknownRun.among(run_id, self.runs)
         return self.runs[run_id]
 
-    async def _recover(self, row: RunRow, down_since: float) -> None:
+    def _tell_of_loss(self, loss: Loss, *, is_accepted: bool) -> None:
+        """Tell of a file that is missing: accepted by the operator, or of a run that has ended."""
+        logger.warning("%s%s", "accepted by --accept-losses: " if is_accepted else "", loss)
+        if is_accepted:
+            self.audit.record(Action.LOSS_ACCEPT, f"{loss.run_id} {loss.path.name}", f"{loss.fault}: {loss.cost}")
+
+    async def _recover(self, replayed: Replayed, down_since: float, lost: FilesLost | None) -> None:
         """Host a run of an earlier process again, and let it go on where that one has stopped."""
-        if row.config.is_of_messages:
-            run: HostedRun = self._listen(self._of_messages.recovered(row.config, row.run_id))
+        row, machine = replayed.row, replayed.machine
+        for fault in replayed.faults:
+            logger.warning(
+                "%s: an older snapshot is used instead, and nothing is lost", fault, extra={"run": row.run_id}
+            )
+        if isinstance(machine, RunMachine):
+            run: HostedRun = await self._recovered_rounds(row, machine, replayed.seq)
         else:
-            run = await self._recovered_rounds(row)
+            run = self._listen(self._of_messages.driver(row.config, row.run_id, machine, replayed.seq))
         ledger = run.machine.ledger
+        if ledger.is_open:
+            run.post(CoordinatorStarted(down_since, self.config.start_allowance))
+        if lost is not None:
+            run.post(lost)
         if ledger.state is RunState.QUEUED:
             self.queue.append(row.run_id)
         if ledger.is_open:
-            run.post(CoordinatorStarted(down_since, self.config.start_allowance))
             for client_id in ledger.membership.members:
                 self.attendance.expect(client_id)
             logger.info("run %s is %s: %s", row.run_id, ledger.state, run.where, extra={"run": row.run_id})
             self.audit.record(Action.RUN_RECOVER, row.run_id, run.where, digests={"model": ledger.model_digest})
 
-    async def _recovered_rounds(self, row: RunRow) -> RunDriver:
-        """Rebuild a run's machine from its last snapshot and every event since."""
-        recovered = self.journal.load(row.run_id)
-        for fault in recovered.faults:
-            logger.warning(
-                "%s: an older snapshot is used instead, and nothing is lost", fault, extra={"run": row.run_id}
-            )
-        machine = recovered.replay(row.rules)
+    async def _recovered_rounds(self, row: RunRow, machine: RunMachine, seq: int) -> RunDriver:
+        """Rebuild a run of rounds around its machine, which has received every event."""
         if not (is_over := machine.ledger.state in TERMINAL):
             self._factory.check_can_go_on(row.run_id, row.config)
         reducer = self._factory.reducer(row.config, row.run_id, is_over=is_over)
         if not is_over:
             self._factory.check_has_codecs(row, machine)
-            await self._recover_version(row.run_id, reducer, machine.ledger.version)
         evaluator = self._factory.evaluator(row.config, row.run_id)
-        run = self._host(row, machine, recovered.seq, evaluator, reducer)
+        run = self._host(row, machine, seq, evaluator, reducer)
         if is_over:  # the last process may have ended before it collected the garbage
-            run.retention.round_ended(Keep.after(recovered.seq, machine, row.config.round))
+            run.retention.round_ended(Keep.after(seq, machine, row.config.round))
             await run.conclude()
         return run
-
-    async def _recover_version(self, run_id: RunId, reducer: Reducer, version: Version) -> None:
-        try:
-            await on_thread(self.compute.of(run_id), reducer.recover, version)
-        except FileNotFoundError as error:
-            raise of_another_moment(run_id, version, error.filename) from error
 
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         run = self._factory.driver(row, machine, seq, evaluator, reducer)

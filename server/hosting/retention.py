@@ -16,9 +16,9 @@ from typing import Any
 from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.folding.reducer import Reducer
-from atoll.server.hosting.keep import Keep
 from atoll.server.journal.journal import Journal
 from atoll.server.journal.pruning import Stay
+from atoll.server.required.keep import Keep
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from atoll.server.rounds.events import (
     Effect,
     EndRun,
     Event,
+    FilesLost,
     Invite,
     MetricsComputed,
     PauseRun,
@@ -144,6 +145,10 @@ def _of_event(machine: RunMachine, event: Event) -> Iterator[str]:
             yield f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case DiskFree():
             yield "the coordinator's disk has room again: the run goes on, with its deadlines later by the wait"
+        case FilesLost(updates, versions, detail=detail):
+            lost = [count_of(len(updates), "accepted update")] * bool(updates)
+            lost += [f"version {', '.join(map(str, versions))}"] * bool(versions)
+            yield f"lost on the coordinator's disk: {' and '.join(lost)}: {detail[:LINE_MAX]}"
         case ClientLost(client_id, reason):
             yield f"{client_id} is lost: {reason}"
         case MetricsComputed(version, source) if machine.rules.best is not None and machine.rules.best.source == source:

@@ -124,7 +124,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("journal",),
         ("files", "identity"),
         ("folding", "programs", "transfers", "views"),
-        ("following", "ranks"),
+        ("following", "ranks", "required"),
         ("hosting",),
         ("backup", "services"),
         ("ports.py",),
