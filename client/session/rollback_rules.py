@@ -99,7 +99,7 @@ def _age(issued_us: int, now: float) -> float:
 
 def _older(request: ModelRequest, seen: Seen) -> str:
     """Return how a request is older than what was seen, or contradicts it; empty when it is not."""
-    version, again = _version(request), f"; {ACCEPT} allows it once"
+    version, again = _version(request), f"; `{ACCEPT} {request.run_id}` at this site allows it once"
     if isinstance(request, Invitation):
         if request.round_id < seen.round_id:
             return f"round {request.round_id} is older than round {seen.round_id}, which this site has seen{again}"
@@ -112,7 +112,7 @@ def _older(request: ModelRequest, seen: Seen) -> str:
     return ""
 
 
-ACCEPT = "`atoll site accept-rollback`"
+ACCEPT = "atoll site accept-rollback"
 """The command of this site's operator that allows a rollback; see docs/protocol.md."""
 
 

@@ -24,6 +24,12 @@ from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 
+WHY_MAX = 200
+"""Characters of the reason for which no session is open, as a notice has it."""
+
+OF_CLOCK = "the clock of site "
+"""The beginning of the sentence with which the coordinator refuses a site whose clock differs."""
+
 UNSENT_MAX = 100
 """Reports that wait for a connection; a newer one replaces the oldest."""
 
@@ -75,6 +81,13 @@ class CoordinatorConnection:
         self._is_hanging_up = False
         self._displaced, self._displaced_wait = Displaced(displaced_wait, random.SystemRandom()), 0.0
         self._complaint = ""
+        self.why = ""
+        """The end of the last session, or of the attempt to open one, while none is open."""
+
+    @property
+    def is_refused_for_clock(self) -> bool:
+        """Return whether the coordinator connects this site no longer because their clocks differ."""
+        return self.why.startswith(OF_CLOCK)
 
     @property
     def current(self) -> Link | None:
@@ -130,7 +143,7 @@ class CoordinatorConnection:
             if self._verifier is not None:
                 self._verifier.welcome(first)
             welcome = first.welcome
-            self._link, self._complaint, held_since = link, "", clock()
+            self._link, self._complaint, self.why, held_since = link, "", "", clock()
             rotating = self._spawn(link.connection.keep_fresh())
             self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
@@ -168,6 +181,7 @@ class CoordinatorConnection:
 
     async def _explain(self, end: StreamBroken) -> None:
         """Log why the session ended, as a warning once for each cause in a row."""
+        self.why = end.detail if end.detail.startswith(OF_CLOCK) else str(end)[:WHY_MAX]
         if end.is_displaced:
             wait = self._displaced_wait = self._displaced.next_wait()
             level = logging.WARNING if self._displaced.is_news else logging.DEBUG

@@ -61,6 +61,11 @@ class Enrolments:
         return self._signer.ca_pem
 
     @property
+    def cross_pem(self) -> bytes:
+        """The certificates with which older authorities vouch for newer ones (PEM); may be empty."""
+        return self._signer.cross_pem
+
+    @property
     def fingerprint(self) -> bytes:
         """The fingerprint of the authority, as join codes have it."""
         return fingerprint(read_certificates(self._signer.ca_pem)[0])

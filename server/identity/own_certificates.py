@@ -113,15 +113,16 @@ class OwnCertificates:
     async def _keep(self, keeper: Keeper) -> None:
         rng = random.Random()
         try:
-            await keep_renewed(keeper, self._renew(keeper), rng=rng, may_end=False)
+            await keep_renewed(keeper, self._renew(keeper), rng=rng)
         except (MembershipEnded, OSError) as error:
             logger.error("the certificate of %s is no longer renewed: %s", keeper.identity, error)
 
     def _renew(self, keeper: Keeper) -> Renew:
-        async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes]:
+        async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes, bytes]:
             try:
                 renewal = Renewal(keeper.current.certificate_pem, signature)
-                return await self._sign(request, keeper.identity, renewal), self._signer.ca_pem
+                pem = await self._sign(request, keeper.identity, renewal)
+                return pem, self._signer.ca_pem, self._signer.cross_pem
             except (AuthorityAway, NotSigned, CertificateError, DiskFull) as error:
                 raise NotRenewed(str(error)) from error
 

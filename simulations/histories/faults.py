@@ -76,6 +76,8 @@ class Faults:
     full_disk: Seconds = 15.0
     damaged_snapshots: float = 0.0
     """Damage to the newest snapshot in a crash."""
+    lost_files: float = 0.0
+    """Loss of accepted updates on the coordinator's disk in a crash, which its operator accepts."""
     spool_full: float = 0.0
     """Lack of room for a finished update in an agent's spool."""
     spool_damaged: float = 0.0
@@ -116,7 +118,7 @@ CUTS = ("cut_gap", "offline", "half_open", "partition_gap", "one_way", "arrives_
 MESSAGES = ("broken_by", "dropped", "delayed", "repeated", "overtakes")
 TRANSFERS = ("verdict_lost", "upload_cut", "upload_damaged", "upload_repeated", "download_fails", "download_damaged")
 AGENT_DIES = ("agent_crash_gap", "agent_crash_at_step", "leave_gap", "half_open", "worker_crashes", "worker_hangs")
-DISKS = ("slow_writes", "full_disk_gap", "damaged_snapshots", "spool_full", "spool_damaged")
+DISKS = ("slow_writes", "full_disk_gap", "damaged_snapshots", "lost_files", "spool_full", "spool_damaged")
 CLOCKS = ("clock_jumps", "suspend_gap", "lag")
 PRESETS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
@@ -198,4 +200,5 @@ def _random_faults(rng: random.Random) -> Faults:
         approval=rng.choice([10.0, 60.0, 300.0]),  # new ones come last, so that a seed's other draws did not change
         absence_gap=maybe(0.15, 60.0, 300.0),
         absence=rng.choice([600.0, 3600.0, 10800.0]),
+        lost_files=maybe(0.4, 0.5, 1.0),
     )

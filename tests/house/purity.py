@@ -34,6 +34,8 @@ PURE: dict[str, frozenset[str]] = {
     "client/policy/small_cells.py": NOTHING,
     "client/session": NOTHING,
     "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
+    "protocol/notices/book.py": frozenset({"atoll.protocol.notices.notice"}),
+    "protocol/notices/notice.py": NOTHING,
     "protocol/identity/names.py": frozenset({"re"}),
     "aggregation/printable.py": frozenset({"difflib"}),
     "protocol/wire/mesh_use.py": NOTHING,
@@ -45,6 +47,7 @@ PURE: dict[str, frozenset[str]] = {
     "server/following/follower.py": frozenset({"atoll.server.views.sentences"}),  # pure, but for `json`
     "server/following/items.py": NOTHING,
     "server/views/narration.py": NOTHING,
+    "server/views/notices.py": frozenset({"atoll.protocol.identity.clock_hint", "atoll.server.identity.register"}),
     "server/backup/contents.py": frozenset({"pydantic", "re"}),
     "server/exchanges": NOTHING,
     "server/identity/rules.py": NOTHING,
