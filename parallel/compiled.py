@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 
-def in_place(model: Any) -> Any:
+def in_place(model: nn.Module) -> nn.Module:
     """Return a model whose compiled modules are compiled in place: the same modules and products, other names.
 
     A wrapper with hooks of its own stays, as its module would not call them.
@@ -22,7 +22,8 @@ def in_place(model: Any) -> Any:
         if not _is_wrapper(parent):
             for name, child in parent._modules.items():
                 parent._modules[name] = _unwrapped(child)
-    return _unwrapped(model)
+    found: nn.Module = _unwrapped(model)
+    return found
 
 
 def _unwrapped(module: Any) -> Any:
