@@ -65,6 +65,8 @@ class Faults:
     upload_repeated: float = 0.0
     download_fails: float = 0.0
     download_damaged: float = 0.0
+    slow_line: float = 0.0
+    """Share of the clients whose uploads take many leases, while no heartbeat comes through."""
 
     # ------------------------------------------------------------ disks
 
@@ -89,6 +91,10 @@ class Faults:
     suspend_gap: Seconds = 0.0
     """Sleep of a client's machine, whose monotonic clock stands still."""
     suspend: Seconds = 30.0
+    clock_gap: Seconds = 0.0
+    """Jump, drift or stop of the wall clock of a running machine, the coordinator's or a client's."""
+    clock_wrong: Seconds = 300.0
+    """Mean time until such a clock is set right."""
     lag: Seconds = 0.0
     """Maximum delay of a wake-up for a deadline."""
 
@@ -114,10 +120,13 @@ class Faults:
 COORDINATOR_DIES = ("coordinator_crashes", "crash_at_step")
 CUTS = ("cut_gap", "offline", "half_open", "partition_gap", "one_way", "arrives_after_the_end", "absence_gap")
 MESSAGES = ("broken_by", "dropped", "delayed", "repeated", "overtakes")
-TRANSFERS = ("verdict_lost", "upload_cut", "upload_damaged", "upload_repeated", "download_fails", "download_damaged")
+TRANSFERS = (
+    *("verdict_lost", "upload_cut", "upload_damaged", "upload_repeated", "download_fails", "download_damaged"),
+    "slow_line",
+)
 AGENT_DIES = ("agent_crash_gap", "agent_crash_at_step", "leave_gap", "half_open", "worker_crashes", "worker_hangs")
 DISKS = ("slow_writes", "full_disk_gap", "damaged_snapshots", "spool_full", "spool_damaged")
-CLOCKS = ("clock_jumps", "suspend_gap", "lag")
+CLOCKS = ("clock_jumps", "clock_gap", "suspend_gap", "lag")
 PRESETS: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
     "network": frozenset((*CUTS, *MESSAGES, *TRANSFERS)),
@@ -198,4 +207,7 @@ def _random_faults(rng: random.Random) -> Faults:
         approval=rng.choice([10.0, 60.0, 300.0]),  # new ones come last, so that a seed's other draws did not change
         absence_gap=maybe(0.15, 60.0, 300.0),
         absence=rng.choice([600.0, 3600.0, 10800.0]),
+        clock_gap=maybe(0.25, 60.0, 300.0, 2000.0),
+        clock_wrong=rng.choice([30.0, 300.0, 3000.0]),
+        slow_line=maybe(0.2, 0.3, 1.0),
     )

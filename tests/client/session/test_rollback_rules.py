@@ -131,6 +131,21 @@ def test_the_time_on_the_way_is_over_and_a_clock_that_is_behind_makes_none(age, 
     assert timed(released, int(NOW * 1e6), NOW + age) is released
 
 
+@pytest.mark.parametrize("ahead", [-280.0, -60.0, 60.0, 280.0])
+def test_a_difference_of_the_clocks_is_no_time_on_the_way(ahead):
+    """The Welcome shows the difference, which an operator may not even notice: up to five minutes are allowed."""
+    issued, now = int(NOW * 1e6), NOW + ahead + 2.0  # two seconds on the way
+    assert isinstance(judge(invite(1, time_left=3.0), issued, Seen(), now, ahead=ahead), Seen)
+    assert judge(invite(1, time_left=2.0), issued, Seen(), now, ahead=ahead).reason is FailureReason.OUT_OF_TIME
+    assert timed(invite(1), issued, now, ahead=ahead).request.time_left == pytest.approx(28.0)
+
+
+def test_a_message_that_a_clock_set_back_makes_older_waits_for_the_clock_and_fails_nothing():
+    seen = judge(invite(1), int((NOW + 100) * 1e6), Seen(), NOW)
+    refused = judge(invite(2), int(NOW * 1e6), seen, NOW)
+    assert refused.reason is FailureReason.CLOCK_SKEW
+
+
 def test_refused_leaves_no_trace():
     seen = judged(invite(2, 1, D1))
     judge(invite(1), int(NOW * 1e6) + 5_000_000, seen, NOW)
