@@ -15,12 +15,12 @@ from pathlib import Path
 
 from atoll.protocol.identity.clock_hint import instant, span
 
-SET_BACK_MAX_S = 360.0
+SET_BACK_MAX_S = 600.0
 """Largest step back of the true clock that signatures do not follow [s]: their instants count on from the last one
-until the clock has caught up. A site takes a message of up to 300 s ago, hence would take a step that is followed, and
-is not longer than that, for a replay; the rest is for a site's clock that differs. After a longer step, signatures
-follow the clock at once; sites forget the instants that no right clock can have shown
-(`client/session/rollback_rules.py`)."""
+until the clock has caught up. A site takes messages within 300 s of its clock. One that took the last instant would take
+a shorter step, if signatures followed it, for a replay; after a longer one it refuses both. So signatures follow a
+longer step at once: the sites' clocks were not those of before, or are set, too. Sites forget instants that no right
+clock can have shown (`client/session/rollback_rules.py`)."""
 START_MAX_S = 120.0
 """Largest difference between the true clock and what it should show at a start [s]."""
 JUMP_S = 5.0

@@ -680,7 +680,7 @@ PLANTED = (
     Mutant(
         "signatures follow a short step back",
         CLOCK,
-        "SET_BACK_MAX_S = 360.0",
+        "SET_BACK_MAX_S = 600.0",
         "SET_BACK_MAX_S = 100.0",
         "sites take the messages of a coordinator whose clock was set back a little for replays",
     ),

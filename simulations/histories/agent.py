@@ -11,9 +11,9 @@ from atoll.client.session.events import (
     Disconnected,
     Download,
     Effect,
+    EvaluationRequest,
     Event,
     Extend,
-    EvaluationRequest,
     Forbidden,
     Invitation,
     JobFailed,
@@ -41,10 +41,9 @@ from atoll.simulations.histories.scheduling import World
 from atoll.simulations.histories.wall_clocks import WallClock
 from atoll.simulations.histories.worker import Worker
 
-
 CLOCK_ERROR_S = 60.0
-"""Largest error of a site's clock with which it never takes a new message for an old one, whatever the coordinator's
-clock does [s]."""
+"""Largest error of a site's clock with which it never takes a new message for an old one, also when the coordinator's
+clock goes wrong and is set right [s]; one that does so twice may show an instant three times."""
 
 
 class SimulatedAgent:
@@ -63,7 +62,9 @@ class SimulatedAgent:
         self.faults: dict[Digest, RejectReason | None] = {}
         self.num_sessions = 0
         self.wall = WallClock(world, random.Random(f"wall clock {world.history.seed} {client_id}"))
-        self.is_slow = random.Random(f"line {world.history.seed} {client_id}").random() < world.scenario.faults.slow_line
+        self.is_slow = (
+            random.Random(f"line {world.history.seed} {client_id}").random() < world.scenario.faults.slow_line
+        )
         self.seen = Seen()
         self._ahead = 0.0  # its wall clock less the coordinator's when they connected [s]
         self._parts_rng = random.Random(f"parts {world.history.seed} {client_id}")
@@ -199,7 +200,8 @@ class SimulatedAgent:
             return None
         if judged.reason is FailureReason.REPLAYED and self.world.scenario.faults.overtakes:
             return None
-        if judged.reason in (FailureReason.REPLAYED, FailureReason.ROLLBACK) and self.wall.worst < CLOCK_ERROR_S:
+        is_right = self.wall.worst < CLOCK_ERROR_S and self.coordinator.wall.times_wrong <= 1
+        if judged.reason in (FailureReason.REPLAYED, FailureReason.ROLLBACK) and is_right:
             self.world.fail(f"{self.client_id} refuses a new message: {judged.reason}: {judged.detail}")
         return judged
 

@@ -50,8 +50,8 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.histories.control_streams import RUN, ControlStreams
 from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
-from atoll.simulations.histories.network import StreamAgent
 from atoll.simulations.histories.history import Acknowledged, Restart, Step
+from atoll.simulations.histories.network import StreamAgent
 from atoll.simulations.histories.parts import KeptParts
 from atoll.simulations.histories.scenario import TASK
 from atoll.simulations.histories.scheduling import World

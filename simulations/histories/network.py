@@ -80,6 +80,8 @@ class StreamServer(Endpoint, Protocol):
     """The coordinator's end of a control stream."""
 
     is_up: bool
+    wall: WallClock
+    """The clock of the coordinator's machine."""
 
     @property
     def streams(self) -> Streams:

@@ -15,6 +15,7 @@ class WallClock:
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
+        self.times_wrong = 0
         self._error = self._rate = self._since = self._worst = 0.0
 
     def now(self) -> float:
@@ -43,6 +44,7 @@ class WallClock:
 
     def go_wrong(self) -> str:
         """Let the clock go wrong in a drawn way; return the words for it."""
+        self.times_wrong += 1
         if self._rng.random() < 0.5:
             by = self._rng.choice((-1, 1)) * self._rng.choice(JUMPS_S) * self._rng.uniform(0.8, 1.0)
             self.set(self.error + by, self._rate)
